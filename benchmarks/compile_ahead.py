@@ -22,17 +22,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_backend.kernels import (
-    decode_rows,
+from gpu_backend.kernels.layout import decode_rows
+from gpu_backend.kernels.layout.paged import MAX_SPLITS, PagedLayout, PagedLayouts
+from gpu_backend.kernels.triton_ops import (
     decoding,
-    few_rows,
     fused,
     logprobs,
     paged_attention,
     quantized_linear,
     sampling,
+    small_batch,
 )
-from gpu_backend.kernels.layout import MAX_SPLITS, PagedLayout, PagedLayouts
 
 TARGET = GPUTarget("cuda", 90, 32)
 MOST_SHARED = 227 * 1024  # bytes that one program may have, compute capability 9.0
@@ -297,7 +297,7 @@ def _products() -> Iterator[Variant]:
             name = f"product, {kind}, tiles of {shape.rows} rows"
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
     types = dict.fromkeys(("x", "residual", "norm", "weight", "bias", "out", "summed"), "*bf16") | {"eps": "fp32"}
-    warps = few_rows.WARPS
+    warps = small_batch.WARPS
     for count, name, inputs, weight in (
         (1, "after a norm", 4096, "bf16"), (2, "after a norm", 4096, "bf16"), (4, "after a norm", 4096, "bf16"),
         (1, "after SiLU", 14336, "bf16"), (4, "after SiLU", 14336, "bf16"), (1, "after a norm", 4096, "fp8e4nv"),
@@ -305,12 +305,12 @@ def _products() -> Iterator[Variant]:
     ):  # fmt: skip
         normed = name == "after a norm"
         constants = {
-            "INPUTS": inputs, "ROWS": count, "COLUMNS": few_rows.COLUMNS, "DEPTH": 32 * warps * 8, "EACH": 8,
+            "INPUTS": inputs, "ROWS": count, "COLUMNS": small_batch.COLUMNS, "DEPTH": 32 * warps * 8, "EACH": 8,
             "NORMED": normed, "ADDS": normed, "GATED": not normed, "SCALED": weight != "bf16", "BIASED": False,
         }  # fmt: skip
         own = types | {"weight": f"*{weight}", "scales": "*fp32"}
         kind = "" if weight == "bf16" else ", float8" if weight == "fp8e4nv" else ", int8"
-        yield Variant(f"product {name}{kind}, {count} rows", few_rows.few_rows_kernel, own, constants, warps)
+        yield Variant(f"product {name}{kind}, {count} rows", small_batch.few_rows_kernel, own, constants, warps)
     types = {"x": "*bf16", "weight": "*fp8e4nv", "bias": "*bf16", "part": "*bf16", "scales": "*fp32"}
     shape = quantized_linear.product_shape(1, batch_invariant=True)
     constants = {

@@ -25,7 +25,7 @@ from benchmarks.engine import Bench, guarded, run_rows, warm
 from benchmarks.engine_table import RESULTS, Row
 from benchmarks.roofline import LARGE, SHAPES, TINY_SHAPES, Request, shared_workload
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.runner import Runner
+from gpu_backend.execution.runner import Runner
 
 MODEL = "Llama-3.1-8B"
 ALL_SECONDS = 1500.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_backend.engine.ceilings import Ceilings
+from gpu_backend.hardware.peaks import Ceilings
 
 RESULTS = Path(__file__).parent / "results"
 

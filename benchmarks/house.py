@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
-from gateway.processes import descendants_of, free_port, last_lines, spawn, stop
+from gateway.dev.embedded import EmbeddedPostgres, EmbeddedValkey
+from gateway.run.processes import descendants_of, free_port, last_lines, spawn, stop
 
 PROCESS_CPU = 2  # clock_getcpuclockid(3): a process's clock of nanoseconds, where /proc has ticks of 10 ms
 ADMIN_KEY = "tgadmin-of-no-account-beyond-a-benchmark"

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from benchmarks.ledger import make_calls
 from benchmarks.ledger_server import cpu_of, postgres_on_disk, show
-from billing.flusher import Flusher
-from billing.journal import Journal
-from billing.records import Status
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.embedded.postgres import EmbeddedPostgres
+from billing.core.records import Status
+from billing.journal.journal import Journal
+from billing.upkeep.flusher import Flusher
+from gateway.core.clock import Clock
+from gateway.dev.embedded.postgres import EmbeddedPostgres
+from gateway.storage.database import Database
 
 CALLS = {10: 300, 90: 1800, 360: 3600, 1000: 5000}  # in one flush -> in a round
 HEADER = "| calls in a flush | opened | closed | flushed | Postgres | together |\n| --- | --- | --- | --- | --- | --- |"

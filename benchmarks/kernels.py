@@ -113,8 +113,8 @@ def _guarded(case: Case, ceilings: Both, device: torch.device) -> Row:
 
 def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
     from gpu_backend.kernels import ops
-    from gpu_backend.kernels.layout import PagedLayouts, invariant_split
-    from gpu_backend.kernels.quantized_kv import scales_from
+    from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
+    from gpu_backend.kernels.layout.quantized_kv import scales_from
 
     heads, kv_heads, dim, dtype = config.num_heads, config.num_kv_heads, config.head_dim, _dtype(tiny)
     processors = 132 if tiny else torch.cuda.get_device_properties(device).multi_processor_count
@@ -136,7 +136,7 @@ def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool
 
         def attend(query: Tensor = query, cache: Tensor = cache, where: Any = where, scales: Any = None) -> object:
             if tiny:
-                from gpu_backend.kernels.paged_attention import paged_attention
+                from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 
                 return [paged_attention(query[part.rows], cache, part, dim**-0.5, 0, scales) for part in where]
             return ops.paged_attention(query, cache, where, dim**-0.5, 0, scales)
@@ -162,7 +162,7 @@ def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool
 
 
 def _between_products(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
-    from gpu_backend.kernels import fused
+    from gpu_backend.kernels.triton_ops import fused
 
     heads, kv_heads, dim, dtype = config.num_heads, config.num_kv_heads, config.head_dim, _dtype(tiny)
     for tokens in (3,) if tiny else (1, 256, 8192):
@@ -189,7 +189,8 @@ def _between_products(model: str, config: ModelConfig, device: torch.device, tin
 
 
 def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
-    from gpu_backend.kernels import few_rows, fused, ops, quantized_linear
+    from gpu_backend.kernels import ops
+    from gpu_backend.kernels.triton_ops import fused, quantized_linear, small_batch
     from gpu_backend.models.quantization import quantize
 
     outputs, inputs, dtype = 2 * config.intermediate_size, config.hidden_size, _dtype(tiny)
@@ -211,7 +212,7 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
             yield Case(
                 "norm and product, few rows",
                 shape,
-                lambda x=x, norm=norm: few_rows.norm_linear(x, x, norm, 1e-6, weight, None),
+                lambda x=x, norm=norm: small_batch.norm_linear(x, x, norm, 1e-6, weight, None),
                 weight.nbytes + ends,
                 flops,
             )
@@ -235,10 +236,10 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
 
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
-    from gpu_backend.engine.plan import SequenceStep
-    from gpu_backend.engine.sampling_params import SamplingParams
-    from gpu_backend.engine.wishes import wishes_of
-    from gpu_backend.kernels import logprobs, sampling
+    from gpu_backend.kernels.triton_ops import logprobs, sampling
+    from gpu_backend.sampling.sampling_tensors import wishes_of
+    from gpu_backend.step.plan import SequenceStep
+    from gpu_backend.step.sampling_params import SamplingParams
 
     filters = {"top_p": 0.9, "top_k": 50, "min_p": 0.02}
     asked: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "temperature": {}, "filters": filters}

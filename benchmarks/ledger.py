@@ -15,12 +15,12 @@ from pathlib import Path
 from sqlalchemy import text
 
 from benchmarks.ledger_server import cpu_of, postgres_on_disk, show
-from billing.flusher import BATCH, Flusher
-from billing.journal import Journal
-from billing.records import Attempt, Status, UsageRecord
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.embedded.postgres import EmbeddedPostgres
+from billing.core.records import Attempt, Status, UsageRecord
+from billing.journal.journal import Journal
+from billing.upkeep.flusher import BATCH, Flusher
+from gateway.core.clock import Clock
+from gateway.dev.embedded.postgres import EmbeddedPostgres
+from gateway.storage.database import Database
 
 SEED = 7
 ROUNDS = 3

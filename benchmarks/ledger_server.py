@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 import migrations
-from gateway.embedded.postgres import EmbeddedPostgres
+from gateway.dev.embedded.postgres import EmbeddedPostgres
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -23,13 +23,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Generate, NewTokens
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Generate, NewTokens
+from gpu_backend.step.sampling_params import SamplingParams
 
 # vocabulary, hidden, inner, layers, heads, key heads
 SHAPES = {"tiny": (1024, 64, 172, 2, 4, 2), "small": (4096, 256, 688, 4, 8, 4)}

@@ -19,19 +19,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.demo_model import CHECKPOINT
-from gpu_backend.engine.batch import Batch, build_batch
-from gpu_backend.engine.plan import SequenceStep, StepPlan
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.kernels.grouping import Grouping
-from gpu_backend.kernels.quantized_kv import KvScales, scales_from
+from gpu_backend.execution.runner import Runner
+from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.layers import Decoder, rounded
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint, LinearOptions
+from gpu_backend.step.batch import Batch, build_batch
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
+from tools.demo_training.lessons import DATA
 
 CPU = torch.device("cpu")
 TOKENS = 400
@@ -174,7 +175,7 @@ def text_tokens(count: int) -> tuple[int, ...]:
     """Return the beginning of a text of the demo model's own kind."""
     from tokenizers import Tokenizer
 
-    lessons = map(json.loads, (CHECKPOINT.parent / "data" / "engine.jsonl").read_text().splitlines())
+    lessons = map(json.loads, (DATA / "engine.jsonl").read_text().splitlines())
     text = "".join(f"<|user|>{it['questions'][0]}<|end|><|assistant|>{it['answer']}<|end|>" for it in lessons)
     return tuple(Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json")).encode(text).ids[:count])
 

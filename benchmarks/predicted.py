@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.driving import percentile
 from benchmarks.engine_rows import MODEL, PUBLISHED, PUBLISHED_SECONDS, RATES, paced_workload
 from benchmarks.roofline import DATASHEETS, LARGE, SHAPES, Request, least_seconds, shared_workload
-from gpu_backend.kernels.layout import choose_splits
+from gpu_backend.kernels.layout.paged import choose_splits
 from gpu_backend.kernels.ops import MOST_FEW_ROWS
 from gpu_backend.models.config import ModelConfig, parse_model_config
 

@@ -1,5 +1,5 @@
 # Do limits hold, is nobody refused who has headroom, and what does it cost? 500 callers at once in two processes, at
-# caps worth 100 requests, through billing.quotas against a real Postgres and a real Valkey.
+# caps worth 100 requests, through billing.quotas.quotas against a real Postgres and a real Valkey.
 #   python -m benchmarks.quotas [--rounds 5] [--calls 20000] [--quick]
 #
 # Overshoot and wrong refusals are exact. A round goes in phases: in each, every caller asks at once while what is used
@@ -26,8 +26,8 @@ import migrations
 from benchmarks.house import Server
 from benchmarks.quotas_callers import COST, TOKENS, Place, callers, key_of, tell
 from benchmarks.quotas_report import Cost, Outcome, write_report
-from billing.holds import LimitName, Limits, Scope
-from gateway.database import Database
+from billing.core.holds import LimitName, Limits, Scope
+from gateway.storage.database import Database
 from tests.support.limited import set_limits
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 

@@ -17,10 +17,10 @@ import uvloop
 from msgspec import Struct
 from redis.asyncio import Redis
 
-from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
-from billing.lease_store import TIGHT_CHANNEL
-from gateway.background import stop_all
-from gateway.database import Database
+from billing.core.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.quotas.lease_store import TIGHT_CHANNEL
+from gateway.core.background import stop_all
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.owners import Process, open_process
 

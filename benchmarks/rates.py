@@ -12,9 +12,9 @@ import time
 
 from redis.asyncio import Redis
 
-from billing.holds import HoldRequest, Leg, Limits, Scope
-from billing.rates import RateLimits
-from gateway.clock import Clock
+from billing.core.holds import HoldRequest, Leg, Limits, Scope
+from billing.quotas.rates import RateLimits
+from gateway.core.clock import Clock
 
 CASES = {
     "no limits": (Limits(), Limits()),

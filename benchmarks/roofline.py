@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_backend.engine.ceilings import Ceilings
+from gpu_backend.hardware.peaks import Ceilings
 from gpu_backend.models.config import ModelConfig, parse_model_config
 
 

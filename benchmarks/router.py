@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from billing.money import NanoDollars, to_nano
-from billing.prices import Price
+from billing.core.money import NanoDollars, to_nano
+from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
 from router import Ability, Catalog, Endpoint, ModelSpec, Wish, choose_route
-from router.abilities import InferenceRequest
-from router.catalog import AutoRoute
-from router.complexity import Complexity
-from router.targets import TargetHealth
-from router.thread import as_asked, turns_of
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.catalog import AutoRoute
+from router.catalog.targets import TargetHealth
+from router.complexity.classifier import Complexity
+from router.sticky import as_asked, turns_of
 
 SEED = 7
 QUALITY = 0.8

@@ -12,10 +12,10 @@ from pathlib import Path
 from string import ascii_lowercase
 from time import thread_time
 
-from gateway.safety.classifier import Classifier, readings
-from gateway.safety.hidden import hidden
-from gateway.safety.plain import plain
-from gateway.safety.rules import find_by_rules, holds_phrase
+from gateway.moderation.classifier.classifier import Classifier, readings
+from gateway.moderation.classifier.hidden import hidden
+from gateway.moderation.classifier.plain import plain
+from gateway.moderation.rules.rules import find_by_rules, holds_phrase
 
 SEED = 7
 ENGLISH = (

@@ -4,8 +4,8 @@
 #   python -m benchmarks.scale [--owners 50] [--teams 2000] [--keys 5] [--rate 400] [--seconds 20] [--quick]
 #
 # An owner is what a gateway process is to the stores: leases, rates, journal, flusher, sweeper and auditor, opened by
-# gateway.books with connections of its own, but for the HTTP. Two processes hold all of them (scale_owners.py), so that
-# a small machine measures the stores and not the starting of Python.
+# gateway.storage.books with connections of its own, but for the HTTP. Two processes hold all of them (scale_owners.py),
+# so that a small machine measures the stores and not the starting of Python.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks.gateway_report import RESULTS, cpu_name, output_of
 from benchmarks.house import Server
 from benchmarks.scale_owners import Place, keep_owners
 from benchmarks.scale_report import Load, Restart, report
-from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
+from gateway.dev.embedded import EmbeddedPostgres, EmbeddedValkey
 
 PROCESSES = 2
 CALM = 5.0  # seconds in which owners only say that they live

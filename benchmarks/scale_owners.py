@@ -18,12 +18,12 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
-from billing.records import Status
-from gateway.answering.account import Account
-from gateway.books import Books, open_books
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.core.holds import Hold, HoldRequest, Leg, Limits, Scope
+from billing.core.records import Status
+from gateway.calls.accounting import Account
+from gateway.core.clock import Clock
+from gateway.storage.books import Books, open_books
+from gateway.storage.database import Database
 from tests.support.factories import make_record
 from tests.support.house import settings_for
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import statistics
 import time
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Generate
+from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
+from gpu_backend.step.sampling_params import SamplingParams
 
 SEQUENCES = 256
 PROMPT = 512

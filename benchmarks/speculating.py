@@ -14,14 +14,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gpu_backend.engine import device_step, graphs
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.plan import SequenceStep
-from gpu_backend.engine.sampler import Sampled
-from gpu_backend.engine.sequence import Sequence as Reply
-from gpu_backend.engine.upload import upload
-from gpu_backend.kernels.decode_rows import FROM_TABLE, Requests
-from gpu_backend.kernels.wishes import Wishes
+from gpu_backend.execution import device_step, graphs
+from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, Requests
+from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.sampling.sampler import Sampled
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sequence import Sequence as Reply
 
 GUESSES = 4
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of guesses that hold if those before them do

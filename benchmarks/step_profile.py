@@ -28,8 +28,8 @@ from benchmarks.engine import warm
 from benchmarks.engine_table import RESULTS, write_whole
 from benchmarks.roofline import SHAPES, TINY_SHAPES, Request
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Abort, Generate
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.step.messages import Abort, Generate
+from gpu_backend.step.sampling_params import SamplingParams
 
 MODELS = ("Qwen3-0.6B", "Llama-3.1-8B")
 BATCHES = (1, 64, 256)

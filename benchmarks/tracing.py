@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
-from billing.records import Attempt, Status, UsageRecord
-from gateway.answering.call import Call
+from billing.core.records import Attempt, Status, UsageRecord
+from gateway.calls.call import Call
 from gateway.telemetry.trace_export import TraceExport
 from gateway.telemetry.tracing import Tracer
 

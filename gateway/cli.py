@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gateway.collector import put_off_collecting, spare_what_stays
 from gateway.config.paths import ConfigOption, find_config
-from gateway.lean_imports import import_leanly
+from gateway.run.gc_tuning import put_off_collecting, spare_what_stays
+from gateway.run.lean_imports import import_leanly
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.core.settings import Settings
 
 ADMIN_COMMANDS = frozenset({"teams", "keys", "owners", "batch", "usage"})
 
@@ -52,7 +52,7 @@ def dev(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready, nothing else")] = False,
 ) -> None:
     """Run everything on this machine: Postgres, Redis, the demo model, a worker and a gateway."""
-    from gateway.local.house import run_house
+    from gateway.dev.stack import run_house
 
     raise typer.Exit(run_house(port, data_dir, config, as_json))
 
@@ -68,8 +68,8 @@ def serve(
     """Run the gateway. SIGTERM drains it, a second one ends it at once; SIGHUP has the file read again."""
     import socket
 
-    from gateway import serving
-    from protocol.listening import open_socket
+    from gateway.run import serving
+    from protocol.serving.listening import open_socket
 
     put_off_collecting()
     path = find_config(config)
@@ -98,8 +98,8 @@ def work(
     metrics_host: Annotated[str, typer.Option(help="The address to show them on")] = "127.0.0.1",
 ) -> None:
     """Run a worker: batch work, and the chores of the house."""
-    from gateway.heartbeat import is_working
-    from protocol.listening import open_socket
+    from gateway.run.heartbeat import is_working
+    from protocol.serving.listening import open_socket
 
     put_off_collecting()
     path = find_config(config)
@@ -108,7 +108,7 @@ def work(
     if check:
         raise typer.Exit(int(not is_working(settings)))
     import_leanly()
-    from gateway.worker import run_worker
+    from gateway.run.worker import run_worker
 
     _check_schema(settings)
     metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
@@ -129,7 +129,7 @@ def migrate(
 ) -> None:
     """Bring the database's schema to this version."""
     settings = _load(find_config(config))
-    from gateway.migrating import IsNewer, TableInUse, migrate_when_reachable
+    from gateway.commands.migrate import IsNewer, TableInUse, migrate_when_reachable
     from migrations.running import StillRunning
 
     try:
@@ -150,7 +150,7 @@ def audit(
     ] = None,
 ) -> None:
     """Compare ledger, daily sums, leases and balances; print where they differ and exit 1."""
-    from gateway.audit_cli import run_audit
+    from gateway.commands.audit import run_audit
 
     raise typer.Exit(run_audit(_load(find_config(config)), date.date() if date is not None else None))
 
@@ -160,7 +160,7 @@ def journal(
     files: Annotated[list[Path], typer.Argument(help="Quarantined or kept files of DATA_DIR/journal, by their names")],
 ) -> None:
     """Print the calls of quarantined or kept journal files: how each ended, a line of JSON a call."""
-    from gateway.journal_cli import print_calls
+    from gateway.commands.journal import print_calls
 
     raise typer.Exit(print_calls(files))
 
@@ -177,7 +177,7 @@ def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) ->
 @app.command("complexity")
 def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
-    from router.complexity_cli import main as score_lines
+    from gateway.commands.complexity import main as score_lines
 
     score_lines(sys.stdin, sys.stdout)
 
@@ -185,7 +185,7 @@ def complexity() -> None:
 @app.command("moderate")
 def moderate() -> None:
     """Score texts: {"text"} a line in, {"flagged", "categories": {…: 0..1}} a line out."""
-    from gateway.safety.moderate_cli import main as moderate_lines
+    from gateway.commands.moderate import main as moderate_lines
 
     moderate_lines(sys.stdin, sys.stdout)
 
@@ -194,23 +194,23 @@ def _add_admin_commands(named: str | None = None) -> None:
     """Add the command ``named``, or all where it is none of them: each brings along what the others do not need."""
     added = ADMIN_COMMANDS & {named} or ADMIN_COMMANDS
     if "teams" in added:
-        from gateway.teams_cli import teams_app
+        from gateway.commands.teams import teams_app
 
         app.add_typer(teams_app, name="teams")
     if "keys" in added:
-        from gateway.keys_cli import keys_app
+        from gateway.commands.keys import keys_app
 
         app.add_typer(keys_app, name="keys")
     if "owners" in added:
-        from gateway.owners_cli import owners_app
+        from gateway.commands.owners import owners_app
 
         app.add_typer(owners_app, name="owners")
     if "batch" in added:
-        from gateway.batch_cli import batch_app
+        from gateway.commands.batch import batch_app
 
         app.add_typer(batch_app, name="batch")
     if "usage" in added:
-        from gateway.usage_cli import usage_command
+        from gateway.commands.usage import usage_command
 
         app.command("usage")(usage_command)
 
@@ -230,7 +230,7 @@ def _hold_hangups() -> None:
 
 
 def _check_schema(settings: Settings) -> None:
-    from gateway.schema import schema_fault
+    from gateway.storage.schema import schema_fault
 
     if (fault := schema_fault(settings.database_url)) is not None:
         _fail(fault)

@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import (
+from gpu_backend.server.checkpoint.model_registry import ModelVersion, find_version
+from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer
+from gpu_backend.server.serving import die_with_parent, serve
+from gpu_backend.server.settings import FrontSettings
+from gpu_backend.step.config import (
     DEVICES,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -20,11 +24,7 @@ from gpu_backend.config import (
     SPECULATIVE_METHODS,
     EngineConfig,
 )
-from gpu_backend.engine.cost import read_step_cost
-from gpu_backend.server.model_registry import ModelVersion, find_version
-from gpu_backend.server.model_source import fetch_model, fetch_tokenizer
-from gpu_backend.server.serving import die_with_parent, serve
-from gpu_backend.server.settings import FrontSettings
+from gpu_backend.step.cost import read_step_cost
 
 SECRET = "TOLLGATE_ENGINE_SECRET"
 MOST_GIB = 2**20  # no host has a pebibyte

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from billing.store_errors import drop_values
+from billing.core.store_errors import drop_values
 from migrations.service_role import grant_to_service
 
 __all__ = ["downgrade", "upgrade"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import text
 
-import gateway.tables  # noqa: F401  (registers its tables)
-from billing.tables import metadata
+import gateway.storage.tables  # noqa: F401  (registers its tables)
+from billing.ledger.tables import metadata
 
 LOCK = 0x746F6C6C  # "toll": an advisory lock's number, ours by custom
 # While a change waits for its table, all others wait behind it: it gives up soon, and `tollgate migrate` tries again.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from billing.partitions import LOCK
-from billing.tables import metadata
+from billing.ledger.partitions import LOCK
+from billing.ledger.tables import metadata
 
 SERVICE_ROLE = "tollgate_service"
 ADDED_TO_ALONE = ("usage_records", "corrections", "audit_log")

@@ -1,9 +1,9 @@
 # Which model answers; no network, no database.
 
-from router.catalog import Catalog
+from router.catalog.catalog import Catalog
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Ability, Endpoint, ModelSpec, Route, Target, TargetHealth, Tier
 from router.choose import choose_route
-from router.targets import Ability, Endpoint, ModelSpec, Route, Target, TargetHealth, Tier
-from router.wish import Wish
 
 __all__ = [
     "Ability",

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from billing.prices import cost_of
+from billing.core.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
-from router.abilities import InferenceRequest
-from router.catalog import AutoRoute, Catalog
-from router.errors import ContextTooShort, ModelNotAllowed, UnknownModel
-from router.fitting import can_serve, explain_refusal, is_smaller, needs_of
-from router.order import Health, by_cost, by_preference, expected_usage, unavailable_last
-from router.targets import ModelSpec, Route, Tier
-from router.thread import Score, judge
-from router.wish import Wish
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.catalog import AutoRoute, Catalog
+from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
+from router.catalog.routing_options import Wish
+from router.catalog.targets import ModelSpec, Route, Tier
+from router.eligibility import can_serve, explain_refusal, is_smaller, needs_of
+from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
+from router.sticky import Score, judge
 
 
 def choose_route(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from router.targets import Target
+from router.catalog.targets import Target
 
 MOST_LOAD = 1.25  # of the mean, beyond which a replica is passed by
 

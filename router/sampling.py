@@ -6,12 +6,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from protocol.embeddings import EmbeddingRequest
-from router.abilities import InferenceRequest
-from router.catalog import AutoRoute, Catalog
-from router.fitting import can_serve, needs_of
-from router.targets import Route
-from router.thread import Score
-from router.wish import Wish
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.catalog import AutoRoute, Catalog
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Route
+from router.eligibility import can_serve, needs_of
+from router.sticky import Score
 
 ONE_IN = 32  # calls; a power of two up to 256
 

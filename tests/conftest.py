@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database import Database
+from gateway.storage.database import Database
 from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.databases import Databases

@@ -10,15 +10,15 @@ import structlog
 from sqlalchemy import delete, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import estimated_completion
 from gateway.batch.file_store import read_chunk
 from gateway.batch.intake import Intake, read_lines
 from gateway.batch.shapes import Fault, Item
 from gateway.batch.store import add_items, begin_batch, fail_batch
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.tables import batch_items
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
+from gateway.storage.tables import batch_items
 
 GROUP = 500  # items in one COPY
 GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about

@@ -11,12 +11,12 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger import insert_records
-from billing.records import UsageRecord
+from billing.core.records import UsageRecord
+from billing.ledger.ledger import insert_records
 from gateway.batch.claims import STILL_OURS, Claim
 from gateway.batch.results import error_of, response_of
 from gateway.batch.store import end_batch
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 from protocol.errors import ServiceError
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.turns import SHARES, Waiting
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 
 UNKNOWN_RATE = 1.0  # requests a second, while no batch has shown one
 SAFE = 0.7  # of the time that is left, which a batch may be expected to need before it is hurried

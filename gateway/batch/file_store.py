@@ -12,8 +12,8 @@ from msgspec import Struct
 from sqlalchemy import Table, delete, func, insert, literal, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.database import Database
-from gateway.tables import file_chunks, files
+from gateway.storage.database import Database
+from gateway.storage.tables import file_chunks, files
 from protocol.errors import BadRequest, NotFound
 
 CHUNK = 512 * 1024  # bytes

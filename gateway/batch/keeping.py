@@ -8,8 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.store import Batch
-from gateway.clock import Clock
-from gateway.errors import Gone
+from gateway.core.clock import Clock
+from gateway.core.errors import Gone
 
 
 async def check_kept(connection: AsyncConnection, clock: Clock, batch: Batch, keep: float) -> None:

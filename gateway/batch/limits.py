@@ -7,8 +7,8 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.errors import BatchQueueFull, StorageFull
-from gateway.settings import BatchLimits
+from gateway.core.errors import BatchQueueFull, StorageFull
+from gateway.core.settings import BatchLimits
 
 BYTES_PER_TOKEN = 4  # of input, about: English prose; what is counted must be known before anything is read
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import text
 
-from gateway.database import Database
+from gateway.storage.database import Database
 
 PAGE = 200  # items in one transaction
 PAGE_BYTES = 4 * 1024 * 1024  # of responses in one page, about

@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.batch.file_store import check_seen, new_file_id
 from gateway.batch.results import LINE
 from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
-from gateway.callbacks.outbox import enqueue
-from gateway.callbacks.signing import Event
-from gateway.clock import Clock
-from gateway.tables import batch_items, batches, files
+from gateway.core.clock import Clock
+from gateway.outbox.signing import Event
+from gateway.outbox.store import enqueue
+from gateway.storage.tables import batch_items, batches, files
 from protocol.errors import NotFound
 
 COLUMNS = ("batch_id", "position", "custom_id", "body", "status")

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.batch.claims import CLAIMED, IS_DUE, LEASE, LOSSES, RUNS, SUSPECT_AFTER, Claim, claim_of
 from gateway.batch.endings import Ended
 from gateway.batch.results import error_of
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 
 MOST_ALONE = 3  # losses of an item that ran alone
 

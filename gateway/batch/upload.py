@@ -9,8 +9,8 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from gateway.batch.file_store import CHUNK, FileRecord, add_chunk, begin_file, drop_file, end_file
 from gateway.batch.limits import check_storage, lock_limits
 from gateway.batch.shapes import LARGEST_FILE
-from gateway.database import Database
-from gateway.settings import BatchLimits
+from gateway.core.settings import BatchLimits
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, ServiceError, TooLarge, invalid_value
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file

@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from gateway.admin_views import cost_view, moment
+from gateway.accounts.serializers import cost_view, moment
 from gateway.batch.estimate import LEAST_SEEN
 from gateway.batch.file_store import FileRecord
 from gateway.batch.store import Batch

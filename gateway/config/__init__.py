@@ -1,1 +1,1 @@
-# tollgate.yaml: read into Settings, or refused with everything that is wrong with it.
+# tollgate.yaml: read into settings, or refused with everything that is wrong with it.

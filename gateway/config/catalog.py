@@ -26,9 +26,9 @@ from gateway.config.readers import (
     url,
 )
 from gateway.config.tree import Fault, Node, Section
-from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from router.catalog import AutoRoute
-from router.targets import Endpoint, ModelSpec
+from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
+from router.catalog.catalog import AutoRoute
+from router.catalog.targets import Endpoint, ModelSpec
 
 T = TypeVar("T")
 Format = Literal["openai", "anthropic"]

@@ -31,8 +31,8 @@ from gateway.config.readers import (
 )
 from gateway.config.safety import read_safety
 from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_file, tree_of
-from gateway.keys import KEY_PREFIX
-from gateway.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Settings, Tracing
+from gateway.core.keys import KEY_PREFIX
+from gateway.core.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Settings, Tracing
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gateway.config.catalog import Catalogue
-from gateway.settings import LeftOut
-from router.catalog import AutoRoute
+from gateway.core.settings import LeftOut
+from router.catalog.catalog import AutoRoute
 
 
 def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:

@@ -11,18 +11,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from billing.money import NanoDollars
-from billing.prices import Price, PriceStep
-from gateway.claude_models import rules_of
+from billing.core.money import NanoDollars
+from billing.core.prices import Price, PriceStep
 from gateway.config.fields import Faults, Fields, Read, complain, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config.tree import Fault, Node, join
-from gateway.known_outputs import longest_output
-from gateway.listed_models import ListedModel, NoPrice
-from gateway.price_library import listed_model
-from gateway.settings import ProviderSettings
-from router.targets import Ability, ModelSpec, Tier
-from router.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
+from gateway.core.settings import ProviderSettings
+from gateway.model_facts.claude_models import rules_of
+from gateway.model_facts.known_outputs import longest_output
+from gateway.model_facts.listed_models import ListedModel, NoPrice
+from gateway.model_facts.price_library import listed_model
+from router.catalog.targets import Ability, ModelSpec, Tier
+from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384

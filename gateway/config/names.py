@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from billing.money import to_nano
+from billing.core.money import to_nano
 from gateway.config.fields import Faults, Fields, Read, complain, meant
 from gateway.config.models import name_in, name_of
 from gateway.config.readers import dollars, list_of, number, switch, text
 from gateway.config.tree import Node
-from router.catalog import AutoRoute, HeldBack
-from router.targets import Ability, ModelSpec
+from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.targets import Ability, ModelSpec
 
 KINDS = {Ability.CHAT, Ability.COMPLETIONS, Ability.EMBEDDINGS}  # of requests: each needs one of these
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.config.fields import Faults, complain
 from gateway.config.readers import duration, integer, list_of, one_of, secret, struct_of, switch, text, url
 from gateway.config.tree import Node
-from gateway.safety.plain import visible
-from gateway.safety.policy import NAMES
-from gateway.settings import AbuseSettings, CheckerSettings, Level, Safety
+from gateway.core.settings import AbuseSettings, CheckerSettings, Level, Safety
+from gateway.moderation.classifier.plain import visible
+from gateway.moderation.rules.policy import NAMES
 
 _LEVEL = one_of("block", "flag", "off")
 _ABUSE = struct_of(AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration})

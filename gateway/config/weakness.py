@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 
-from gateway.callbacks.addresses import METADATA, SPECIAL
+from gateway.egress.addresses import METADATA, SPECIAL
 
 LEAST_LENGTH = 20  # characters: 80 bits even in hexadecimal
 LEAST_DIFFERENT = 8  # characters: a text of dice that is long enough has more

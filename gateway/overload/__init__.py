@@ -1,1 +1,1 @@
-# What happens when every target is busy: fair turns in bounded queues, then an honest refusal.
+# Slots of targets, fair queues before them, memory for long bodies. Pure.

@@ -1,1 +1,1 @@
-# What operators see: logs, metrics.
+# Logs, metrics and traces.

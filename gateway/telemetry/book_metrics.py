@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.telemetry.meters import Meters, Rises
 
 if TYPE_CHECKING:
-    from gateway.books import Books
+    from gateway.storage.books import Books
 
 
 class BookMetrics:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from billing.records import UsageRecord
-from gateway.access import Caller
-from gateway.answering.call import Call
-from gateway.answering.hooks import ReplyHook
-from gateway.providers.errors import UpstreamFailure
+from billing.core.records import UsageRecord
+from gateway.calls.call import Call
+from gateway.calls.hooks import ReplyHook
+from gateway.core.principals import Caller
 from gateway.telemetry.book_metrics import BookMetrics
 from gateway.telemetry.meters import Meters, counter_of, histogram_of
 from gateway.telemetry.target_metrics import TargetMetrics
+from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import ServiceError
-from router.targets import Target
+from router.catalog.targets import Target
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 OVERHEAD = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)

@@ -11,13 +11,13 @@ from typing import Any
 import structlog
 from litestar.connection import ASGIConnection
 
-from gateway.access import Admin, Caller
-from gateway.auth import read_key
-from gateway.keys import KEY_PREFIX, shown_prefix
-from gateway.providers.errors import UpstreamFailure
+from gateway.accounts.auth import read_key
+from gateway.core.keys import KEY_PREFIX, shown_prefix
+from gateway.core.principals import Admin, Caller
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import ServiceError
-from router.catalog import Catalog
+from router.catalog.catalog import Catalog
 
 ALIKE = 5  # lines a second of one team, key and code
 IN_ALL = 100  # lines a second of this process

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from gateway.overload.turns import Room
-from gateway.resilience.breaker import State
-from gateway.resilience.breakers import Breakers
-from gateway.resilience.retry import RetryBudgets
+from gateway.overload.slots import Room
 from gateway.telemetry.meters import Levels, Meters, Rises
+from gateway.upstreams.resilience.breaker import State
+from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.retry import RetryBudgets
 
 STATES = (State.CLOSED, State.HALF_OPEN, State.OPEN)  # as tollgate_breaker_state counts them
 

@@ -14,11 +14,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes, AttributeValue
 
-from billing.money import to_text
-from billing.records import CHARGED, UsageRecord
-from gateway.answering.call import Call
-from gateway.answering.hooks import ReplyHook
-from router.targets import Target
+from billing.core.money import to_text
+from billing.core.records import CHARGED, UsageRecord
+from gateway.calls.call import Call
+from gateway.calls.hooks import ReplyHook
+from router.catalog.targets import Target
 
 if TYPE_CHECKING:
     from gateway.telemetry.trace_export import TraceExport

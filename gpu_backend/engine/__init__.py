@@ -1,0 +1,1 @@
+# The step loop and the process that owns the device.

@@ -19,8 +19,8 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
         signal.signal(name, signal.SIG_IGN)
     config = pickle.load(sys.stdin.buffer)  # from the process that started this one
     import_torch()
-    from gpu_backend.engine.ranks import Ranks
-    from gpu_backend.engine.runner import Runner
+    from gpu_backend.execution.ranks import Ranks
+    from gpu_backend.execution.runner import Runner
 
     ranks = Ranks(rank, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
     runner = Runner(config, load_model_config(config.folder), ranks)

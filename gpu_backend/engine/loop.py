@@ -9,13 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.acceptor import Acceptor
-from gpu_backend.engine.arrival import refuse_on_arrival
-from gpu_backend.engine.blocks import BlockManager
-from gpu_backend.engine.grammar_queue import GrammarQueue
-from gpu_backend.engine.load import LoadMeter
-from gpu_backend.engine.messages import (
+from gpu_backend.engine.output_processor import Acceptor
+from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.kv_cache.prefix_hashes import shared_hashes
+from gpu_backend.scheduling.arrival import refuse_on_arrival
+from gpu_backend.scheduling.grammar_queue import GrammarQueue
+from gpu_backend.scheduling.load import LoadMeter
+from gpu_backend.scheduling.scheduler import Scheduler
+from gpu_backend.scheduling.swapping import SwapChoice
+from gpu_backend.speculation.planner import make_speculator
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import (
     Abort,
     Command,
     Drain,
@@ -25,13 +30,8 @@ from gpu_backend.engine.messages import (
     Generate,
     LoadReport,
 )
-from gpu_backend.engine.plan import DeviceLost, Launched, StepPlan, StepRunner
-from gpu_backend.engine.prefix_hashes import shared_hashes
-from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
-from gpu_backend.engine.scheduler import Scheduler
-from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.engine.speculation import make_speculator
-from gpu_backend.engine.swapping import SwapChoice
+from gpu_backend.step.plan import DeviceLost, Launched, StepPlan, StepRunner
+from gpu_backend.step.sequence import FinishReason
 
 PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up

@@ -19,11 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import ASSUMED_COSTS
-from gpu_backend.engine.messages import Command, Event, NewTokens, Ready
 from gpu_backend.engine.torch_import import import_torch
 from gpu_backend.models.config import load_model_config
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import ASSUMED_COSTS
+from gpu_backend.step.messages import Command, Event, NewTokens, Ready
 
 if TYPE_CHECKING:
     from gpu_backend.engine.loop import EngineLoop
@@ -138,11 +138,11 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     import_torch()
     import torch
 
-    from gpu_backend.engine.grammar import GrammarCompiler
-    from gpu_backend.engine.grammar_queue import GrammarQueue
     from gpu_backend.engine.loop import EngineLoop
     from gpu_backend.engine.requests import Limits
-    from gpu_backend.engine.runner import Runner
+    from gpu_backend.execution.runner import Runner
+    from gpu_backend.scheduling.grammar_queue import GrammarQueue
+    from gpu_backend.step.grammar import GrammarCompiler
 
     gc.freeze()  # nor are they looked at later, while a step waits
     gc.enable()
@@ -152,7 +152,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     runner = Runner(config, model)
     runner.warm_up()
     if config.measures_step_cost:
-        from gpu_backend.engine.calibration import measure_step_cost
+        from gpu_backend.hardware.calibration import measure_step_cost
 
         rows, most = config.max_num_seqs, config.max_num_batched_tokens
         num_blocks = runner.max_model_len // config.block_size

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gpu_backend.engine.admission import TIERS
-from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
-from gpu_backend.engine.messages import LEAST_WEIGHT, MOST_WEIGHT, Embed, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.sequence import FinishReason, Sequence
+from gpu_backend.scheduling.admission import TIERS
+from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
+from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT, Embed, Embedding, Event, Generate, NewTokens
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True, slots=True)

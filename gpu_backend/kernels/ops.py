@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
-from gpu_backend.kernels.decode_rows import DecodeRows, Requests
-from gpu_backend.kernels.grouping import AttentionGroup
-from gpu_backend.kernels.layout import PagedLayout
-from gpu_backend.kernels.quantized_kv import FP8, KvScales
-from gpu_backend.kernels.side_by_side import Part
-from gpu_backend.kernels.wishes import Wishes
+from gpu_backend.kernels.layout.contiguous_kv import Part
+from gpu_backend.kernels.layout.decode_rows import DecodeRows, Requests
+from gpu_backend.kernels.layout.grouping import AttentionGroup
+from gpu_backend.kernels.layout.paged import PagedLayout
+from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
+from gpu_backend.kernels.layout.sampling_rows import Wishes
 
 COMPILERS = 8  # kernels that are compiled at once
-MOST_FEW_ROWS = 4  # that kernels/few_rows.py takes; above it, tensor cores are worth their tiles of sixteen
+# that kernels/triton_ops/small_batch.py takes; above it, tensor cores are worth their tiles of sixteen
+MOST_FEW_ROWS = 4
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -35,7 +36,7 @@ def num_processors(device: torch.device) -> int:
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the norm of ``x + residual``, and that sum; all (tokens, width). Without a residual the sum is ``x``."""
     if uses_triton(x.device):
-        from gpu_backend.kernels import fused
+        from gpu_backend.kernels.triton_ops import fused
 
         return fused.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
@@ -44,7 +45,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up (tokens, width) for rows that hold gate and up beside each other."""
     if uses_triton(gate_up.device):
-        from gpu_backend.kernels import fused
+        from gpu_backend.kernels.triton_ops import fused
 
         return fused.silu_and_mul(gate_up)
     return reference.silu_and_mul(gate_up)
@@ -62,9 +63,9 @@ def norm_linear_of_few(
     """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None where rows are not few."""
     if not _are_few(x, weight):
         return None
-    from gpu_backend.kernels import few_rows
+    from gpu_backend.kernels.triton_ops import small_batch
 
-    return few_rows.norm_linear(x, residual, norm, eps, weight, bias, scales)
+    return small_batch.norm_linear(x, residual, norm, eps, weight, bias, scales)
 
 
 def silu_linear_of_few(
@@ -73,9 +74,9 @@ def silu_linear_of_few(
     """Return (silu(gate) · up) · weightᵀ + bias in one launch, for rows that hold both; None where they are not few."""
     if not _are_few(gate_up, weight):
         return None
-    from gpu_backend.kernels import few_rows
+    from gpu_backend.kernels.triton_ops import small_batch
 
-    return few_rows.silu_linear(gate_up, weight, bias, scales)
+    return small_batch.silu_linear(gate_up, weight, bias, scales)
 
 
 def _are_few(x: Tensor, weight: Tensor) -> bool:
@@ -99,7 +100,7 @@ def norm_rope_store(
     ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim). Return the queries (tokens, heads, head_dim).
     """
     if uses_triton(qkv.device):
-        from gpu_backend.kernels import fused
+        from gpu_backend.kernels.triton_ops import fused
 
         kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
         return fused.norm_rope_store(qkv, qk_norm, cos, sin, kv_cache, slots, heads, eps, kv_scales)
@@ -121,7 +122,7 @@ def paged_attention(
     """
     if not uses_triton(query.device):
         return reference_attention.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
-    from gpu_backend.kernels import paged_attention as triton_attention
+    from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     out = query.new_empty(query.shape)
@@ -145,7 +146,7 @@ def compile_attention(
     """
     from triton import AsyncCompileMode
 
-    from gpu_backend.kernels import paged_attention as triton_attention
+    from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     cases = [(layout, window) for window in windows for layout in layouts]
@@ -166,7 +167,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool
         return F.linear(x, weight, bias)
     if not uses_triton(x.device):
         return reference.linear_by_rows(x, weight, bias)
-    from gpu_backend.kernels import quantized_linear as triton_linear
+    from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
 
     return triton_linear.linear(x, weight, None, bias, batch_invariant=True)
 
@@ -189,10 +190,10 @@ def quantized_linear(
     if not uses_triton(x.device):
         return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
     if not (rounds_input or batch_invariant) and _are_few(x, weight):
-        from gpu_backend.kernels import few_rows
+        from gpu_backend.kernels.triton_ops import small_batch
 
-        return few_rows.linear(x, weight, bias, scales)
-    from gpu_backend.kernels import quantized_linear as triton_linear
+        return small_batch.linear(x, weight, bias, scales)
+    from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
 
     if weight.dtype != FP8 or batch_invariant or weight.shape[0] % 16 or weight.shape[1] % 16:
         return triton_linear.linear(x, weight, scales, bias, batch_invariant, zeros, rounds_input)
@@ -206,10 +207,10 @@ def quantized_linear(
 def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]:
     """Return each row's next token (rows,) from adjusted logits (rows, vocab), and whether they are numbers; on a GPU.
 
-    On the CPU ``engine/sampler.py`` draws, in plain torch, by the same noise. ``filters`` False says that no row asks
+    On the CPU ``sampling/sampler.py`` draws, in plain torch, by the same noise. ``filters`` False says that no row asks
     for top-k, top-p or min-p.
     """
-    from gpu_backend.kernels import sampling
+    from gpu_backend.kernels.triton_ops import sampling
 
     return sampling.draw(logits, wishes, filters)
 
@@ -217,7 +218,7 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]
 def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
     """Guess what follows each place's text, where ``inputs`` (places, HEADER + width) leave guesses to the table."""
     if uses_triton(inputs.device):
-        from gpu_backend.kernels import decoding
+        from gpu_backend.kernels.triton_ops import decoding
 
         return decoding.propose_guesses(inputs, requests, width)
     return reference.propose_guesses(inputs, requests, width)
@@ -226,7 +227,7 @@ def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
 def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
     """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and the table say."""
     if uses_triton(inputs.device):
-        from gpu_backend.kernels import decoding
+        from gpu_backend.kernels.triton_ops import decoding
 
         return decoding.place_decodes(inputs, requests, rows, block_size)
     return reference.place_decodes(inputs, requests, rows, block_size)
@@ -235,7 +236,7 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
 def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
     """Say which of the ``tokens`` drawn for ``rows`` count, and put the last one and its position into the table."""
     if uses_triton(inputs.device):
-        from gpu_backend.kernels import decoding
+        from gpu_backend.kernels.triton_ops import decoding
 
         return decoding.accept_draws(inputs, requests, rows, tokens, usable)
     return reference.accept_draws(inputs, requests, rows, tokens, usable)
@@ -247,7 +248,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
     The likeliest are (rows, count) each, in falling order.
     """
     if uses_triton(logits.device):
-        from gpu_backend.kernels import logprobs
+        from gpu_backend.kernels.triton_ops import logprobs
 
         return logprobs.log_probabilities(logits, tokens, count)
     return reference.log_probabilities(logits, tokens, count)

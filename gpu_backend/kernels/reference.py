@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
-from gpu_backend.kernels.quantized_kv import KvScales, quantize_kv
+from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
+from gpu_backend.kernels.layout.quantized_kv import KvScales, quantize_kv
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels.grouping import AttentionGroup
-from gpu_backend.kernels.layout import PagedLayout
-from gpu_backend.kernels.quantized_kv import KvScales, load_kv
-from gpu_backend.kernels.side_by_side import Part
+from gpu_backend.kernels.layout.contiguous_kv import Part
+from gpu_backend.kernels.layout.grouping import AttentionGroup
+from gpu_backend.kernels.layout.paged import PagedLayout
+from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
 
 MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
 FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's second cache holds

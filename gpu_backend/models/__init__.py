@@ -1,0 +1,1 @@
+# Model architectures, their weights and how these are quantized and cut across ranks.

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.engine.batch import Batch, token_by_token
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.quantized_kv import KvScales
+from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig, RopeConfig
 from gpu_backend.models.packed import is_packed, load_packed
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.rounded import load_rounded
 from gpu_backend.models.weights import WeightSource
+from gpu_backend.step.batch import Batch, token_by_token
 
 
 @dataclass(frozen=True, slots=True)

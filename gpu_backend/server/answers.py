@@ -8,14 +8,14 @@ import logging
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from gpu_backend.server.engine_client import EngineClient
-from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.client.engine_client import EngineClient
+from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
 from gpu_backend.server.wire import UsageBody, encode
 from protocol.errors import ServiceError
-from protocol.leaving import ended_when_client_leaves
+from protocol.serving.leaving import ended_when_client_leaves
 from protocol.sse import DONE, encode_event
 
 log = logging.getLogger("gpu_backend")

@@ -10,18 +10,16 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpu_backend.engine.sampling_params import Grammar
-from gpu_backend.engine.sequence import FinishReason
 from gpu_backend.server.answers import InferenceResponse
-from gpu_backend.server.checks import check_bias, check_chat
+from gpu_backend.server.checkpoint.tool_calls import Said, ToolCallReader, join_said
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
-from gpu_backend.server.prompts import check_token_ids, encode_chat, render_chat
 from gpu_backend.server.reply import Piece
-from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
-from gpu_backend.server.structured import grammar_of
-from gpu_backend.server.tool_calls import Said, ToolCallReader, join_said
-from gpu_backend.server.tools import ToolUse, read_tools
+from gpu_backend.server.requests.bodies import Extensions, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.requests.checks import check_bias, check_chat
+from gpu_backend.server.requests.prompts import check_token_ids, encode_chat, render_chat
+from gpu_backend.server.requests.structured import grammar_of
+from gpu_backend.server.requests.tools import ToolUse, read_tools
 from gpu_backend.server.wire import (
     Answer,
     ChatChoice,
@@ -33,9 +31,11 @@ from gpu_backend.server.wire import (
     chat_logprobs,
     encode,
 )
+from gpu_backend.step.sampling_params import Grammar
+from gpu_backend.step.sequence import FinishReason
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest
-from protocol.off_loop import off_loop
+from protocol.serving.off_loop import off_loop
 
 
 @post("/v1/chat/completions", status_code=200)

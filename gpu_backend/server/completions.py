@@ -10,17 +10,17 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 
 from gpu_backend.server.answers import InferenceResponse
-from gpu_backend.server.checks import check_bias, check_completion
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
-from gpu_backend.server.prompts import check_token_ids, encode_prompts, split_prompts
 from gpu_backend.server.reply import Piece
-from gpu_backend.server.requests import Extensions, read_body, read_sender, sampling_of, stop_strings
-from gpu_backend.server.structured import grammar_of
+from gpu_backend.server.requests.bodies import Extensions, read_body, read_sender, sampling_of, stop_strings
+from gpu_backend.server.requests.checks import check_bias, check_completion
+from gpu_backend.server.requests.prompts import check_token_ids, encode_prompts, split_prompts
+from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest
-from protocol.off_loop import off_loop
+from protocol.serving.off_loop import off_loop
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
 MOST_REPLIES = 2048  # to all prompts of a request together

@@ -11,17 +11,17 @@ from typing import Any
 from litestar import Request, post
 from litestar.types import ASGIApp
 
-from gpu_backend.engine.messages import Embed, Embedding
 from gpu_backend.server.answers import send_json
-from gpu_backend.server.errors import EngineFailed
+from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front, front_of, request_id_of
-from gpu_backend.server.prompts import encode_prompts, split_prompts
-from gpu_backend.server.requests import Sender, read_body, read_sender
+from gpu_backend.server.requests.bodies import Sender, read_body, read_sender
+from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
+from gpu_backend.step.messages import Embed, Embedding
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
-from protocol.leaving import ended_when_client_leaves
-from protocol.off_loop import off_loop
+from protocol.serving.leaving import ended_when_client_leaves
+from protocol.serving.off_loop import off_loop
 
 
 @post("/v1/embeddings", status_code=200)

@@ -12,10 +12,10 @@ from typing import Any
 
 from litestar import Request
 
-from gpu_backend.server.checkpoint import Checkpoint
-from gpu_backend.server.engine_client import EngineClient, EngineState
-from gpu_backend.server.engine_metrics import EngineReading
-from gpu_backend.server.errors import ModelNotFound
+from gpu_backend.server.checkpoint.checkpoint import Checkpoint
+from gpu_backend.server.client.engine_client import EngineClient, EngineState
+from gpu_backend.server.client.engine_metrics import EngineReading
+from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.settings import FrontSettings

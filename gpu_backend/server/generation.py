@@ -8,18 +8,18 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
-from gpu_backend.engine.messages import Embedding, Generate, NewTokens
-from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.server.checkpoint import Checkpoint
-from gpu_backend.server.engine_call import EngineCall
-from gpu_backend.server.engine_client import EngineClient
-from gpu_backend.server.errors import DeadlineExceeded, EngineFailed
+from gpu_backend.server.checkpoint.checkpoint import Checkpoint
+from gpu_backend.server.client.engine_call import EngineCall
+from gpu_backend.server.client.engine_client import EngineClient
+from gpu_backend.server.client.errors import DeadlineExceeded, EngineFailed
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter
-from gpu_backend.server.requests import Sender
+from gpu_backend.server.requests.bodies import Sender
 from gpu_backend.server.wire import UsageBody
+from gpu_backend.step.messages import Embedding, Generate, NewTokens
+from gpu_backend.step.plan import TokenLogprob
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from protocol.errors import BadRequest
 
 

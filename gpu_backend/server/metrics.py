@@ -18,7 +18,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from gpu_backend.server.engine_metrics import LABELS, EngineCollector, EngineReading
+from gpu_backend.server.client.engine_metrics import LABELS, EngineCollector, EngineReading
 from gpu_backend.server.wire import UsageBody
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

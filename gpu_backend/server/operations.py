@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, Response, get, post
 from msgspec import Struct
 
-from gpu_backend.server.engine_client import EngineState
+from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, front_of
 from gpu_backend.server.wire import encode
 

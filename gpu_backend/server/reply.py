@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpu_backend.engine.messages import NewTokens, Timings
-from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.server.tokens import Detokenizer, StopStrings, TextCodec
+from gpu_backend.server.checkpoint.tokens import Detokenizer, StopStrings, TextCodec
+from gpu_backend.step.messages import NewTokens, Timings
+from gpu_backend.step.plan import TokenLogprob
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from protocol.errors import BadRequest
 
 

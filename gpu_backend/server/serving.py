@@ -14,13 +14,13 @@ from pathlib import Path
 import uvicorn
 
 from gpu_backend.server.app import create_app
-from gpu_backend.server.checkpoint import load_checkpoint
-from gpu_backend.server.engine_client import EngineClient
+from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.shared_prompts import shared_prefixes
-from protocol.http_server import HttpProtocol
-from protocol.listening import BACKLOG, open_socket, raise_descriptor_limit
+from protocol.serving.http_server import HttpProtocol
+from protocol.serving.listening import BACKLOG, open_socket, raise_descriptor_limit
 
 log = logging.getLogger("gpu_backend")
 

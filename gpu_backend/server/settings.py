@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpu_backend.config import EngineConfig
+from gpu_backend.step.config import EngineConfig
 
 LEAST_SECRET = 20  # characters of a secret that other machines may try
 

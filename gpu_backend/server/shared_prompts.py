@@ -6,7 +6,7 @@ import json
 from itertools import takewhile
 from pathlib import Path
 
-from gpu_backend.server.checkpoint import Checkpoint
+from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from protocol.chat import Message
 from protocol.errors import BadRequest
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gpu_backend.engine.messages import Timings
-from gpu_backend.engine.plan import TokenLogprob
+from gpu_backend.server.checkpoint.tokens import Detokenizer, TextCodec
+from gpu_backend.server.checkpoint.tool_calls import CallDelta
 from gpu_backend.server.reply import ScoredToken
-from gpu_backend.server.tokens import Detokenizer, TextCodec
-from gpu_backend.server.tool_calls import CallDelta
+from gpu_backend.step.messages import Timings
+from gpu_backend.step.plan import TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for a probability of nothing; JSON has no infinity
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import read_step_cost
 from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, copy_seconds, resident_tokens, step_cost
-from gpu_backend.simulate.house import replay
 from gpu_backend.simulate.replica import HostMemory
+from gpu_backend.simulate.replicas import replay
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import read_trace, share_out
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import read_step_cost
 
 MEMORY_SHARE = 0.9  # of the devices, as the engine takes it
 

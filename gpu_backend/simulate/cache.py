@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gpu_backend.engine.blocks import BlockManager
+from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.simulate.traces import read_trace
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.simulate.hardware import (
     DEVICES,
     MODELS,
@@ -21,9 +20,10 @@ from gpu_backend.simulate.hardware import (
     resident_tokens,
     step_cost,
 )
-from gpu_backend.simulate.house import replay
+from gpu_backend.simulate.replicas import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import TraceRequest
+from gpu_backend.step.config import EngineConfig
 
 TRIAL_REQUESTS = 200  # in a trial
 BLOCK = 16

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import StepCost, StepWork, chunk_work
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest, read_trace
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 
 BLOCK = 16
 LONGEST = 8192  # tokens that a sequence may have, unless a trace has longer ones

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpu_backend.engine.cost import StepCost
+from gpu_backend.step.cost import StepCost
 
 # Llama-3.1-8B on one H100: 6.44 ms a step and 43.7 ns a token of context (vLLM 0.19, one sequence).
 WEIGHTS_SHARE = 0.77  # of the memory's bandwidth, reading weights

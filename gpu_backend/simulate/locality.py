@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
-from gpu_backend.simulate.house import replay
+from gpu_backend.simulate.replicas import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import MOONCAKE_BLOCK, TraceRequest, read_trace, share_out
+from gpu_backend.step.config import EngineConfig
 
 SLOTS = 64  # replies at once
 BUDGET = 2048  # tokens a step

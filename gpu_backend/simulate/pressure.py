@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import StepWork, chunk_work
-from gpu_backend.engine.forecast import LengthForecast
-from gpu_backend.engine.swapping import SwapChoice
+from gpu_backend.scheduling.forecast import LengthForecast
+from gpu_backend.scheduling.swapping import SwapChoice
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, Replica
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import TraceRequest
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepWork, chunk_work
 
 BLOCK = 16
 SLOTS = 512  # replies at once, if there is room for them

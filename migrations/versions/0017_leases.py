@@ -118,7 +118,7 @@ FUNCTIONS = {
         END
     """,
     # Lets the transaction commit without waiting for the disk: of returns, which are said again where they are lost,
-    # and of grants that are not told to anybody before the disk has them (billing/lease_store.py).
+    # and of grants that are not told to anybody before the disk has them (billing/quotas/lease_store.py).
     "commit_soon() RETURNS void LANGUAGE plpgsql": """
         BEGIN
             PERFORM set_config('synchronous_commit', 'off', true);

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.settings import BatchLimits
+from gateway.core.settings import BatchLimits
 from tests.support.house import House, running_house, settings_for
 
 LIMITS = BatchLimits(queued_tokens=1000, stored_bytes=6000)

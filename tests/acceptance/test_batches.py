@@ -22,11 +22,11 @@ import httpx
 import openai
 import pytest
 
-from billing.ledger import insert_records
-from billing.records import Attempt, Status
+from billing.core.records import Attempt, Status
+from billing.ledger.ledger import insert_records
 from gateway.batch.claims import LEASE
-from gateway.batch.giving_way import LEAST_CALLS
-from gateway.database import Database
+from gateway.batch.running.backpressure import LEAST_CALLS
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house

@@ -15,11 +15,11 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from gateway.answering.early_leaves import FREE
-from gateway.database import Database
+from gateway.calls.early_leaves import FREE
+from gateway.storage.database import Database
 from protocol.chat import ImageUrl
-from protocol.off_loop import HEAVY
-from router.pictures import Picture, picture_of
+from protocol.serving.off_loop import HEAVY
+from router.prompt_size.pictures import Picture, picture_of
 from tests.support.house import House, make_team
 from tests.support.leaving import ask_and_leave
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -186,7 +186,7 @@ def test_a_long_prompt_that_is_left_holds_up_no_other_calls(
         looked.append(threading.current_thread().name)
         return picture_of(image)
 
-    monkeypatch.setattr("router.prompt_bounds.picture_of", picture)
+    monkeypatch.setattr("router.prompt_size.prompt_bounds.picture_of", picture)
     ask(house).raise_for_status()
     upstream.forget()
     upstream.script("hang-before-headers")

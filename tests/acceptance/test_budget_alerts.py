@@ -14,10 +14,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gateway.audit_log import Act
-from gateway.database import Database
-from gateway.team_inputs import LimitsInput, TeamPatch
-from gateway.teams import update_team
+from gateway.accounts.schemas import LimitsInput, TeamPatch
+from gateway.accounts.teams import update_team
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from tests.support.config_text import write_config
 from tests.support.house import PEPPER, House, make_team
 from tests.support.receiver import Receiver, receiving

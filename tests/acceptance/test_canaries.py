@@ -16,12 +16,12 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.app import open_services
-from gateway.clock import Clock
 from gateway.config.file import load_settings
-from gateway.draining import Drain
-from gateway.held_back.comparer import Comparer
-from gateway.routes import HANDLERS
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.http.routes import HANDLERS
+from gateway.run.app import open_services
+from gateway.shadow.comparer import Comparer
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.upstream_scripts import Script
 from tests.support.waiting import until, until_found

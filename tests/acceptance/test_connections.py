@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from gateway.body_room import OF_A_TEAM
-from gateway.failures import LARGEST_BODY
-from gateway.keys import new_key
-from protocol.off_loop import HEAVY
+from gateway.core.keys import new_key
+from gateway.http.error_handler import LARGEST_BODY
+from gateway.overload.body_memory import OF_A_TEAM
+from protocol.serving.off_loop import HEAVY
 from tests.support.house import House, make_team, serving
 from tests.support.raw_client import connect, read_all
 from tests.support.waiting import until
@@ -97,7 +97,7 @@ def test_bodies_that_do_not_come_take_no_memory_of_other_teams(house: House, mon
     """A few are waited for at a time; beyond them a long body of the team is a 429. A short one is read, and a long one
     of another team, too."""
 
-    monkeypatch.setattr("gateway.body_room.WAIT", 0.2)
+    monkeypatch.setattr("gateway.overload.body_memory.WAIT", 0.2)
     other = asyncio.run(make_team(house.settings, "team_of_long_bodies"))
     long = {"model": "small", "messages": [{"role": "user", "content": "hi" + " " * HEAVY}], "max_tokens": 4}
     short = long | {"messages": [{"role": "user", "content": "hi"}]}
@@ -119,7 +119,7 @@ def test_bodies_that_do_not_come_take_no_memory_of_other_teams(house: House, mon
 def test_a_body_in_chunks_takes_no_more_room_than_it_needs(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long it will be nobody says, and most are short: however many are on their way, the next is read. A long one
     is read to its end."""
-    monkeypatch.setattr("gateway.body_room.WAIT", 0.2)
+    monkeypatch.setattr("gateway.overload.body_memory.WAIT", 0.2)
     long = {"model": "small", "messages": [{"role": "user", "content": "hi" + " " * 3 * HEAVY}], "max_tokens": 4}
     short = long | {"messages": [{"role": "user", "content": "hi"}]}
     with serving(replace(house.settings, data_dir=house.settings.data_dir / "chunks")) as url:

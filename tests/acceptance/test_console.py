@@ -16,12 +16,12 @@ import httpx
 import pytest
 from sqlalchemy import insert
 
-import gateway.console
-from billing.ledger import insert_records
-from billing.money import to_nano
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.tables import teams
+import gateway.http.console
+from billing.core.money import to_nano
+from billing.ledger.ledger import insert_records
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
+from gateway.storage.tables import teams
 from tests.support.factories import make_record
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
@@ -29,10 +29,10 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
 
-FOLDER = Path(gateway.console.__file__).parent
+FOLDER = Path(gateway.http.console.__file__).parent
 IN_NODE = Path(__file__).parents[1] / "support" / "console_in_node.mjs"
 MANY = [f"many_{number:03}" for number in range(250)]  # teams
-PARTS = sorted(gateway.console.MEDIA_TYPES)
+PARTS = sorted(gateway.http.console.MEDIA_TYPES)
 
 
 def get(house: House, path: str) -> httpx.Response:
@@ -66,7 +66,7 @@ def test_every_part_is_served_and_stands_alone(house: House, name: str) -> None:
     part = get(house, f"/console/{name}")
 
     assert part.content == (FOLDER / name).read_bytes()
-    assert part.headers["content-type"].startswith(gateway.console.MEDIA_TYPES[name])
+    assert part.headers["content-type"].startswith(gateway.http.console.MEDIA_TYPES[name])
     assert "content-security-policy" in part.headers
     assert set(re.findall(r"https?://[^/'\"]+", part.text)) <= {"http://www.w3.org"}  # the namespace of SVG
 

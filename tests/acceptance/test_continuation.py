@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from gpu_backend.engine.messages import Command, Event, Generate, NewTokens, Timings
-from gpu_backend.engine.plan import TokenLogprob
-from gpu_backend.engine.sequence import FinishReason
-from router.targets import Endpoint
+from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
+from gpu_backend.step.messages import Command, Event, Generate, NewTokens, Timings
+from gpu_backend.step.plan import TokenLogprob
+from gpu_backend.step.sequence import FinishReason
+from router.catalog.targets import Endpoint
 from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
 from tests.support.front import END, TEMPLATE, running_front, token_ids, write_small_files

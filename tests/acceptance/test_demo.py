@@ -18,7 +18,7 @@ import psutil
 import pytest
 from openai import BadRequestError, OpenAI
 
-from gateway.processes import free_port
+from gateway.run.processes import free_port
 from tests.support.waiting import until
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")

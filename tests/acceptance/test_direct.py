@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.direct import DirectRequest
+from gateway.http.direct import DirectRequest
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own

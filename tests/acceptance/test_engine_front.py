@@ -20,7 +20,7 @@ import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 from tokenizers import pre_tokenizers
 
-from protocol.http_server import LONGEST_HEAD
+from protocol.serving.http_server import LONGEST_HEAD
 from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
 from tests.support.raw_client import tell
 from tests.support.tiny_model import TinyModel, write_tiny_model

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.auth import GUARDS, admin_guard, metrics_guard, open_guard, team_guard, team_or_admin_guard
-from gateway.routes import HANDLERS
+from gateway.accounts.auth import GUARDS, admin_guard, metrics_guard, open_guard, team_guard, team_or_admin_guard
+from gateway.http.routes import HANDLERS
 from tests.support.house import METRICS_KEY, House, make_team
 
 ADMINS_ONLY = (admin_guard, metrics_guard)

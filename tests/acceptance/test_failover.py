@@ -14,8 +14,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from router.targets import Endpoint
+from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
+from router.catalog.targets import Endpoint
 from tests.support.house import House, make_team, model, running_house, serving, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own

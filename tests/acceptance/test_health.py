@@ -8,8 +8,8 @@ from typing import cast
 import httpx
 import pytest
 
-from billing.auditor import Found
-from gateway.books import Books
+from billing.upkeep.auditor import Found
+from gateway.storage.books import Books
 from gateway.telemetry.metrics import Metrics
 from tests.support.house import House
 from tests.support.waiting import until

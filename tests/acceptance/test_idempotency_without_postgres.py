@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.answering import idempotency
-from gateway.embedded import EmbeddedPostgres
-from gateway.processes import descendants_of
+from gateway.dev.embedded import EmbeddedPostgres
+from gateway.inference import idempotency
+from gateway.run.processes import descendants_of
 from tests.support.fault_service import freeze
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
 
-from gateway.team_inputs import LimitsInput
-from router.bounds import WORTHWHILE
+from gateway.accounts.schemas import LimitsInput
+from router.prompt_size.bounds import WORTHWHILE
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until

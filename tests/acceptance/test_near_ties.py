@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.catalog import AutoRoute
+from router.catalog.catalog import AutoRoute
 from tests.support.house import model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from billing.money import to_nano
-from billing.prices import Price
-from gateway.settings import ProviderSettings, QueueSettings, Timeouts
-from gateway.team_inputs import LimitsInput
-from router.catalog import AutoRoute
-from router.targets import Endpoint
+from billing.core.money import to_nano
+from billing.core.prices import Price
+from gateway.accounts.schemas import LimitsInput
+from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
+from router.catalog.catalog import AutoRoute
+from router.catalog.targets import Endpoint
 from tests.support.house import NEVER_OPENS, ONCE, House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from protocol.http_server import LONGEST_HEAD, MOST_HEADERS
+from protocol.serving.http_server import LONGEST_HEAD, MOST_HEADERS
 from tests.support.house import House
 from tests.support.raw_client import tell
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.team_inputs import LimitsInput
+from gateway.accounts.schemas import LimitsInput
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 

@@ -15,7 +15,7 @@ import asyncpg
 import httpx
 import pytest
 
-from gateway.routes import HANDLERS
+from gateway.http.routes import HANDLERS
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 
 SECRET = "CANARY-never-in-a-log"

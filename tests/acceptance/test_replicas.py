@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.settings import ProviderSettings, Timeouts
-from gpu_backend.engine.messages import Generate, LoadReport
-from router.targets import Endpoint
+from gateway.core.settings import ProviderSettings, Timeouts
+from gpu_backend.step.messages import Generate, LoadReport
+from router.catalog.targets import Endpoint
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for

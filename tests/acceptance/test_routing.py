@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.thread import MARGIN
+from router.sticky import MARGIN
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
 

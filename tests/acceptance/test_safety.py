@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 from openai import BadRequestError, OpenAI
 
-from gateway.answering.attempt import Answering
-from gateway.answering.attempts import send_along_route
-from gateway.answering.call import Call
-from gateway.errors import ContentPolicyViolation
-from gateway.safety.guard import Guard
-from gateway.settings import AbuseSettings, CheckerSettings, Safety
-from protocol import leaving
+from gateway.calls.call import Call
+from gateway.core.errors import ContentPolicyViolation
+from gateway.core.settings import AbuseSettings, CheckerSettings, Safety
+from gateway.inference.attempt import Answering
+from gateway.inference.attempts import send_along_route
+from gateway.moderation.guard import Guard
+from protocol.serving import leaving
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.moderator import Moderator, moderating
@@ -396,7 +396,7 @@ def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
         in_hand.append(await send_along_route(*call))
         return in_hand[-1]
 
-    monkeypatch.setattr("gateway.answering.answer.send_along_route", send)
+    monkeypatch.setattr("gateway.inference.answer.send_along_route", send)
     upstream.forget()
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
     with strict.client() as client:

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from gateway.settings import QueueSettings, Timeouts
+from gateway.core.settings import QueueSettings, Timeouts
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import Tracing
+from gateway.core.settings import Tracing
 from tests.support.house import running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 

@@ -15,15 +15,15 @@ import pytest
 from openai import OpenAI
 from sqlalchemy import text
 
-from billing.instances import InstanceCost, idle_costs
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.instances import InstanceWatcher
-from gateway.providers.client import UpstreamClient
-from gateway.providers.registry import ProviderRegistry
-from gateway.services import Services
-from gateway.settings import ProviderSettings
-from router.targets import Endpoint
+from billing.ledger.instances import InstanceCost, idle_costs
+from gateway.core.clock import Clock
+from gateway.core.settings import ProviderSettings
+from gateway.fleet.instances import InstanceWatcher
+from gateway.inference.services import Services
+from gateway.storage.database import Database
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
+from router.catalog.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.gpu_time import price_of_time
 from tests.support.house import House, model, running_house, settings_for

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.settings import ProviderSettings
-from router.targets import Endpoint
+from gateway.core.settings import ProviderSettings
+from router.catalog.targets import Endpoint
 from tests.support.house import House, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from billing.records import UsageRecord
-from gateway.idempotency_store import IdempotencyStore
-from gateway.stored_answers import Claim, StoredAnswer
+from billing.core.records import UsageRecord
+from gateway.idempotency.store import IdempotencyStore
+from gateway.idempotency.stored_answers import Claim, StoredAnswer
 from tests.support.audits import lasting_differences
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam

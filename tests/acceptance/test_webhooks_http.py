@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.callbacks.outbox import enqueue
-from gateway.callbacks.signing import Event
-from gateway.clock import Clock
-from gateway.database import Database
+from gateway.core.clock import Clock
+from gateway.outbox.signing import Event
+from gateway.outbox.store import enqueue
+from gateway.storage.database import Database
 from tests.support.house import House
 
 URL = "https://93.184.216.34/hook?token=1"  # an address: no name is looked up

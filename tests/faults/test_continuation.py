@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway.processes import free_port
-from gateway.settings import ProviderSettings, Timeouts
-from router.targets import Endpoint
+from gateway.core.settings import ProviderSettings, Timeouts
+from gateway.run.processes import free_port
+from router.catalog.targets import Endpoint
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.servers import database_of_its_own

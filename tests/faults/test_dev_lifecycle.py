@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.processes import free_port, is_running
+from gateway.run.processes import free_port, is_running
 from tests.support.dev_house import TOLLGATE, DevHouse
 from tests.support.forked_commands import forked_commands
 from tests.support.waiting import until

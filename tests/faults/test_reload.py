@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from gateway.config.file import load_settings
-from gateway.processes import descendants_of, free_port
+from gateway.run.processes import descendants_of, free_port
 from tests.support.fault_service import Service
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from gateway.config.file import load_settings
-from gateway.processes import free_port
+from gateway.run.processes import free_port
 from tests.support.balancer import Balancer
 from tests.support.config_text import write_config
 from tests.support.fault_service import TOLLGATE, Service

@@ -24,8 +24,8 @@ import httpx
 import pytest
 
 from gateway.config.file import load_settings
-from gateway.processes import descendants_of, free_port, is_running
-from protocol.listening import open_socket
+from gateway.run.processes import descendants_of, free_port, is_running
+from protocol.serving.listening import open_socket
 from tests.support.config_text import write_config
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream

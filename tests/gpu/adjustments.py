@@ -8,10 +8,10 @@ from collections import Counter
 
 import torch
 
-from gpu_backend.engine.adjustments import adjust
-from gpu_backend.engine.grammar import apply_masks
-from gpu_backend.engine.plan import SequenceStep
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.sampling.adjustments import adjust
+from gpu_backend.step.grammar import apply_masks
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, relative_error, require
 
 TOLERANCE = 1e-6

@@ -10,17 +10,17 @@ from unittest.mock import patch
 
 import torch
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine import graphs, runner
-from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Embed, Generate
-from gpu_backend.engine.plan import StepPlan
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.execution import graphs, runner
+from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.models.config import load_model_config
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost
+from gpu_backend.step.messages import Embed, Generate
+from gpu_backend.step.plan import StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.simulated_card import Card, simulated_card
 from tests.support.engine import answer_all, expect_short_replies, guess_from, scripted_guesses

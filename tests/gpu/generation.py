@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Abort, Generate
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Abort, Generate
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.plain import PlainModel
 from tests.support.engine import answer_all, collect, expect_short_replies, finish, greedy

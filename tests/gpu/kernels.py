@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Generate
-from gpu_backend.engine.sampler import sample
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.wishes import wishes_of
-from gpu_backend.kernels import decoding, fused, layout, logprobs, ops, quantized_linear, reference, sampling
-from gpu_backend.kernels import few_rows as kernels_of_few
-from gpu_backend.kernels.decode_rows import FROM_TABLE, DecodeRows, Requests
-from gpu_backend.kernels.paged_attention import paged_attention
-from gpu_backend.kernels.quantized_kv import FP8, KvScales, load_kv, scales_from
+from gpu_backend.kernels import ops, reference
+from gpu_backend.kernels.layout import paged
+from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, DecodeRows, Requests
+from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales, load_kv, scales_from
+from gpu_backend.kernels.triton_ops import decoding, fused, logprobs, quantized_linear, sampling
+from gpu_backend.kernels.triton_ops import small_batch as kernels_of_few
+from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 from gpu_backend.models.quantization import quantize
+from gpu_backend.sampling.sampler import sample
+from gpu_backend.sampling.sampling_tensors import wishes_of
+from gpu_backend.step.messages import Generate
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, relative_error, require
 from tests.gpu.generation import House
 from tests.gpu.operations import attend, scattered_tables
@@ -73,7 +75,7 @@ def attention_stays_the_same(setting: Setting) -> str:
     tables = scattered_tables(contexts, size, dice)
     cache = setting.randn(sum(map(len, tables)), size, 2, kv_heads, dim).to(dtype)
     queries = [setting.randn(context, heads, dim).to(dtype) for context in contexts]
-    layouts = layout.PagedLayouts(size, heads, kv_heads, setting.device, 132, split_tokens=64)
+    layouts = paged.PagedLayouts(size, heads, kv_heads, setting.device, 132, split_tokens=64)
 
     def attended(pieces: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute pieces (sequence, first position, number) of growing number, side by side."""
@@ -115,7 +117,7 @@ def end_of_a_large_cache(setting: Setting) -> str:
         query = fused.norm_rope_store(
             qkv, None, angles.cos().to(dtype), angles.sin().to(dtype), cache, slots + begin * size, heads, 1e-6
         )
-        where = layout.PagedLayout(slice(0, tokens), (table + begin).int(), starts[1:], starts, tokens, 1)
+        where = paged.PagedLayout(slice(0, tokens), (table + begin).int(), starts[1:], starts, tokens, 1)
         attended.append(paged_attention(query, cache, where, dim**-0.5))
     require(bool(attended[0].isfinite().all()), "not all numbers are finite")
     require(torch.equal(*attended), "attention at the end differs from that at the beginning")
@@ -383,7 +385,7 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
         expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window))
     starts, splits = torch.tensor([0, *lens]).cumsum(0), dice.choice((1, 2, 8) if on_card else (1, 2))
     width = max(map(len, tables))
-    where = layout.PagedLayout(
+    where = paged.PagedLayout(
         rows=slice(0, sum(lens)),
         block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables]).int().to(setting.device),
         context_lens=torch.tensor([n + past for n, past in zip(lens, pasts, strict=True)]).int().to(setting.device),

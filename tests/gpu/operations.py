@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
-from gpu_backend.kernels.grouping import Grouping, by_shape
+from gpu_backend.kernels.layout.grouping import Grouping, by_shape
 from tests.gpu.check import Check, Setting, relative_error, require
 
 # ‖out − definition‖ / ‖definition‖: one bfloat16 rounding is 2^-9 at most, and an operation makes a few.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.plan import SequenceStep
-from gpu_backend.engine.sampler import PHILOX_ROUNDS, gumbel_noise, philox, sample
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.sampling.sampler import PHILOX_ROUNDS, gumbel_noise, philox, sample
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 
 CPU = torch.device("cpu")

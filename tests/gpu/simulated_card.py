@@ -307,7 +307,7 @@ def simulated_card() -> Iterator[Card]:
     """Let this process have a CUDA device."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    from gpu_backend.kernels import few_rows
+    from gpu_backend.kernels.triton_ops import small_batch
 
     card = Card()
     make = torch.tensor
@@ -385,7 +385,8 @@ def simulated_card() -> Iterator[Card]:
     with ExitStack() as stack:
         for name, stand_in in cuda.items():
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
-        stack.enter_context(patch.object(few_rows, "COLUMNS", 256))  # the interpreter takes as long for few as for many
+        # the interpreter takes as long for few as for many
+        stack.enter_context(patch.object(small_batch, "COLUMNS", 256))
         stack.enter_context(patch.object(torch, "tensor", tensor))
         stack.enter_context(patch.object(Tensor, "to", to))
         stack.enter_context(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from gateway.database import Database
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.limited import LimitedQuotas, open_quotas
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from gateway.background import Background
-from gateway.safety.abuse import AbuseWatch
-from gateway.settings import AbuseSettings
+from gateway.core.background import Background
+from gateway.core.settings import AbuseSettings
+from gateway.moderation.abuse import AbuseWatch
 from tests.support.clock import SetClock
 
 POLICY = AbuseSettings(blocks=4, window=60.0, pause=30.0)
@@ -22,7 +22,7 @@ def watch_of(redis: Redis, clock: SetClock) -> tuple[AbuseWatch, Background]:
 
 async def test_gateways_add_up_what_they_block(redis: Redis, clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two here and two there pause the key at both, and another key at neither."""
-    monkeypatch.setattr("gateway.safety.abuse.DEADLINE", 10.0)  # a busy machine is no fault here
+    monkeypatch.setattr("gateway.moderation.abuse.DEADLINE", 10.0)  # a busy machine is no fault here
     one, ones = watch_of(redis, clock)
     other, others = watch_of(redis, clock)
     told: list[str] = []

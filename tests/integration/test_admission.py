@@ -13,28 +13,28 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import make_url
 
-from billing.errors import ExceedsLimit, LimitUnknown, QuotaExhausted, RateLimited
-from billing.holds import HoldRequest, Limits, Scope, Settlement
-from billing.journal import Journal
-from billing.lease_store import PostgresLeases
-from billing.money import to_nano
-from billing.prices import Price
-from gateway.access import Caller, Team
-from gateway.answering.admission import admit
-from gateway.answering.call import Call
-from gateway.answering.keeper import Keeper
-from gateway.database import Database
-from gateway.providers.base import Request
-from gateway.services import Services
+from billing.core.errors import ExceedsLimit, LimitUnknown, QuotaExhausted, RateLimited
+from billing.core.holds import HoldRequest, Limits, Scope, Settlement
+from billing.core.money import to_nano
+from billing.core.prices import Price
+from billing.journal.journal import Journal
+from billing.quotas.lease_store import PostgresLeases
+from gateway.calls.call import Call
+from gateway.calls.journaling import Keeper
+from gateway.core.principals import Caller, Team
+from gateway.inference.admission import admit
+from gateway.inference.services import Services
+from gateway.storage.database import Database
+from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.usage import Usage
 from router import Wish
-from router.bounds import WORTHWHILE
-from router.prompt_bounds import bound_prompt
-from router.targets import Endpoint, ModelSpec, Route, Target
+from router.catalog.targets import Endpoint, ModelSpec, Route, Target
+from router.prompt_size.bounds import WORTHWHILE
+from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.clock import SetClock
 from tests.support.house import model
 from tests.support.limited import LimitedQuotas, set_limits

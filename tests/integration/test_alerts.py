@@ -86,7 +86,7 @@ PEACE = {
 
 def known() -> dict[str, set[str] | None]:
     """Return every name that a scrape may show with its labels, ``None`` where only the name is known here."""
-    sources = [ROOT / "gateway" / "work_metrics.py", *(ROOT / "gpu_backend" / "server").glob("*metrics.py")]
+    sources = [ROOT / "gateway" / "run" / "work_metrics.py", *(ROOT / "gpu_backend" / "server").rglob("*metrics.py")]
     names: dict[str, set[str] | None] = {"tollgate_engine_service_gap": None, "tollgate_engine_service_bound": None}
     for name in (name for source in sources for name in NAME.findall(source.read_text())):
         names |= dict.fromkeys((name, f"{name}_total", f"{name}_bucket", f"{name}_count", f"{name}_sum"))

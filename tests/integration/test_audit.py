@@ -18,22 +18,22 @@ from msgspec.structs import replace
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from billing import editions
-from billing.audit import Difference, Report, audit
-from billing.auditor import EVERY, Auditor, Found
-from billing.corrections import Correction, add_correction
-from billing.editions import PriceEditions, compare_costs, edition_of
-from billing.ledger import forget_days, insert_records
-from billing.money import NanoDollars
-from billing.prices import LaterPrice, Price, PriceStep, cost_of
-from billing.turns import Turns
-from gateway.audit_cli import run_audit
-from gateway.audit_log import list_acts, record_healing
-from gateway.background import stop_all
-from gateway.clock import Clock
+from billing.core.money import NanoDollars
+from billing.core.prices import LaterPrice, Price, PriceStep, cost_of
+from billing.ledger import price_editions
+from billing.ledger.corrections import Correction, add_correction
+from billing.ledger.ledger import forget_days, insert_records
+from billing.ledger.price_editions import PriceEditions, compare_costs, edition_of
+from billing.upkeep.audit import Difference, Report, audit
+from billing.upkeep.auditor import EVERY, Auditor, Found
+from billing.upkeep.turns import Turns
+from gateway.commands.audit import run_audit
 from gateway.config.file import load_settings
-from gateway.database import Database
-from gateway.settings import Settings
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.settings import Settings
+from gateway.storage.audit_log import list_acts, record_healing
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.config_text import write_config
@@ -200,7 +200,7 @@ async def test_a_row_that_costs_what_its_price_does_not_say_is_found(
 ) -> None:
     """Ledger, sums and leases may agree on a wrong cost; the price that the row names tells. In tier batch, beyond a
     step and after an announced change, too."""
-    monkeypatch.setattr(editions, "SAMPLE", most)
+    monkeypatch.setattr(price_editions, "SAMPLE", most)
     now = house.clock.now()
     later = LaterPrice(now - 60, Price(input=NanoDollars(7_000), output=NanoDollars(900)))
     plain = Price(input=NanoDollars(5_001), output=NanoDollars(15_000), cached_input=NanoDollars(3), batch_discount=0.5)

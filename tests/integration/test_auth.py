@@ -11,20 +11,20 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import migrations
-from billing.errors import RateLimited
-from gateway.access import Admin, Caller
-from gateway.audit_log import Act
-from gateway.auth import CHECK_LISTENER_EVERY, Authenticator
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.embedded import EmbeddedPostgres
-from gateway.errors import InvalidKey, Overloaded
-from gateway.guessing import FAILURES_PER_ADDRESS
-from gateway.key_lookup import KEYS_AT_ONCE
-from gateway.keys import key_digest, new_admin_key, new_key
-from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import NewlyMade, create_key, revoke_key
-from gateway.teams import create_team, find_callers
+from billing.core.errors import RateLimited
+from gateway.accounts.auth import CHECK_LISTENER_EVERY, Authenticator
+from gateway.accounts.guessing import FAILURES_PER_ADDRESS
+from gateway.accounts.key_lookup import KEYS_AT_ONCE
+from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.team_keys import NewlyMade, create_key, revoke_key
+from gateway.accounts.teams import create_team, find_callers
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidKey, Overloaded
+from gateway.core.keys import key_digest, new_admin_key, new_key
+from gateway.core.principals import Admin, Caller
+from gateway.dev.embedded import EmbeddedPostgres
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.temporary_stores import temporary_postgres
 
@@ -100,7 +100,7 @@ def test_a_burst_under_a_new_key_asks_the_database_once(
 
     async def scene() -> None:
         made = await made_key(server, "burst")
-        monkeypatch.setattr("gateway.key_lookup.find_callers", find)
+        monkeypatch.setattr("gateway.accounts.key_lookup.find_callers", find)
         async with authenticator(server) as auth:
             first, *others = [asyncio.create_task(auth.identify(made.key, HERE)) for _ in range(300)]
             await asyncio.sleep(0)
@@ -216,7 +216,7 @@ def test_a_new_key_waits_for_two_queries_at_most_in_any_flood_of_wrong_ones(
 
     async def scene() -> None:
         made = await made_key(server, "crowded")
-        monkeypatch.setattr("gateway.key_lookup.find_callers", find)
+        monkeypatch.setattr("gateway.accounts.key_lookup.find_callers", find)
         async with authenticator(server) as auth:
             wrong = [asyncio.create_task(auth.identify(new_key(), "10.0.0.9")) for _ in range(KEYS_AT_ONCE - 1)]
             await asyncio.sleep(0)
@@ -233,7 +233,7 @@ def test_a_new_key_waits_for_two_queries_at_most_in_any_flood_of_wrong_ones(
 
 def test_wrong_keys_displace_no_caller(server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a flood before an outage would lock teams out for as long as Postgres is away."""
-    monkeypatch.setattr("gateway.auth.REMEMBERED", 10)
+    monkeypatch.setattr("gateway.accounts.auth.REMEMBERED", 10)
 
     async def scene() -> None:
         made = await made_key(server, "kept")

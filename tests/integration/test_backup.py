@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 from sqlalchemy import make_url
 
-from gateway.settings import Settings
+from gateway.core.settings import Settings
 from tests.support.audits import differences
 from tests.support.house import ADMIN_KEY, House, make_team, serving, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream

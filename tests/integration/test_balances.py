@@ -11,13 +11,13 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from billing.audit import audit
-from gateway.audit_log import Act
-from gateway.corrections import NewCorrection, book_correction
-from gateway.database import Database
-from gateway.team_inputs import LimitsInput, NewKey, NewTeam, TeamPatch
-from gateway.team_keys import create_key
-from gateway.teams import create_team, update_team
+from billing.upkeep.audit import audit
+from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, TeamPatch
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team, update_team
+from gateway.reports.corrections import NewCorrection, book_correction
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 from tests.support.lessee import Lessee

@@ -8,18 +8,18 @@ import json
 import pytest
 from sqlalchemy import text
 
-from billing.store_errors import POSTGRES_AWAY
-from gateway.audit_log import Act
+from billing.core.store_errors import POSTGRES_AWAY
+from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team
 from gateway.batch.checking import MOST_TRIES, check_next_input
 from gateway.batch.claims import claim_items
 from gateway.batch.file_store import add_chunk, begin_file, delete_file, end_file
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, make_batch
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import create_key
-from gateway.teams import create_team
+from gateway.core.clock import Clock
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 
 CLOCK = Clock()
 TEAM = "team_a"

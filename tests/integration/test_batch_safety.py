@@ -12,12 +12,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import open_services
-from gateway.background import stop_all
-from gateway.batch.runner import BatchRunner
-from gateway.clock import Clock
-from gateway.draining import Drain
-from gateway.settings import CheckerSettings, Safety
+from gateway.batch.running.runner import BatchRunner
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.core.settings import CheckerSettings, Safety
+from gateway.run.app import open_services
 from tests.support.house import House, running_house, settings_for
 from tests.support.moderator import Moderator, moderating
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -70,7 +70,7 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
 ) -> None:
     """While the checker fails nothing is sent; once it is back, each line leaves after it was judged, and those that
     may not, never do. What was refused meanwhile costs nothing."""
-    monkeypatch.setattr("gateway.batch.item.UNCHECKED_PAUSE", 0.5)
+    monkeypatch.setattr("gateway.batch.running.item.UNCHECKED_PAUSE", 0.5)
     approved: dict[str, float] = {}  # monotonic seconds by text: when the checker, in order again, was asked of it
 
     def approve() -> bool:

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.app import open_services
-from gateway.background import stop_all
-from gateway.batch.runner import BatchRunner
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.draining import Drain
+from gateway.batch.running.runner import BatchRunner
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.run.app import open_services
+from gateway.storage.database import Database
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 

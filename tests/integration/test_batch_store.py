@@ -11,7 +11,9 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from gateway.audit_log import Act
+from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team
 from gateway.batch.claims import (
     CLAIM,
     WAITING,
@@ -29,12 +31,10 @@ from gateway.batch.results import ENDED, ERRORS, error_of, read_results, respons
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
 from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.errors import Gone
-from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import create_key
-from gateway.teams import create_team
+from gateway.core.clock import Clock
+from gateway.core.errors import Gone
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, NotFound
 from tests.support.factories import make_record
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import text
 
-from gateway.audit_log import Act
+from gateway.accounts.schemas import NewTeam
+from gateway.accounts.teams import create_team
 from gateway.batch.file_store import CHUNK, FileRecord
 from gateway.batch.upload import receive_file
-from gateway.database import Database
-from gateway.errors import StorageFull
-from gateway.settings import BatchLimits
-from gateway.team_inputs import NewTeam
-from gateway.teams import create_team
+from gateway.core.errors import StorageFull
+from gateway.core.settings import BatchLimits
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from protocol.errors import BadRequest
 
 TEAM = "team_a"

@@ -12,16 +12,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import insert, text
 
-from billing.ledger import insert_records
-from billing.records import Status
-from billing.tables import corrections
-from gateway.audit_log import Act, list_acts
-from gateway.budget_alerts import EVENT, LATE, BudgetAlerts
-from gateway.callbacks.outbox import list_callbacks
-from gateway.database import Database
-from gateway.team_inputs import LimitsInput, NewKey, NewTeam, TeamPatch
-from gateway.team_keys import create_key
-from gateway.teams import create_team, update_team
+from billing.core.records import Status
+from billing.ledger.ledger import insert_records
+from billing.ledger.tables import corrections
+from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, TeamPatch
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team, update_team
+from gateway.outbox.store import list_callbacks
+from gateway.storage.audit_log import Act, list_acts
+from gateway.storage.database import Database
+from gateway.webhooks.budget_alerts import EVENT, LATE, BudgetAlerts
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
@@ -144,7 +144,7 @@ async def test_the_event_and_its_row_stand_or_fall_together(
         raise RuntimeError
 
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.budget_alerts.record_act", broken)
+        patched.setattr("gateway.webhooks.budget_alerts.record_act", broken)
         with pytest.raises(RuntimeError):
             await books.look()
     none = await books.events()

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from gateway.by_call import added_up_by_call
-from gateway.database import Database
+from gateway.reports.query_timeout import added_up_by_call
+from gateway.storage.database import Database
 from protocol.errors import BadRequest
 
 

@@ -14,14 +14,15 @@ from openai import OpenAI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway import budget_alerts
-from gateway.audit_log import Act, list_acts
-from gateway.background import stop_all
-from gateway.callbacks import deliverer as deliverer_module
-from gateway.callbacks import sender as sender_module
-from gateway.callbacks.deliverer import Deliverer
-from gateway.callbacks.guard import Guard
-from gateway.callbacks.outbox import (
+from gateway.accounts.schemas import NewTeam, TeamPatch
+from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
+from gateway.accounts.teams import create_team, update_team
+from gateway.core.background import stop_all
+from gateway.core.errors import Conflict
+from gateway.egress.destinations import Guard
+from gateway.outbox.schedule import KEEP_TRYING
+from gateway.outbox.signing import Event
+from gateway.outbox.store import (
     LEASE,
     PER_RECEIVER,
     PER_TEAM,
@@ -33,15 +34,14 @@ from gateway.callbacks.outbox import (
     list_callbacks,
     reopen,
 )
-from gateway.callbacks.schedule import KEEP_TRYING
-from gateway.callbacks.sender import Sender
-from gateway.callbacks.signing import Event
-from gateway.callbacks.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
-from gateway.database import Database
-from gateway.errors import Conflict
-from gateway.sealing import Sealer
-from gateway.team_inputs import NewTeam, TeamPatch
-from gateway.teams import create_team, update_team
+from gateway.storage.audit_log import Act, list_acts
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
+from gateway.webhooks import budget_alerts
+from gateway.webhooks import deliverer as deliverer_module
+from gateway.webhooks import sender as sender_module
+from gateway.webhooks.deliverer import Deliverer
+from gateway.webhooks.sender import Sender
 from protocol.errors import NotFound
 from tests.support.clock import SetClock
 from tests.support.receiver import HANG, OK, RESET, Delivery, Receiver, answer, receiving

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.callbacks import sender as sender_module
-from gateway.callbacks.guard import Guard
-from gateway.callbacks.sender import Sender
+from gateway.egress.destinations import Guard
+from gateway.webhooks import sender as sender_module
+from gateway.webhooks.sender import Sender
 from tests.support.receiver import DRIP, ENDLESS, HANG, RESET, SLOW_BODY, Receiver, answer, certificate_for, receiving
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)

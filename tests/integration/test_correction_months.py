@@ -9,9 +9,9 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from billing.audit import audit
-from billing.statements import period
-from gateway.database import Database
+from billing.ledger.statements import period
+from billing.upkeep.audit import audit
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.lessee import Lessee
 

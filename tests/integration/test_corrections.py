@@ -11,18 +11,18 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.corrections import list_corrections
-from billing.ledger import insert_records
-from billing.money import to_nano
-from billing.statements import GroupBy, Tag, Totals, period
-from billing.sweep import close_days
-from gateway.audit_log import Act, list_acts
-from gateway.corrections import NewCorrection, book_correction, correction_view
-from gateway.database import Database
-from gateway.errors import Conflict
-from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import create_key
-from gateway.teams import create_team
+from billing.core.money import to_nano
+from billing.ledger.corrections import list_corrections
+from billing.ledger.ledger import insert_records
+from billing.ledger.statements import GroupBy, Tag, Totals, period
+from billing.upkeep.sweep import close_days
+from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team
+from gateway.core.errors import Conflict
+from gateway.reports.corrections import NewCorrection, book_correction, correction_view
+from gateway.storage.audit_log import Act, list_acts
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, NotFound, ServiceError
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from gateway import database as module
-from gateway.database import COMMAND_TIMEOUT, Database
+from gateway.storage import database as module
+from gateway.storage.database import COMMAND_TIMEOUT, Database
 
 
 async def test_a_server_that_stands_still_is_found_out_soon(

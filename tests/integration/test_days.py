@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from billing.flusher import Flusher
-from billing.journal import Journal
-from billing.lease_store import PostgresLeases
-from billing.leases import Leases
-from billing.ledger import insert_records
-from billing.owner import Owner, owner_id
-from billing.sweep import Sweeper
-from billing.turns import Turns
-from gateway.database import Database
+from billing.journal.journal import Journal
+from billing.ledger.ledger import insert_records
+from billing.quotas.lease_store import PostgresLeases
+from billing.quotas.leases import Leases
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.owner import Owner, owner_id
+from billing.upkeep.sweep import Sweeper
+from billing.upkeep.turns import Turns
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.lessee import Lessee

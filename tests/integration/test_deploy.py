@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
-from gateway.embedded.postgres import QUIET
-from gateway.processes import free_port
+from gateway.dev.embedded.postgres import QUIET
+from gateway.run.processes import free_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def gateway() -> Iterator[str]:
 
 HIDDEN = (
     *("/admin", "/admin/teams", "/ADMIN/teams", "/%61dmin/teams", "//admin/teams", "/v1/../admin/teams"),
-    *("/console", "/console/", "/console/console.js"),
+    *("/console", "/console/", "/http/console/console.js"),
 )
 
 

@@ -17,8 +17,8 @@ import asyncpg
 import pytest
 from redis import Redis
 
-from gateway.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.processes import descendants_of, is_running, wait_until_gone
+from gateway.dev.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from gateway.run.processes import descendants_of, is_running, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +112,7 @@ def test_a_server_dies_with_the_process_that_started_it(server: EmbeddedServer) 
     """SIGKILL of the parent ends the server within seconds, and its data is whole."""
     kind = type(server).__name__
     code = (
-        f"import sys, time; from pathlib import Path; from gateway.embedded import {kind}\n"
+        f"import sys, time; from pathlib import Path; from gateway.dev.embedded import {kind}\n"
         f"server = {kind}(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(server.data_dir)]

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.overload.engines import IDLE_EVERY, EngineWatch
-from gateway.overload.gate import Gate
-from gateway.providers.base import UpstreamRequest
-from gateway.providers.client import UpstreamClient
-from gateway.providers.registry import ProviderRegistry
-from gateway.services import Services
-from gateway.settings import ProviderSettings, QueueSettings, Timeouts
+from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
+from gateway.fleet.engines import IDLE_EVERY, EngineWatch
+from gateway.inference.limiter import Gate
+from gateway.inference.services import Services
 from gateway.telemetry.metrics import Metrics
-from router.targets import Endpoint, Target
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.wire.base import UpstreamRequest
+from router.catalog.targets import Endpoint, Target
 from tests.support.clock import SetClock
 from tests.support.fake_engine import FakeEngine
 from tests.support.front import running_front, write_small_files

@@ -15,22 +15,22 @@ import psutil
 import pytest
 from sqlalchemy import text
 
-import gateway.database
+import gateway.storage.database
 import migrations
-from billing import flusher as flusher_module
-from billing.flusher import Flusher
-from billing.ids import date_of
-from billing.journal import Journal
-from billing.ledger import Inserted, forget_days, insert_records, write_records
-from billing.money import to_nano
-from billing.prices import Price, cost_of
-from billing.records import Status, UsageRecord
-from billing.statements import GroupBy, period
-from billing.store_errors import POSTGRES_AWAY
-from gateway.background import stop_all
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.embedded.postgres import EmbeddedPostgres
+from billing.core.ids import date_of
+from billing.core.money import to_nano
+from billing.core.prices import Price, cost_of
+from billing.core.records import Status, UsageRecord
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.journal.journal import Journal
+from billing.ledger.ledger import Inserted, forget_days, insert_records, write_records
+from billing.ledger.statements import GroupBy, period
+from billing.upkeep import flusher as flusher_module
+from billing.upkeep.flusher import Flusher
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.dev.embedded.postgres import EmbeddedPostgres
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -64,7 +64,7 @@ async def test_a_frozen_postgres_only_delays(
     own_server: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen for longer than a command may take: the flush gives up, calls go on, and all of them arrive once."""
-    monkeypatch.setattr(gateway.database, "COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr(gateway.storage.database, "COMMAND_TIMEOUT", 0.5)
     database, journal = Database(own_server.url), Journal.open(tmp_path, clock=Clock())
     async with flushing(journal, database) as flusher:
         close_calls(journal, 50)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from billing.ledger import insert_records
-from billing.records import Attempt, UsageRecord
-from gateway.batch.giving_way import LEARN_EVERY, LEAST_CALLS, SPELL, SPELLS, WINDOW, GivingWay
-from gateway.batch.pace import Paces
-from gateway.database import Database
+from billing.core.records import Attempt, UsageRecord
+from billing.ledger.ledger import insert_records
+from gateway.batch.running.adaptive_concurrency import Paces
+from gateway.batch.running.backpressure import LEARN_EVERY, LEAST_CALLS, SPELL, SPELLS, WINDOW, GivingWay
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 

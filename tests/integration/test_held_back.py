@@ -14,20 +14,20 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from billing.money import to_nano
-from gateway.app import open_services
-from gateway.background import stop_all
-from gateway.batch.runner import BatchRunner
-from gateway.clock import Clock
-from gateway.draining import Drain
-from gateway.held_back.comparer import Comparer
-from gateway.held_back.recalibrations import Recalibrations
-from gateway.held_back.store import HeldBackCall, note_call
-from gateway.services import Services
-from gateway.team_inputs import LimitsInput
+from billing.core.money import to_nano
+from gateway.accounts.schemas import LimitsInput
+from gateway.batch.running.runner import BatchRunner
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.inference.recalibrations import Recalibrations
+from gateway.inference.services import Services
+from gateway.run.app import open_services
+from gateway.shadow.comparer import Comparer
+from gateway.shadow.store import HeldBackCall, note_call
 from protocol.chat import ChatRequest
-from router.catalog import AutoRoute, HeldBack
-from router.complexity import Complexity
+from router.catalog.catalog import AutoRoute, HeldBack
+from router.complexity.classifier import Complexity
 from router.recalibration import LEAST_OUTCOMES
 from tests.support.house import House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -57,7 +57,7 @@ def house(
 ) -> Iterator[House]:
     """A gateway that holds every answer of a small model back, for a dollar a day, in "both" of any; and "poor", for
     next to nothing; and "own", which asks for hardly less than ASKED scores, and goes by what a team measured."""
-    monkeypatch.setattr("gateway.held_back.recalibrations.READ_EVERY", 0.1)
+    monkeypatch.setattr("gateway.inference.recalibrations.READ_EVERY", 0.1)
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
     poor = replace(JUDGED, held_back=HeldBack(share=1.0, budget_nanousd=to_nano("0.000001")))
     both = HeldBack(share=1.0, explore=True, budget_nanousd=10**9, judge="judge")

@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from billing.ledger import insert_records
-from billing.looks import Look, book_look
-from billing.money import to_nano
-from billing.prices import Price
-from gateway.database import Database
-from gateway.house_report import house_report, report_csv
-from gateway.usage_analysis import Analysis
-from router.catalog import AutoRoute, Catalog
+from billing.core.money import to_nano
+from billing.core.prices import Price
+from billing.ledger.instance_samples import Look, book_look
+from billing.ledger.ledger import insert_records
+from gateway.reports.admin_report import house_report, report_csv
+from gateway.reports.usage_analysis import Analysis
+from gateway.storage.database import Database
+from router.catalog.catalog import AutoRoute, Catalog
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 from tests.support.house import model, settings_for

@@ -10,12 +10,12 @@ from uuid import UUID
 from sqlalchemy import event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.corrections import Correction, add_correction
-from billing.ledger import insert_records
-from billing.money import to_decimal, to_nano
-from gateway.database import Database
-from gateway.house_usage import DEAREST, house_usage
-from gateway.tables import teams
+from billing.core.money import to_decimal, to_nano
+from billing.ledger.corrections import Correction, add_correction
+from billing.ledger.ledger import insert_records
+from gateway.reports.admin_usage import DEAREST, house_usage
+from gateway.storage.database import Database
+from gateway.storage.tables import teams
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 

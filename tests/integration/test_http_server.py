@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from protocol.http_server import (
+from protocol.serving.http_server import (
     LONGEST_HEAD,
     LONGEST_URL,
     MOST_HEADERS,
@@ -27,8 +27,8 @@ from protocol.http_server import (
     MOST_PIPELINED,
     HttpProtocol,
 )
-from protocol.listening import open_socket
-from protocol.writing import WRITING
+from protocol.serving.listening import open_socket
+from protocol.serving.writing import WRITING
 from tests.support.raw_client import connect, read_all, tell
 from tests.support.waiting import until
 
@@ -298,7 +298,7 @@ def test_what_cannot_be_read_after_an_answer_is_refused_aloud(url: str) -> None:
 OPENS_FILES = """
 import os, resource, sys, socket, asyncio, uvicorn
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
-from protocol.http_server import HttpProtocol
+from protocol.serving.http_server import HttpProtocol
 
 async def app(scope, receive, send):
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
@@ -353,7 +353,7 @@ def test_a_server_takes_all_the_descriptors_that_the_system_gives() -> None:
     """A soft limit of 1,024, the usual one, is far below what thousands of streams need."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
-        "import resource; from protocol.listening import raise_descriptor_limit as go; "
+        "import resource; from protocol.serving.listening import raise_descriptor_limit as go; "
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {min(hard, 4096)})); go(); "
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

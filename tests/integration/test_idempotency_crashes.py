@@ -9,22 +9,22 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.audit import audit
-from billing.flusher import Flusher
-from billing.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
-from billing.journal import Journal
-from billing.lease_store import PostgresLeases
-from billing.leases import Leases
-from billing.owner import Owner, owner_id
-from billing.quotas import Quotas
-from billing.rates import RateLimits
-from billing.records import Status, UsageRecord
-from billing.store_errors import POSTGRES_AWAY
-from gateway.answering.account import Account
-from gateway.database import Database
-from gateway.idempotency_store import Answered, IdempotencyStore
-from gateway.sealing import Sealer
-from gateway.stored_answers import Claim, Place, StoredAnswer
+from billing.core.holds import Hold, HoldRequest, Leg, Limits, Scope, Settlement
+from billing.core.records import Status, UsageRecord
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.journal.journal import Journal
+from billing.quotas.lease_store import PostgresLeases
+from billing.quotas.leases import Leases
+from billing.quotas.quotas import Quotas
+from billing.quotas.rates import RateLimits
+from billing.upkeep.audit import audit
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.owner import Owner, owner_id
+from gateway.calls.accounting import Account
+from gateway.idempotency.store import Answered, IdempotencyStore
+from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.factories import make_record

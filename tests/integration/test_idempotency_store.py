@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from billing.records import Status
-from gateway.database import Database
-from gateway.errors import StoredAnswerUnreadable
-from gateway.idempotency_store import Answered, IdempotencyStore, Reused, Running, purge_expired
-from gateway.sealing import Sealer
-from gateway.stored_answers import Claim, Place, StoredAnswer
+from billing.core.records import Status
+from gateway.core.errors import StoredAnswerUnreadable
+from gateway.idempotency.store import Answered, IdempotencyStore, Reused, Running, purge_expired
+from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 

@@ -15,21 +15,21 @@ import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from billing.instances import idle_costs
-from billing.looks import Instance, Look, last_looks
-from gateway.background import stop_all
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.instances import TURN, InstanceWatcher, read_report
-from gateway.processes import free_port
-from gateway.providers.client import UpstreamClient
-from gateway.providers.registry import ProviderRegistry
-from gateway.routes.instances import instance_view, without_replaced
-from gateway.services import Services
-from gateway.settings import ProviderSettings, Timeouts
-from gpu_backend.engine.messages import LoadReport
-from router.catalog import Catalog
-from router.targets import Endpoint
+from billing.ledger.instance_samples import Instance, Look, last_looks
+from billing.ledger.instances import idle_costs
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.settings import ProviderSettings, Timeouts
+from gateway.fleet.instances import TURN, InstanceWatcher, read_report
+from gateway.http.routes.admin.instances import instance_view, without_replaced
+from gateway.inference.services import Services
+from gateway.run.processes import free_port
+from gateway.storage.database import Database
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
+from gpu_backend.step.messages import LoadReport
+from router.catalog.catalog import Catalog
+from router.catalog.targets import Endpoint
 from tests.support.clock import SetClock
 from tests.support.fake_engine import FakeEngine
 from tests.support.front import running_front, write_small_files

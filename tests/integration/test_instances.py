@@ -7,10 +7,10 @@ import random
 from datetime import date
 from typing import Any
 
-from billing.instances import UNSEEN, InstanceCost, idle_costs
-from billing.ledger import insert_records
-from billing.looks import Look, book_look, last_looks
-from gateway.database import Database
+from billing.ledger.instance_samples import Look, book_look, last_looks
+from billing.ledger.instances import UNSEEN, InstanceCost, idle_costs
+from billing.ledger.ledger import insert_records
+from gateway.storage.database import Database
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 from tests.support.gpu_time import price_of_time

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from billing.audit import audit
-from billing.errors import JournalFull
-from billing.flusher import Flusher
-from billing.journal import Journal
-from billing.ledger import insert_records
-from billing.records import Status
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.core.errors import JournalFull
+from billing.core.records import Status
+from billing.journal.journal import Journal
+from billing.ledger.ledger import insert_records
+from billing.upkeep.audit import audit
+from billing.upkeep.flusher import Flusher
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.factories import make_record
 from tests.support.house import running_house, settings_for
@@ -36,10 +36,10 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 import msgspec
-from billing.journal import Journal
-from billing.ledger import insert_records
-from billing.records import Status
-from gateway.clock import Clock
+from billing.journal.journal import Journal
+from billing.ledger.ledger import insert_records
+from billing.core.records import Status
+from gateway.core.clock import Clock
 from protocol.usage import Usage
 from tests.support.factories import make_record
 
@@ -74,9 +74,9 @@ def test_a_killed_process_leaves_its_calls_to_the_next(tmp_path: Path) -> None:
 ADOPTER = """
 import sys, time
 from pathlib import Path
-from billing.journal import Journal
-from billing.ledger import insert_records
-from gateway.clock import Clock
+from billing.journal.journal import Journal
+from billing.ledger.ledger import insert_records
+from gateway.core.clock import Clock
 
 journal = Journal.open(Path(sys.argv[1]), clock=Clock())
 until = time.monotonic() + float(sys.argv[2])

@@ -10,9 +10,9 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.holds import Limits, RefusedHold
-from billing.owners import note_told
-from gateway.database import Database
+from billing.core.holds import Limits, RefusedHold
+from billing.journal.owner_files import note_told
+from gateway.storage.database import Database
 from tests.support.owners import Process, open_process
 
 CAP = Limits(nanousd_per_day=10_000_000)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.database import Database
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.racing import STOPS, VERBS, Seat, Track, Verb, correct, flush, give_back, take
 

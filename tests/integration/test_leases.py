@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from sqlalchemy import event, text
 
-from billing.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
-from billing.lease_store import TIGHT_CHANNEL, PostgresLeases
-from billing.leases import Leases
-from gateway.database import Database
+from billing.core.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
+from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
+from billing.quotas.leases import Leases
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 
 NONE = Limits()

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import text
 
 import migrations
-from billing.flusher import Flusher
-from billing.journal import Closed, Journal
-from billing.ledger import insert_records
-from billing.records import CHARGED, MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
-from gateway.background import stop_all
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.core.records import CHARGED, MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
+from billing.journal.journal import Closed, Journal
+from billing.ledger.ledger import insert_records
+from billing.upkeep.flusher import Flusher
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.temporary_stores import temporary_postgres

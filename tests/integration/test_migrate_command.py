@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 import migrations
-from gateway.embedded import EmbeddedPostgres
-from gateway.migrating import TableInUse, migrate_when_reachable
-from gateway.processes import free_port
-from gateway.schema import NEEDED, find_schema, schema_fault
+from gateway.commands.migrate import TableInUse, migrate_when_reachable
+from gateway.dev.embedded import EmbeddedPostgres
+from gateway.run.processes import free_port
+from gateway.storage.schema import NEEDED, find_schema, schema_fault
 from tests.support.config_text import write_config
 from tests.support.servers import execute
 
@@ -116,7 +116,7 @@ def test_nobody_waits_behind_a_migration_that_waits(new_database_url: str) -> No
 
 def test_a_table_that_is_never_free_is_said(new_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute nothing was changed, and it says where to look."""
-    monkeypatch.setattr("gateway.migrating.FREE_WITHIN", 0.0)
+    monkeypatch.setattr("gateway.commands.migrate.FREE_WITHIN", 0.0)
     migrations.downgrade(new_database_url, "0012")
 
     async def scene() -> None:

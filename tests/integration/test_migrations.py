@@ -17,13 +17,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import IntegrityError
 
-import gateway.tables  # noqa: F401  (registers its tables)
+import gateway.storage.tables  # noqa: F401  (registers its tables)
 import migrations
-from billing.audit import Report, audit
-from billing.ledger import insert_records
-from billing.tables import metadata
-from gateway.database import Database
-from gateway.schema import NEEDED
+from billing.ledger.ledger import insert_records
+from billing.ledger.tables import metadata
+from billing.upkeep.audit import Report, audit
+from gateway.storage.database import Database
+from gateway.storage.schema import NEEDED
 from migrations.running import StillRunning
 from tests.support import servers
 from tests.support.clock import SetClock
@@ -43,7 +43,7 @@ def test_there_is_one_head() -> None:
     """Two branches of history would leave gateways on different schemas."""
     heads = ScriptDirectory.from_config(migrations.config_for()).get_heads()
 
-    assert heads == [NEEDED], "gateway/schema.py names another"
+    assert heads == [NEEDED], "gateway/storage/schema.py names another"
 
 
 def test_every_step_goes_forward_back_and_forward_again(empty_url: str) -> None:

@@ -15,19 +15,19 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
-from billing.flusher import Flusher
-from billing.journal import Closed, Journal
-from billing.ledger import TooOld, forget_days, insert_records, memory_begins
-from billing.records import Status
-from billing.statements import period
-from billing.sweep import Sweeper
-from billing.turns import Turns
-from gateway.audit_log import Act
-from gateway.corrections import NewCorrection, book_correction
-from gateway.database import Database
-from gateway.idempotency_store import IdempotencyStore
-from gateway.sealing import Sealer
-from gateway.stored_answers import Claim, Place, StoredAnswer
+from billing.core.records import Status
+from billing.journal.journal import Closed, Journal
+from billing.ledger.ledger import TooOld, forget_days, insert_records, memory_begins
+from billing.ledger.statements import period
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.sweep import Sweeper
+from billing.upkeep.turns import Turns
+from gateway.idempotency.store import IdempotencyStore
+from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
+from gateway.reports.corrections import NewCorrection, book_correction
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
 from protocol.errors import NotFound
 from protocol.usage import Usage
 from tests.support.clock import SetClock

@@ -14,11 +14,19 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
-from billing.audit import audit
-from billing.owner_list import RETIRED_AFTER, SILENT, SilentRoom, list_owners, retire_owner, silent_owners, silent_room
-from gateway.audit_log import list_acts
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.upkeep.audit import audit
+from billing.upkeep.owner_list import (
+    RETIRED_AFTER,
+    SILENT,
+    SilentRoom,
+    list_owners,
+    retire_owner,
+    silent_owners,
+    silent_room,
+)
+from gateway.core.clock import Clock
+from gateway.storage.audit_log import list_acts
+from gateway.storage.database import Database
 from tests.support.config_text import write_config
 from tests.support.factories import make_record
 from tests.support.lessee import Lessee

@@ -15,20 +15,20 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
-from gateway.access import Caller
-from gateway.audit_log import Act
-from gateway.auth import Authenticator
-from gateway.callbacks.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.errors import InvalidKey
-from gateway.idempotency_store import Answered, IdempotencyStore, Reused, Running
-from gateway.keys import new_key, pepper_name
-from gateway.sealing import Sealer
-from gateway.stored_answers import Claim, Place, StoredAnswer
-from gateway.team_inputs import NewKey, NewTeam
-from gateway.team_keys import NewlyMade, create_key, list_keys
-from gateway.teams import create_team
+from gateway.accounts.auth import Authenticator
+from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.team_keys import NewlyMade, create_key, list_keys
+from gateway.accounts.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
+from gateway.accounts.teams import create_team
+from gateway.core.clock import Clock
+from gateway.core.errors import InvalidKey
+from gateway.core.keys import new_key, pepper_name
+from gateway.core.principals import Caller
+from gateway.idempotency.store import Answered, IdempotencyStore, Reused, Running
+from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
 
 OLD, NEW = "the pepper that was", "the pepper that will be"
 ACT = Act("tests")

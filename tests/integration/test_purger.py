@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from gateway import purger as module
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.purger import Purger
+from gateway.core.clock import Clock
+from gateway.run import purger as module
+from gateway.run.purger import Purger
+from gateway.storage.database import Database
 
 
 async def test_what_cannot_be_erased_holds_up_nothing_else(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

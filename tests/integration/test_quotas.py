@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 from redis.asyncio import Redis
 
-from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
-from gateway.database import Database
+from billing.core.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import SetClock
 from tests.support.limited import LimitedQuotas, open_quotas

@@ -15,11 +15,11 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from billing.holds import HoldRequest, Leg, LimitName, Limits, Scope
-from billing.rate_team import Command
-from billing.rate_wire import SHA
-from billing.rates import RENEW, TELL, RateLimits
-from gateway.clock import Clock
+from billing.core.holds import HoldRequest, Leg, LimitName, Limits, Scope
+from billing.quotas.rate_team import Command
+from billing.quotas.rate_wire import SHA
+from billing.quotas.rates import RENEW, TELL, RateLimits
+from gateway.core.clock import Clock
 from tests.support.clock import SetClock
 from tests.support.redis_proxy import RedisProxy, Way, redis_proxy
 from tests.support.temporary_stores import temporary_valkey

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from redis.asyncio import Redis
 
-from billing.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
-from billing.rates import RENEW, TELL, RateLimits
+from billing.core.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
+from billing.quotas.rates import RENEW, TELL, RateLimits
 from tests.support.clock import SetClock
 
 TEAM = "team_a"

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.errors import refusal_error
-from billing.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
-from billing.ledger import insert_records
-from billing.quotas import Quotas
-from gateway.database import Database
-from gateway.rate_limits import rate_limit_headers
+from billing.core.errors import refusal_error
+from billing.core.holds import Hold, HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope, Settlement
+from billing.ledger.ledger import insert_records
+from billing.quotas.quotas import Quotas
+from gateway.calls.rate_limits import rate_limit_headers
+from gateway.storage.database import Database
 from protocol.errors import ServiceError
 from protocol.usage import Usage
 from tests.support.clock import SetClock

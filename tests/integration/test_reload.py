@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from gateway.app import open_services
-from gateway.clock import Clock
 from gateway.config.tree import ConfigFaults, Fault
-from gateway.draining import Drain
-from gateway.reload import Reloader
-from gateway.services import Services
-from gateway.settings import BreakerPolicy, QuotaSettings, Retention, Retries, Settings
-from router.targets import Endpoint
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.core.settings import BreakerPolicy, QuotaSettings, Retention, Retries, Settings
+from gateway.inference.services import Services
+from gateway.run.app import open_services
+from gateway.run.reload import Reloader
+from router.catalog.targets import Endpoint
 from tests.support.house import model, settings_for
 
 

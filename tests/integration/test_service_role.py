@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import text
 
 import migrations
-from billing.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions, partition_of
-from billing.tables import metadata
-from gateway.audit_log import purge_outcomes
-from gateway.database import Database
+from billing.ledger.partitions import delete_stragglers, drop_partition, ensure_partitions, old_partitions, partition_of
+from billing.ledger.tables import metadata
+from gateway.storage.audit_log import purge_outcomes
+from gateway.storage.database import Database
 from migrations.service_role import ADDED_TO_ALONE
 from tests.support import servers
 

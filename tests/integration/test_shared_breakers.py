@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from gateway.background import Background, stop_all
-from gateway.providers.errors import UpstreamBusy, UpstreamError
-from gateway.providers.registry import ProviderRegistry
-from gateway.resilience.breaker import State
-from gateway.resilience.breakers import Breakers, Permit
-from gateway.resilience.keys import TargetAway
-from gateway.resilience.shared import PREFIX
-from gateway.settings import BreakerPolicy, ProviderSettings
-from router.targets import Endpoint, Target
+from gateway.core.background import Background, stop_all
+from gateway.core.settings import BreakerPolicy, ProviderSettings
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breaker import State
+from gateway.upstreams.resilience.breakers import Breakers, Permit
+from gateway.upstreams.resilience.keys import TargetAway
+from gateway.upstreams.resilience.shared import PREFIX
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError
+from router.catalog.targets import Endpoint, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
 from tests.support.redis_proxy import RedisProxy, Way

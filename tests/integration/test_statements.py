@@ -7,14 +7,14 @@ from datetime import date, timedelta
 import pytest
 from sqlalchemy import event, text
 
-from billing.ledger import insert_records
-from billing.money import to_nano, to_text
-from billing.prices import Price, cost_of
-from billing.records import Status, UsageRecord
-from billing.statement_queries import STATUSES, query_for
-from billing.statements import MOST_TAGS, GroupBy, Totals, period
-from billing.sweep import close_days
-from gateway.database import Database
+from billing.core.money import to_nano, to_text
+from billing.core.prices import Price, cost_of
+from billing.core.records import Status, UsageRecord
+from billing.ledger.ledger import insert_records
+from billing.ledger.statement_queries import STATUSES, query_for
+from billing.ledger.statements import MOST_TAGS, GroupBy, Totals, period
+from billing.upkeep.sweep import close_days
+from gateway.storage.database import Database
 from protocol.usage import Usage
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record

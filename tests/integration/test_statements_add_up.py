@@ -11,15 +11,15 @@ from uuid import UUID
 import pytest
 from msgspec import Struct
 
-import billing.statements
-from billing.corrections import Correction, add_correction
-from billing.grouping import Group, GroupBy, Tag
-from billing.ids import date_of
-from billing.ledger import insert_records
-from billing.records import CHARGED, REQUESTS, Status, UsageRecord
-from billing.statements import Statement, Totals, period
-from billing.sweep import close_days
-from gateway.database import Database
+import billing.ledger.statements
+from billing.core.ids import date_of
+from billing.core.records import CHARGED, REQUESTS, Status, UsageRecord
+from billing.ledger.corrections import Correction, add_correction
+from billing.ledger.grouping import Group, GroupBy, Tag
+from billing.ledger.ledger import insert_records
+from billing.ledger.statements import Statement, Totals, period
+from billing.upkeep.sweep import close_days
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 
@@ -86,7 +86,7 @@ async def test_a_house_is_the_sum_of_its_teams(database: Database, seed: int) ->
 
 async def test_the_rest_is_one_line(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the dearest users, one line sums up the others, so that the lines still make the whole."""
-    monkeypatch.setattr(billing.statements, "MOST_TAGS", 3)
+    monkeypatch.setattr(billing.ledger.statements, "MOST_TAGS", 3)
     clock = SetClock(seconds(FIRST))
     costs = {"ann": 50, "bob": 40, None: 30, "cyd": 20, "dan": 10, "eve": 5}
     records = [make_record(clock.new_id(), user_tag=user, cost_nanousd=cost) for user, cost in costs.items()]

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from billing.audit import audit
-from billing.fold import fold_leases
-from billing.sweep import CHORES_EVERY, STEADY, Sweeper
-from billing.turns import Turns
-from gateway.database import Database
+from billing.upkeep.audit import audit
+from billing.upkeep.fold import fold_leases
+from billing.upkeep.sweep import CHORES_EVERY, STEADY, Sweeper
+from billing.upkeep.turns import Turns
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 from tests.support.lessee import Lessee

@@ -13,17 +13,17 @@ import pytest
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.holds import Limits
-from gateway.access import ACCESS_CHANNEL, Caller
-from gateway.audit_log import Act, list_acts, purge_outcomes
-from gateway.database import Database
-from gateway.errors import Conflict
-from gateway.keys import key_digest
-from gateway.routes.exchange import LONGEST_PAGE
-from gateway.tables import audit_log
-from gateway.team_inputs import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
-from gateway.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
-from gateway.teams import create_team, find_callers, get_team, list_teams, update_team
+from billing.core.holds import Limits
+from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
+from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
+from gateway.accounts.teams import create_team, find_callers, get_team, list_teams, update_team
+from gateway.core.errors import Conflict
+from gateway.core.keys import key_digest
+from gateway.core.principals import ACCESS_CHANNEL, Caller
+from gateway.http.exchange import LONGEST_PAGE
+from gateway.storage.audit_log import Act, list_acts, purge_outcomes
+from gateway.storage.database import Database
+from gateway.storage.tables import audit_log
 from protocol.errors import BadRequest, NotFound
 from tests.support.servers import database_of_its_own
 

@@ -14,14 +14,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
-from billing.ledger import insert_records
-from billing.money import to_nano
-from gateway.audit_log import Act
-from gateway.clock import Clock
-from gateway.corrections import NewCorrection, book_correction
-from gateway.database import Database
-from gateway.team_inputs import NewTeam
-from gateway.teams import create_team
+from billing.core.money import to_nano
+from billing.ledger.ledger import insert_records
+from gateway.accounts.schemas import NewTeam
+from gateway.accounts.teams import create_team
+from gateway.core.clock import Clock
+from gateway.reports.corrections import NewCorrection, book_correction
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
 

@@ -13,9 +13,9 @@ import asyncpg
 import httpx
 import pytest
 
-from billing.records import Status
-from gateway.clock import Clock
-from gateway.processes import free_port
+from billing.core.records import Status
+from gateway.core.clock import Clock
+from gateway.run.processes import free_port
 from tests.support.config_text import write_config
 from tests.support.raw_client import tell
 from tests.support.waiting import until
@@ -53,11 +53,11 @@ def leave_journal_of_the_dead(config: Path) -> tuple[str, str]:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from billing.journal import Journal\n"
-        "from gateway.clock import Clock\n"
+        "from billing.journal.journal import Journal\n"
+        "from gateway.core.clock import Clock\n"
         "from protocol.usage import Usage\n"
         "from tests.support.factories import make_record\n"
-        "from billing.records import Status\n"
+        "from billing.core.records import Status\n"
         "journal = Journal.open(Path(sys.argv[1]), clock=Clock())\n"
         "closed, running = (make_record(id) for id in sys.argv[2:])\n"
         "journal.opened(closed)\n"

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from billing.lease_store import NANOUSD, TOKENS, Need
-from billing.leases import ASK_WITHIN
-from billing.owner import EVERY
-from billing.records import Status
+from billing.core.records import Status
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need
+from billing.quotas.leases import ASK_WITHIN
+from billing.upkeep.owner import EVERY
 from tests.simulation.sql_model import (
     MISSED,
     RECOVERY,

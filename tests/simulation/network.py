@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from billing.lease_store import Beat, Need, Taken, Told
-from billing.records import UsageRecord
+from billing.core.records import UsageRecord
+from billing.quotas.lease_store import Beat, Need, Taken, Told
 from tests.simulation.sql_model import SqlModel, today_at
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.leases import Leases, Room
-from billing.owner import Owner
-from billing.owners import bury, dead
+from billing.journal.owner_files import bury, dead
+from billing.quotas.leases import Leases, Room
+from billing.upkeep.owner import Owner
 from tests.simulation.network import Trouble
 from tests.simulation.sql_model import BalanceRow, Lease, SqlModel, day_in, spent_by
 from tests.simulation.story import Plan

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from billing.edges import Database
-from billing.flusher import Flusher
-from billing.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
-from billing.ids import uuid7
-from billing.journal import Journal
-from billing.leases import Leases
-from billing.owner import Owner
-from billing.records import Status, UsageRecord
+from billing.core.edges import Database
+from billing.core.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
+from billing.core.ids import uuid7
+from billing.core.records import Status, UsageRecord
+from billing.journal.journal import Journal
+from billing.quotas.leases import Leases
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.owner import Owner
 from protocol.usage import Usage
 from tests.simulation.loop import LIFE, Life
 from tests.simulation.network import Line, SimStore

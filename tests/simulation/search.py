@@ -14,11 +14,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.holds import HoldRequest, Leg, Limits, Scope
-from billing.ids import uuid7
-from billing.lease_store import NANOUSD, Need, Taken, Told
-from billing.leases import Held, Leases, Room, _Waiting
-from billing.records import Status, UsageRecord
+from billing.core.holds import HoldRequest, Leg, Limits, Scope
+from billing.core.ids import uuid7
+from billing.core.records import Status, UsageRecord
+from billing.quotas.lease_store import NANOUSD, Need, Taken, Told
+from billing.quotas.leases import Held, Leases, Room, _Waiting
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken
 from tests.simulation.sql_model import SqlModel, day_text

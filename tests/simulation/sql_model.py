@@ -15,9 +15,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.ids import EPOCH
-from billing.lease_store import ALIVE, NANOUSD, TOKENS, Balance, Beat, LeaseRow, Need, Taken, Told
-from billing.records import CHARGED, UsageRecord
+from billing.core.ids import EPOCH
+from billing.core.records import CHARGED, UsageRecord
+from billing.quotas.lease_store import ALIVE, NANOUSD, TOKENS, Balance, Beat, LeaseRow, Need, Taken, Told
 
 RECOVERY = 30.0  # seconds after a failover, after which grants begin again whoever is missing
 MISSED = 60.0  # seconds before a failover in which an owner was seen that is waited for

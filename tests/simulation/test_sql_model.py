@@ -12,11 +12,11 @@ import pytest
 from msgspec import to_builtins
 from sqlalchemy import text
 
-from billing.ids import uuid7
-from billing.lease_store import NANOUSD, TOKENS, Need, PostgresLeases, Taken, Told
-from billing.ledger import write_records
-from billing.records import Status, UsageRecord
-from gateway.database import Database
+from billing.core.ids import uuid7
+from billing.core.records import Status, UsageRecord
+from billing.ledger.ledger import write_records
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need, PostgresLeases, Taken, Told
+from gateway.storage.database import Database
 from tests.simulation.sql_model import SqlModel, day_text, today_at
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record

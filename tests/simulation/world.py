@@ -13,12 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from billing import flusher as flusher_module
-from billing.holds import HoldRequest, RefusedHold
-from billing.ids import EPOCH, day_of
-from billing.lease_store import NANOUSD, TOKENS, Need
-from billing.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
-from billing.records import UsageRecord
+from billing.core.holds import HoldRequest, RefusedHold
+from billing.core.ids import EPOCH, day_of
+from billing.core.records import UsageRecord
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need
+from billing.quotas.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
+from billing.upkeep import flusher as flusher_module
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken, Idle
 from tests.simulation.loop import VirtualLoop

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_backend.engine.cost import StepCost
-from gpu_backend.engine.grammar import Constraint, is_available
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Generate, NewTokens
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.engine.sequence import Sequence
+from gpu_backend.step.cost import StepCost
+from gpu_backend.step.grammar import Constraint, is_available
+from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Generate, NewTokens
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.step.sequence import Sequence
 from tests.support.engine import expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

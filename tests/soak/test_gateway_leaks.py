@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.accounts.schemas import LimitsInput
 from gateway.config.file import load_settings
-from gateway.keys import new_key
-from gateway.processes import free_port
-from gateway.team_inputs import LimitsInput
+from gateway.core.keys import new_key
+from gateway.run.processes import free_port
 from tests.support.config_text import write_config
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream

@@ -17,7 +17,15 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.settings import AbuseSettings, BreakerPolicy, CheckerSettings, QueueSettings, Retries, Safety, Timeouts
+from gateway.core.settings import (
+    AbuseSettings,
+    BreakerPolicy,
+    CheckerSettings,
+    QueueSettings,
+    Retries,
+    Safety,
+    Timeouts,
+)
 from tests.support.audits import lasting_differences
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.moderator import moderating

@@ -20,18 +20,18 @@ from sqlalchemy import text
 
 import migrations
 from benchmarks.ledger import make_calls
-from billing.audit import audit
-from billing.flusher import Flusher
-from billing.grouping import GroupBy
-from billing.journal import Journal
-from billing.ledger import ROLLUP_KEY, SUMS
-from billing.partitions import drop_partition, ensure_partitions, partition_of
-from billing.statement_queries import STATUSES, query_for
-from billing.statements import period
-from gateway.clock import Clock
-from gateway.database import Database
-from gateway.usage_period import Period
-from gateway.usage_report import usage_of
+from billing.journal.journal import Journal
+from billing.ledger.grouping import GroupBy
+from billing.ledger.ledger import ROLLUP_KEY, SUMS
+from billing.ledger.partitions import drop_partition, ensure_partitions, partition_of
+from billing.ledger.statement_queries import STATUSES, query_for
+from billing.ledger.statements import period
+from billing.upkeep.audit import audit
+from billing.upkeep.flusher import Flusher
+from gateway.core.clock import Clock
+from gateway.reports.usage_period import Period
+from gateway.reports.usage_report import usage_of
+from gateway.storage.database import Database
 from tests.support.temporary_stores import temporary_postgres
 
 ROWS = int(os.environ.get("TOLLGATE_SOAK_ROWS", "10000000"))

@@ -1,5 +1,5 @@
 # What Anthropic's Messages API accepts, written down a second time and strictly: the judge of what we send there.
-# Shares nothing with gateway/providers, so that a mistake there cannot excuse itself here.
+# Shares nothing with gateway/upstreams, so that a mistake there cannot excuse itself here.
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from sqlalchemy import text
 
-from billing.audit import Difference, audit
-from billing.owner_list import ListedOwner, list_owners
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.upkeep.audit import Difference, audit
+from billing.upkeep.owner_list import ListedOwner, list_owners
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from tests.support.waiting import PATIENCE
 
 # Answered calls whose price the database cannot tell.

@@ -17,9 +17,9 @@ import asyncpg
 import msgspec
 from redis.asyncio import Redis
 
-from billing.owners import ENDED, OWNER
-from billing.segments import KEPT, SUFFIX, Kind, Segment
-from gateway.processes import is_running
+from billing.journal.owner_files import ENDED, OWNER
+from billing.journal.segments import KEPT, SUFFIX, Kind, Segment
+from gateway.run.processes import is_running
 from tests.support.fault_house import MODELS
 from tests.support.fault_load import Attempt, Seen
 

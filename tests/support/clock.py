@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 
 NOON = 1_775_390_400.0  # 2026-04-05 12:00 UTC
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from billing.partitions import ensure_partitions
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.ledger.partitions import ensure_partitions
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.servers import database_of_its_own
 

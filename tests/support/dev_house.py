@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gateway.processes import free_port
+from gateway.run.processes import free_port
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 MARK = "TOLLGATE_TEST_MARK"

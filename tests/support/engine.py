@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import ASSUMED_COSTS, StepCost
-from gpu_backend.engine.forecast import WINDOW
-from gpu_backend.engine.grammar import GrammarCompiler
-from gpu_backend.engine.grammar_queue import GrammarQueue
-from gpu_backend.engine.graph_sizes import draws_plainly, is_decode
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Command, Embedding, Event, Generate, NewTokens
-from gpu_backend.engine.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
 from gpu_backend.engine.requests import Limits
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.sequence import FinishReason, Sequence
-from gpu_backend.engine.upload import upload
-from gpu_backend.engine.verification import num_gained
+from gpu_backend.execution.graph_sizes import draws_plainly, is_decode
+from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.decode_rows import Requests
+from gpu_backend.kernels.layout.decode_rows import Requests
+from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.config import load_model_config
+from gpu_backend.sampling.verification import num_gained
+from gpu_backend.scheduling.forecast import WINDOW
+from gpu_backend.scheduling.grammar_queue import GrammarQueue
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
+from gpu_backend.step.grammar import GrammarCompiler
+from gpu_backend.step.messages import Command, Embedding, Event, Generate, NewTokens
+from gpu_backend.step.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason, Sequence
 
 CPU = torch.device("cpu")
 DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; guessing must seem to pay all the same

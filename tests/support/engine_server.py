@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from gateway.processes import free_port
+from gateway.run.processes import free_port
 from tests.support.waiting import until
 
 

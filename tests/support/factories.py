@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from billing.records import Status, UsageRecord
+from billing.core.records import Status, UsageRecord
 
 
 def make_record(request_id: str, **fields: Any) -> UsageRecord:

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Ready, Timings
-from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Ready, Timings
+from gpu_backend.step.sequence import FinishReason
 
 TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, gpu_seconds=0.25, first_token_steps=2)
 READY = Ready(total_blocks=8, block_size=16, max_model_len=64, device="cpu", dtype="float32")

@@ -17,8 +17,8 @@ import httpx
 from redis import Redis
 
 import migrations
-from gateway.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.processes import descendants_of, free_port, wait_until_gone
+from gateway.dev.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
+from gateway.run.processes import descendants_of, free_port, wait_until_gone
 from tests.support.fault_load import Attempt
 from tests.support.fault_service import Service
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy

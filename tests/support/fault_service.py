@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.processes import last_lines, spawn, stop
+from gateway.run.processes import last_lines, spawn, stop
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
 START_WITHIN = 120.0  # seconds, on a machine that does much else

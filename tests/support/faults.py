@@ -14,8 +14,8 @@ from msgspec import Struct
 from redis import Redis
 from redis.exceptions import TimeoutError as NoAnswer
 
-from gateway.embedded import EmbeddedServer
-from gateway.processes import descendants_of
+from gateway.dev.embedded import EmbeddedServer
+from gateway.run.processes import descendants_of
 from tests.support.fault_house import FaultHouse
 from tests.support.fault_load import Attempt, Load
 from tests.support.fault_service import Service, freeze

@@ -46,8 +46,8 @@ def serve(listener: socket.socket) -> None:
     import pydantic  # noqa: F401  (typer's, which imports it when a command runs)
     import rich.table  # noqa: F401
 
-    import gateway.keys_cli
-    import gateway.teams_cli  # noqa: F401
+    import gateway.commands.keys
+    import gateway.commands.teams  # noqa: F401
     from gateway.__main__ import main
 
     while True:

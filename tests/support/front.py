@@ -13,13 +13,13 @@ from typing import Any
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gpu_backend.config import EngineConfig
 from gpu_backend.server.app import create_app
-from gpu_backend.server.checkpoint import load_checkpoint
-from gpu_backend.server.engine_client import EngineClient, EngineState
+from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
-from protocol.http_server import HttpProtocol
+from gpu_backend.step.config import EngineConfig
+from protocol.serving.http_server import HttpProtocol
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from gateway.access import Caller, Team
-from gateway.answering.call import Call
-from gateway.background import Background
-from gateway.database import Database
-from gateway.providers.base import Request
-from gateway.providers.client import UpstreamClient
-from gateway.safety.abuse import AbuseWatch
-from gateway.safety.checker import OutsideChecker
-from gateway.safety.classifier import Classifier
-from gateway.safety.guard import Guard
-from gateway.safety.outcomes import Outcomes
-from gateway.settings import Safety
+from gateway.calls.call import Call
+from gateway.core.background import Background
+from gateway.core.principals import Caller, Team
+from gateway.core.settings import Safety
+from gateway.moderation.abuse import AbuseWatch
+from gateway.moderation.checker import OutsideChecker
+from gateway.moderation.classifier.classifier import Classifier
+from gateway.moderation.guard import Guard
+from gateway.moderation.outcomes import Outcomes
+from gateway.storage.database import Database
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest, Message
 from router import Wish
 from tests.support.clock import SetClock

@@ -17,21 +17,21 @@ import httpx
 import uvicorn
 
 import migrations
-from billing.money import to_nano
-from billing.prices import Price
-from gateway.app import create_app
-from gateway.audit_log import Act
-from gateway.clients import Networks
-from gateway.connections import LOOPBACK, ConnectionLimit
-from gateway.database import Database
-from gateway.http_protocol import HttpProtocol
-from gateway.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
-from gateway.team_inputs import LimitsInput, NewKey, NewTeam
-from gateway.team_keys import create_key
-from gateway.teams import create_team
-from protocol.listening import UNREAD, open_socket
-from router.catalog import AutoRoute
-from router.targets import Ability, Endpoint, ModelSpec
+from billing.core.money import to_nano
+from billing.core.prices import Price
+from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam
+from gateway.accounts.team_keys import create_key
+from gateway.accounts.teams import create_team
+from gateway.core.client_addresses import Networks
+from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
+from gateway.http.connections import LOOPBACK, ConnectionLimit
+from gateway.http.http_protocol import HttpProtocol
+from gateway.run.app import create_app
+from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
+from protocol.serving.listening import UNREAD, open_socket
+from router.catalog.catalog import AutoRoute
+from router.catalog.targets import Ability, Endpoint, ModelSpec
 from tests.support.waiting import until
 
 TEAM = "team_a"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from billing.adoption import close_at, seize_segments, settle_segment
-from billing.edges import Clock
-from billing.records import UsageRecord
-from billing.segments import KEPT
+from billing.core.edges import Clock
+from billing.core.records import UsageRecord
+from billing.journal.adoption import close_at, seize_segments, settle_segment
+from billing.journal.segments import KEPT
 
 
 def adopt(directory: Path, clock: Clock) -> Iterator[UsageRecord]:

@@ -6,10 +6,10 @@ from datetime import date
 
 from msgspec.structs import replace
 
-from billing.edges import Clock, Database
-from billing.lease_store import NANOUSD, TOKENS, Need, PostgresLeases
-from billing.ledger import insert_records
-from billing.records import UsageRecord
+from billing.core.edges import Clock, Database
+from billing.core.records import UsageRecord
+from billing.ledger.ledger import insert_records
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need, PostgresLeases
 
 
 class Lessee:

@@ -13,13 +13,13 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.edges import Clock
-from billing.holds import Hold, HoldRequest, Limits, RefusedHold, Scope
-from billing.lease_store import TIGHT_CHANNEL, PostgresLeases
-from billing.leases import Leases
-from billing.quotas import Quotas
-from billing.rates import RateLimits
-from gateway.database import Database
+from billing.core.edges import Clock
+from billing.core.holds import Hold, HoldRequest, Limits, RefusedHold, Scope
+from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
+from billing.quotas.leases import Leases
+from billing.quotas.quotas import Quotas
+from billing.quotas.rates import RateLimits
+from gateway.storage.database import Database
 
 TEAM = text("""
     INSERT INTO teams (id, name, limits) VALUES (:id, '', CAST(:limits AS jsonb))

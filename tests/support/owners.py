@@ -9,19 +9,19 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from billing.flusher import Flusher
-from billing.holds import Hold, HoldRequest, Leg, Limits, Scope
-from billing.journal import Journal
-from billing.lease_store import PostgresLeases
-from billing.leases import Leases
-from billing.owner import Owner, owner_id
-from billing.quotas import Quotas
-from billing.rates import DEADLINE, RateLimits
-from billing.records import Status
-from gateway.answering.account import Account
-from gateway.background import stop_all
-from gateway.clock import Clock
-from gateway.database import Database
+from billing.core.holds import Hold, HoldRequest, Leg, Limits, Scope
+from billing.core.records import Status
+from billing.journal.journal import Journal
+from billing.quotas.lease_store import PostgresLeases
+from billing.quotas.leases import Leases
+from billing.quotas.quotas import Quotas
+from billing.quotas.rates import DEADLINE, RateLimits
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.owner import Owner, owner_id
+from gateway.calls.accounting import Account
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from tests.support.factories import make_record
 
 UNLIMITED = Limits()

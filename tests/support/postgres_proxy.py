@@ -1,6 +1,6 @@
 # The way to Postgres, on which answers to COMMIT can be lost, as when a pooler or a failover breaks the connection in
 # that moment: the transaction is done, and whoever asked for it cannot know. A statement that commits at once and waits
-# for the disk afterwards (billing/lease_store.py) loses the answer to that.
+# for the disk afterwards (billing/quotas/lease_store.py) loses the answer to that.
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.corrections import CORRECT
-from billing.ids import uuid7
-from billing.lease_store import NANOUSD, TOKENS, Need, PostgresLeases, Told
-from billing.ledger import write_records
-from billing.records import UsageRecord
-from gateway.database import Database, create_engine
+from billing.core.ids import uuid7
+from billing.core.records import UsageRecord
+from billing.ledger.corrections import CORRECT
+from billing.ledger.ledger import write_records
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need, PostgresLeases, Told
+from gateway.storage.database import Database, create_engine
 from tests.simulation.sql_model import SqlModel
 from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("protocol", "router", "billing", "gateway", "gpu_backend", "migrations", "tests")
+PACKAGES = ("protocol", "router", "billing", "gateway", "gpu_backend", "migrations", "tools", "tests")
 
 
 def compile_share(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import asyncpg
 from sqlalchemy import URL, make_url
 
 import migrations
-from gateway.embedded.server import package_folder
+from gateway.dev.embedded.server import package_folder
 from migrations.service_role import SERVICE_ROLE
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.embedded import EmbeddedPostgres, EmbeddedValkey
-from gateway.processes import is_running
+from gateway.dev.embedded import EmbeddedPostgres, EmbeddedValkey
+from gateway.run.processes import is_running
 
 MEMORY = Path("/dev/shm")  # in a container often of 64 MiB only
 ROOM = 4 << 30  # bytes

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from sqlalchemy import text
 
-from gateway.audit_cli import run_audit
-from gateway.database import Database
-from gateway.settings import Settings
+from gateway.commands.audit import run_audit
+from gateway.core.settings import Settings
+from gateway.storage.database import Database
 from tests.support.waiting import until
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.routes import HANDLERS
+from gateway.http.routes import HANDLERS
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
@@ -22,15 +22,16 @@ from protocol.messages import MessagesRequest
 
 # Whose functions and patterns read it. What operators write (configuration, prices, commands) is theirs to bound.
 PACKAGES = (
-    *("protocol", "router", "gateway.answering", "gateway.batch", "gateway.providers", "gateway.routes"),
-    *("gateway.safety", "gateway.messages_dialect", "gateway.replies", "gateway.held_back", "gateway.team_inputs"),
-    *("gateway.callbacks", "gateway.csv_text", "gateway.usage_period", "gateway.auth"),
-    *("gateway.telemetry.middleware", "gpu_backend.server"),
+    *("protocol", "router", "gateway.calls", "gateway.inference", "gateway.idempotency.replay_buffer", "gateway.batch"),
+    *("gateway.upstreams", "gateway.dialects", "gateway.http", "gateway.moderation", "gateway.shadow"),
+    *("gateway.accounts.schemas", "gateway.accounts.auth", "gateway.egress", "gateway.outbox", "gateway.webhooks"),
+    *("gateway.reports.csv_text", "gateway.reports.usage_period", "gpu_backend.server"),
 )
-NOT_OF_CALLERS = (  # they read what an operator says
-    *("gateway.safety.training", "gateway.safety.moderate_cli", "router.training", "router.complexity_cli"),
-    *("gpu_backend.server.model_source", "gpu_backend.server.model_registry", "gpu_backend.server.checkpoint"),
-    *("gpu_backend.server.serving", "gpu_backend.server.settings", "protocol.listening", "protocol.lines"),
+NOT_OF_CALLERS = (  # they read what an operator says, or a name
+    *("gateway.http.unknown_urls", "gateway.upstreams.resilience"),
+    *("gpu_backend.server.checkpoint.model_source", "gpu_backend.server.checkpoint.model_registry"),
+    *("gpu_backend.server.checkpoint.checkpoint", "gpu_backend.server.serving", "gpu_backend.server.settings"),
+    *("protocol.serving.listening", "protocol.serving.lines"),
 )
 
 # What is read, by the type of a function's first parameter.

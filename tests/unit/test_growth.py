@@ -17,33 +17,33 @@ import msgspec
 import pytest
 from multipart import PushMultipartParser
 
-from billing.holds import Settlement
-from billing.money import NanoDollars
-from billing.prices import Price
-from gateway.answering.collect import Collector
-from gateway.answering.estimate import charged_prompt_tokens, probable_usage
-from gateway.answering.unroll import events_of
+from billing.core.holds import Settlement
+from billing.core.money import NanoDollars
+from billing.core.prices import Price
 from gateway.batch.intake import Intake, read_lines
-from gateway.held_back import judging
-from gateway.messages_dialect import MessagesDialect
-from gateway.providers import anthropic_request
-from gateway.providers.anthropic_events import AnthropicEvents
-from gateway.providers.errors import UpstreamFailure
-from gateway.providers.openai_events import OpenAIEvents
-from gateway.providers.registry import FORMATS
-from gateway.providers.short_ids import short_id
-from gateway.routes.chat import ChatDialect
-from gateway.routes.completions import CompletionDialect
-from gateway.safety.guard import OVERLAP
-from gateway.safety.output_watch import OutputWatch
-from gateway.safety.rules import RULES, holds_phrase
-from gateway.settings import Safety
-from gpu_backend.server import checks, structured
-from gpu_backend.server.chat_template import ChatTemplate
-from gpu_backend.server.requests import NO_EXTENSIONS
-from gpu_backend.server.tokens import StopStrings
-from gpu_backend.server.tool_call_text import CallState, CallText
-from gpu_backend.server.tool_calls import ToolCallReader, ToolStyle
+from gateway.calls.accumulate import Collector
+from gateway.calls.as_events import events_of
+from gateway.calls.estimate import charged_prompt_tokens, probable_usage
+from gateway.core.settings import Safety
+from gateway.dialects.messages import MessagesDialect
+from gateway.http.routes.chat import ChatDialect
+from gateway.http.routes.completions import CompletionDialect
+from gateway.moderation.guard import OVERLAP
+from gateway.moderation.output_watch import OutputWatch
+from gateway.moderation.rules.rules import RULES, holds_phrase
+from gateway.shadow import judging
+from gateway.upstreams.anthropic import request as anthropic_request
+from gateway.upstreams.anthropic.events import AnthropicEvents
+from gateway.upstreams.openai.events import OpenAIEvents
+from gateway.upstreams.registry import FORMATS
+from gateway.upstreams.wire.errors import UpstreamFailure
+from gateway.upstreams.wire.short_ids import short_id
+from gpu_backend.server.checkpoint.chat_template import ChatTemplate
+from gpu_backend.server.checkpoint.tokens import StopStrings
+from gpu_backend.server.checkpoint.tool_call_text import CallState, CallText
+from gpu_backend.server.checkpoint.tool_calls import ToolCallReader, ToolStyle
+from gpu_backend.server.requests import checks, structured
+from gpu_backend.server.requests.bodies import NO_EXTENSIONS
 from protocol.chat import MOST_MESSAGES, ChatReply, ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import MAX_VALUES, decode_with_extra, has_more_values
@@ -53,11 +53,13 @@ from protocol.events import Delta
 from protocol.messages import MessagesRequest
 from protocol.sse import EventReader
 from protocol.usage import Usage
-from router import bounds, fitting, form, thread
-from router.prompt_bounds import bound_prompt
-from router.targets import Ability, ModelSpec
-from router.token_counts import tokens_most
-from router.wish import Wish
+from router import eligibility, sticky
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Ability, ModelSpec
+from router.complexity import text_stats
+from router.prompt_size import bounds
+from router.prompt_size.prompt_bounds import bound_prompt
+from router.prompt_size.token_counts import tokens_most
 from tests.support import hostile_requests as shapes
 from tests.support.chat_templates import FAMILIES
 from tests.support.growth import LAST, Work, growth_of
@@ -88,61 +90,65 @@ RAISING = (
 # What needs more than the text, the body or the request itself, with what is given beside it.
 ARRANGED: dict[str, Callable[[Any], object]] = {
     "protocol.decoding.has_more_values": lambda body: has_more_values(body, len(body) // 4),
-    "router.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
-    "router.bounds.output_limit": lambda request: bounds.output_limit(request, MODEL),
-    "router.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
-    "router.bounds.input_tokens_most": lambda request: bounds.input_tokens_most(request, MODEL),
-    "router.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
-    "router.fitting.needs_of": lambda request: fitting.needs_of(request, Wish(), [MODEL]),
-    "router.token_counts.tokens_most": lambda text: tokens_most(text, None),
-    "router.form.form_of": lambda data: form.form_of(data, data.lower(), form.words_of(data.lower())),
-    "router.thread.judge": lambda request: thread.judge(request, 0.5, lambda asked: 0.5),
-    "router.thread.as_asked": lambda request: thread.as_asked(request, 1),
-    "gateway.answering.estimate.probable_usage": lambda request: probable_usage(request, ChatReply(choices=()), 9),
-    "gateway.answering.estimate.charged_prompt_tokens": lambda request: charged_prompt_tokens(
+    "router.prompt_size.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
+    "router.prompt_size.bounds.output_limit": lambda request: bounds.output_limit(request, MODEL),
+    "router.prompt_size.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
+    "router.prompt_size.bounds.input_tokens_most": lambda request: bounds.input_tokens_most(request, MODEL),
+    "router.prompt_size.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
+    "router.eligibility.needs_of": lambda request: eligibility.needs_of(request, Wish(), [MODEL]),
+    "router.prompt_size.token_counts.tokens_most": lambda text: tokens_most(text, None),
+    "router.complexity.text_stats.form_of": lambda data: text_stats.form_of(
+        data, data.lower(), text_stats.words_of(data.lower())
+    ),
+    "router.sticky.judge": lambda request: sticky.judge(request, 0.5, lambda asked: 0.5),
+    "router.sticky.as_asked": lambda request: sticky.as_asked(request, 1),
+    "gateway.calls.estimate.probable_usage": lambda request: probable_usage(request, ChatReply(choices=()), 9),
+    "gateway.calls.estimate.charged_prompt_tokens": lambda request: charged_prompt_tokens(
         request, MODEL, bound_prompt(request).closely()
     ),
-    "gateway.answering.unroll.events_of": lambda reply: events_of(reply, None),
-    "gateway.providers.anthropic_request.message_body": lambda request: anthropic_request.message_body(
+    "gateway.calls.as_events.events_of": lambda reply: events_of(reply, None),
+    "gateway.upstreams.anthropic.request.message_body": lambda request: anthropic_request.message_body(
         request, "m", 1, streams=True
     ),
-    "gateway.providers.anthropic_request.native_body": lambda asked: anthropic_request.native_body(
+    "gateway.upstreams.anthropic.request.native_body": lambda asked: anthropic_request.native_body(
         asked, asked.as_chat(), "m", streams=True
     ),
-    "gateway.providers.short_ids.short_id": lambda text: short_id(text, 64),
-    "gateway.safety.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
-    "gateway.held_back.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
-    "gateway.held_back.judging.verdict_of": lambda text: judging.verdict_of(text, small_first=True),
-    "gpu_backend.server.checks.check_chat": lambda request: checks.check_chat(request, NO_EXTENSIONS),
-    "gpu_backend.server.checks.check_completion": lambda request: checks.check_completion(request, NO_EXTENSIONS),
-    "gpu_backend.server.structured.grammar_of": lambda request: structured.grammar_of(request, NO_EXTENSIONS),
+    "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
+    "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
+    "gateway.shadow.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
+    "gateway.shadow.judging.verdict_of": lambda text: judging.verdict_of(text, small_first=True),
+    "gpu_backend.server.requests.checks.check_chat": lambda request: checks.check_chat(request, NO_EXTENSIONS),
+    "gpu_backend.server.requests.checks.check_completion": lambda request: checks.check_completion(
+        request, NO_EXTENSIONS
+    ),
+    "gpu_backend.server.requests.structured.grammar_of": lambda request: structured.grammar_of(request, NO_EXTENSIONS),
 }
 # What is measured by a test of its own, or reads nothing long.
 ELSEWHERE = {
     "protocol.decoding.decode": "test_decoding",
     "protocol.decoding.decode_with_extra": "test_decoding",
-    "gpu_backend.server.requests.read_body": "test_decoding",
-    "gateway.providers.openai_replies.read_whole": "test_a_format",
-    "gateway.held_back.judging.judge_request": "shows so many characters of each",
-    "gateway.held_back.judging.longest_judge_request": "shows so many characters of each",
-    "gpu_backend.server.tools.read_tools": "takes 128 tools, whose grammar is bounded",
-    "gpu_backend.server.requests.sampling_of": "reads numbers",
-    "router.bounds.limit_within": "reads numbers, once the prompt is measured",
-    "router.bounds.with_output_limit": "puts a number in",
-    "router.bounds.worthwhile_limit": "reads numbers",
+    "gpu_backend.server.requests.bodies.read_body": "test_decoding",
+    "gateway.upstreams.openai.replies.read_whole": "test_a_format",
+    "gateway.shadow.judging.judge_request": "shows so many characters of each",
+    "gateway.shadow.judging.longest_judge_request": "shows so many characters of each",
+    "gpu_backend.server.requests.tools.read_tools": "takes 128 tools, whose grammar is bounded",
+    "gpu_backend.server.requests.bodies.sampling_of": "reads numbers",
+    "router.prompt_size.bounds.limit_within": "reads numbers, once the prompt is measured",
+    "router.prompt_size.bounds.with_output_limit": "puts a number in",
+    "router.prompt_size.bounds.worthwhile_limit": "reads numbers",
     "router.choose.choose_route": "measures by needs_of",
     "router.choose.permitted_name": "reads a name",
-    "router.pictures.picture_tokens_most": "reads a name of the catalogue",
-    "router.token_counts.counter_of": "reads what an operator says",
+    "router.prompt_size.pictures.picture_tokens_most": "reads a name of the catalogue",
+    "router.prompt_size.token_counts.counter_of": "reads what an operator says",
     "router.sampling.route_with_large": "reads a name of the catalogue",
     "protocol.errors.invalid_value": "writes a refusal",
-    "gpu_backend.server.requests.invalid": "writes a refusal",
-    "gateway.routes.exchange.read_whole": "reads twenty digits",
+    "gpu_backend.server.requests.bodies.invalid": "writes a refusal",
+    "gateway.http.exchange.read_whole": "reads twenty digits",
     "gateway.batch.results.error_of": "writes an error",
-    "gateway.providers.openai_parts.made_up_id": "reads 200 characters",
-    "gateway.safety.genuine.is_assigned": "reads what its rule found, which is short",
-    "gateway.safety.genuine.is_bearer": "reads what its rule found, which is short",
-    "gateway.callbacks.signing.signed_headers": "signs what the house writes",
+    "gateway.upstreams.openai.parts.made_up_id": "reads 200 characters",
+    "gateway.moderation.rules.genuine.is_assigned": "reads what its rule found, which is short",
+    "gateway.moderation.rules.genuine.is_bearer": "reads what its rule found, which is short",
+    "gateway.outbox.signing.signed_headers": "signs what the house writes",
 }
 
 
@@ -358,15 +364,15 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         "stream",
         [lambda said: _fed(EventReader(), _pieces(said, 7)), lambda said: _fed(EventReader(), [said])],
     ),
-    "gateway.providers.openai_events.OpenAIEvents": (
+    "gateway.upstreams.openai.events.OpenAIEvents": (
         "stream",
         [lambda said: _fed(OpenAIEvents(), _pieces(said, 99)), lambda said: _fed(OpenAIEvents(), [said])],
     ),
-    "gateway.providers.anthropic_events.AnthropicEvents": (
+    "gateway.upstreams.anthropic.events.AnthropicEvents": (
         "stream",
         [lambda said: _fed(AnthropicEvents(), _pieces(said, 99)), lambda said: _fed(AnthropicEvents(), [said])],
     ),
-    "gpu_backend.server.tokens.StopStrings": (
+    "gpu_backend.server.checkpoint.tokens.StopStrings": (
         "text",
         [
             lambda text: _fed(StopStrings(["ab"]), [text]),
@@ -374,8 +380,11 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
             lambda text: _fed(StopStrings([f"{text}\0"]), [text, "\1"]),  # and has not, but for its last one
         ],
     ),
-    "gpu_backend.server.tool_call_text.CallText": ("text", [_read_call, lambda text: _read_call(f'{{"a": "{text}')]),
-    "gpu_backend.server.tool_calls.ToolCallReader": (
+    "gpu_backend.server.checkpoint.tool_call_text.CallText": (
+        "text",
+        [_read_call, lambda text: _read_call(f'{{"a": "{text}')],
+    ),
+    "gpu_backend.server.checkpoint.tool_calls.ToolCallReader": (
         "text",
         [
             lambda text: _fed(ToolCallReader(ToolStyle.HERMES, ["f"], str), _pieces(text, 4)),
@@ -384,31 +393,31 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         ],
     ),
     "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
-    "gateway.messages_dialect.MessagesDialect": ("events", [_dialect(lambda: MessagesDialect("m", "0-1"))]),
-    "gateway.routes.chat.ChatDialect": (
+    "gateway.dialects.messages.MessagesDialect": ("events", [_dialect(lambda: MessagesDialect("m", "0-1"))]),
+    "gateway.http.routes.chat.ChatDialect": (
         "events",
         [_dialect(lambda: ChatDialect(ChatRequest(model="m", messages=()), "0-1", 0))],
     ),
-    "gateway.routes.completions.CompletionDialect": (
+    "gateway.http.routes.completions.CompletionDialect": (
         "events",
         [_dialect(lambda: CompletionDialect(CompletionRequest(model="m", prompt="a"), "0-1", 0))],
     ),
 }
 MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "multipart.PushMultipartParser": ("form", [_parse_form]),
-    "gateway.answering.collect.Collector": ("events", [_collected]),
+    "gateway.calls.accumulate.Collector": ("events", [_collected]),
 }
 BESIDE = {
-    "gpu_backend.server.tokens.Detokenizer": "keeps one unfinished character",
+    "gpu_backend.server.checkpoint.tokens.Detokenizer": "keeps one unfinished character",
     "gpu_backend.server.generation.Generation": "passes on what Reply writes",
-    "gateway.answering.reply.Reply": "passes on what dialects write",
-    "gateway.replies.Written": "keeps what a dialect wrote",
-    "gateway.answering.hooks.ReplyHook": "does nothing",
-    "gateway.safety.output_watch._Nobody": "does nothing",
-    "gateway.safety.output_watch.OutputWatch": "test_the_content_policy",
-    "gateway.routes.embeddings.EmbeddingDialect": "has no stream",
-    "gateway.providers.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
-    "gateway.held_back.taker.Watch": "drops what is longer than it keeps",
+    "gateway.inference.reply.Reply": "passes on what dialects write",
+    "gateway.http.responses.Written": "keeps what a dialect wrote",
+    "gateway.calls.hooks.ReplyHook": "does nothing",
+    "gateway.moderation.output_watch._Nobody": "does nothing",
+    "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
+    "gateway.http.routes.embeddings.EmbeddingDialect": "has no stream",
+    "gateway.upstreams.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
+    "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
 }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Container
 from functools import cache
 from pathlib import Path
@@ -20,9 +22,20 @@ MAY_USE = {
     "gpu_backend": {"protocol"},
     "migrations": {"billing", "gateway"},
     "gateway": {"protocol", "billing", "router", "migrations", "gpu_backend"},
+    "tools": {"protocol", "router", "gateway", "gpu_backend"},
 }
+# Folders that import from one below them in the order of docs/architecture.md. May only become fewer.
+AGAINST_THE_ORDER: set[tuple[str, str]] = {
+    ("gateway/inference", "gateway/shadow"),
+    ("gpu_backend/speculation", "gpu_backend/engine"),
+}
+# What needs no web stack.
+CORE = (
+    *("engine", "execution", "hardware", "kernels", "kv_cache"),
+    *("models", "sampling", "scheduling", "speculation", "step"),
+)
 # The gateway meets the engine over HTTP; only the all-in-one command knows where the demo model lies.
-MAY_KNOW_THE_ENGINE = {"gateway/local/house.py"}
+MAY_KNOW_THE_ENGINE = {"gateway/dev/stack.py"}
 
 
 @cache
@@ -65,6 +78,49 @@ def test_no_module_needs_itself() -> None:
         pytest.fail(" -> ".join(reversed(exc.args[1])))
 
 
+def test_folders_use_only_those_above_them() -> None:
+    """Folders stand in one order, which docs/architecture.md shows: each imports only from those above it there."""
+    place = {folder: number for number, folder in enumerate(told_folders())}
+    names = {name_of(path): path for package in MAY_USE for path in modules_of(package)}
+    wrong = set()
+    for path in names.values():
+        folder = folder_of(path)
+        used = {folder_of(names[name]) for name in needs_of(path, names)} - {folder}
+        wrong |= {(folder, other) for other in used & place.keys() if place[other] > place.get(folder, -1)}
+
+    assert wrong == AGAINST_THE_ORDER, "folder that imports, folder below it that it imports from"
+
+
+def test_architecture_names_every_folder() -> None:
+    """Every folder that holds modules has its line in docs/architecture.md, and no other has."""
+    holding = {folder_of(path) for package in MAY_USE for path in modules_of(package) if not is_mere_package(path)}
+
+    assert sorted(told_folders()) == sorted(holding)
+
+
+def test_folders_are_small() -> None:
+    """A folder is one idea: at most 15 modules, migrations apart; and at most eight lie flat in gateway/."""
+    holding = Counter(folder_of(path) for package in MAY_USE for path in modules_of(package) if path.stem != "__init__")
+    del holding["migrations/versions"]
+
+    assert {folder: size for folder, size in holding.items() if size > 15} == {}
+    assert holding["gateway"] <= 8
+
+
+def told_folders() -> list[str]:
+    """Return the folders of docs/architecture.md in their order, lowest first."""
+    return re.findall(r"^\| `([\w/]+)/` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+
+
+def folder_of(path: Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
+
+
+def is_mere_package(path: Path) -> bool:
+    """Whether a file only says that its folder is a package."""
+    return path.stem == "__init__" and not ast.parse(path.read_text()).body
+
+
 def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
@@ -82,10 +138,10 @@ def needs_of(path: Path, names: Container[str]) -> set[str]:
 
 
 def test_only_the_server_of_the_engine_knows_the_web() -> None:
-    """engine/, models/ and kernels/ run on a bare GPU image: torch, triton, safetensors, tokenizers, nothing else."""
+    """The core of the engine runs on a bare GPU image: torch, triton, safetensors, tokenizers, nothing else."""
     foreign = {"protocol", "msgspec", "litestar", "uvicorn", "httpx", "numpy", "transformers", "jinja2", "structlog"}
     wrong = []
-    for folder in ("engine", "models", "kernels"):
+    for folder in CORE:
         for path in modules_of(f"gpu_backend/{folder}"):
             used = {name.split(".")[0] for name in imports_of(path)} & foreign
             wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in used]
@@ -104,14 +160,14 @@ def test_the_gateway_meets_the_engine_only_over_http() -> None:
     assert knowing <= MAY_KNOW_THE_ENGINE
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.cli", "gateway.local.house", "gpu_backend.server.app"])
+@pytest.mark.parametrize("module", ["gateway.run.app", "gateway.cli", "gateway.dev.stack", "gpu_backend.server.app"])
 def test_what_serves_never_loads_the_heavy_libraries(module: str) -> None:
     """A gateway's or front end's memory has no room for torch, scikit-learn, scipy or transformers; a gateway's, as its
     command imports it, none for SQLAlchemy's ORM and rich either."""
     code = f"import sys, {module}"
     heavy = ["torch", "sklearn", "scipy", "transformers"]
-    if module == "gateway.app":
-        code = f"from gateway.lean_imports import import_leanly; import_leanly(); {code}"
+    if module == "gateway.run.app":
+        code = f"from gateway.run.lean_imports import import_leanly; import_leanly(); {code}"
         heavy += ["sqlalchemy.orm", "rich"]
     code += f"; print([name for name in {heavy} if name in sys.modules])"
 

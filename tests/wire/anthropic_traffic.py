@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.providers.anthropic import AnthropicFormat
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from protocol.chat import FinishReason
 from protocol.usage import Usage
 from tests.wire.traffic import CHAT, Failing, Said, Streamed, Whole, WireFormat

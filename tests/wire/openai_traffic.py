@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.providers.openai import OpenAIFormat
-from gateway.providers.openai_parts import made_up_id
+from gateway.upstreams.openai.parts import made_up_id
+from gateway.upstreams.openai.wire_format import OpenAIFormat
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.providers.anthropic import AnthropicFormat
-from gateway.providers.anthropic_fit import Unsayable
-from gateway.providers.anthropic_request import CACHED_FROM
-from gateway.providers.errors import UpstreamRefused
+from gateway.upstreams.anthropic.fit import Unsayable
+from gateway.upstreams.anthropic.request import CACHED_FROM
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.wire.errors import UpstreamRefused
 from protocol.chat import (
     CacheControl,
     ChatRequest,

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.providers.base import EventStream, UpstreamRequest
-from gateway.providers.client import UpstreamClient
-from gateway.providers.errors import UpstreamFailure
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.wire.base import EventStream, UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.events import Event
 from tests.support.raw_upstream import serving
 from tests.wire.test_conformance import FORMATS, events_of, formats, streams

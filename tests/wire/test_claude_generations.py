@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.claude_models import rules_of
-from gateway.providers.anthropic import AnthropicFormat
-from gateway.providers.anthropic_fit import Unsayable
-from gateway.providers.base import UpstreamRequest
+from gateway.model_facts.claude_models import rules_of
+from gateway.upstreams.anthropic.fit import Unsayable
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.wire.base import UpstreamRequest
 from protocol.chat import (
     ChatRequest,
     Function,
@@ -40,8 +40,8 @@ from protocol.messages import (
     ToolUseBlock,
     Turn,
 )
-from router.prompt_bounds import bound_prompt
-from router.targets import Target
+from router.catalog.targets import Target
+from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.anthropic_rules import GENERATIONS, check_body
 from tests.wire.traffic import TARGET, asking
 

@@ -7,7 +7,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.providers.errors import UpstreamError
+from gateway.upstreams.wire.errors import UpstreamError
 from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply

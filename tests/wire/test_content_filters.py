@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.providers.anthropic import AnthropicFormat
-from gateway.providers.errors import UpstreamError, UpstreamFiltered
-from gateway.providers.openai import OpenAIFormat
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFiltered
 from tests.wire.traffic import CHAT, read_stream
 
 FOUND = {"hate": {"filtered": True, "severity": "high"}, "violence": {"filtered": False}, "a\nb": {"filtered": True}}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.answering.collect import Collector
-from gateway.providers.errors import UpstreamFailure
+from gateway.calls.accumulate import Collector
+from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.events import Delta
 from tests.wire.test_conformance import formats
 from tests.wire.traffic import WireFormat, read_stream

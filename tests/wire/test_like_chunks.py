@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.providers.anthropic import AnthropicFormat
-from gateway.providers.base import EventStream, Provider
-from gateway.providers.like_chunks import LESSONS
-from gateway.providers.openai import OpenAIFormat
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.wire.base import EventStream, Provider
+from gateway.upstreams.wire.like_chunks import LESSONS
 from protocol.events import Delta
 from tests.wire.openai_traffic import TEXT, chunk, text_chunk
 from tests.wire.traffic import CHAT, read_stream

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.providers.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
-from gateway.providers.manners import LEARNT_FOR, KnownManners, Manners, usual_manners
-from gateway.providers.openai import OpenAIFormat
-from gateway.providers.reading import read_retry_after
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
+from gateway.upstreams.wire.quirks import LEARNT_FOR, KnownManners, Manners, usual_manners
+from gateway.upstreams.wire.reading import read_retry_after
 from protocol.chat import (
     CacheControl,
     ChatReply,

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.processes import free_port
-from gateway.providers.base import UpstreamRequest
-from gateway.providers.client import UpstreamClient, UpstreamResponse
-from gateway.providers.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
+from gateway.run.processes import free_port
+from gateway.upstreams.client import UpstreamClient, UpstreamResponse
+from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from tests.support.raw_upstream import serving
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.providers import connection, pool
-from gateway.providers.base import UpstreamRequest
-from gateway.providers.client import UpstreamClient
-from gateway.providers.errors import UpstreamError, UpstreamTimeout
-from gateway.providers.pool import Origin, place_of
+from gateway.upstreams import connection, pool
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.pool import Origin, place_of
+from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamTimeout
 from tests.support.raw_upstream import LENGTH
 from tests.support.receiver import answer, certificate_for, receiving
 from tests.support.waiting import until_found

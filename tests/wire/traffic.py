@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from billing.prices import Price
-from gateway.providers.base import Asking, EventStream, Provider, Request
-from gateway.providers.errors import UpstreamFailure
+from billing.core.prices import Price
+from gateway.upstreams.wire.base import Asking, EventStream, Provider, Request
+from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
-from router.targets import Ability, Endpoint, ModelSpec, Target
+from router.catalog.targets import Ability, Endpoint, ModelSpec, Target
 
 TARGET = Target(
     ModelSpec(

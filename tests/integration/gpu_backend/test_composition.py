@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.composition import APART, ENGINE_FEATURES, EXACT
-from gpu_backend.engine.cost import StepCost
-from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Abort, Generate
 from gpu_backend.engine.requests import Limits, find_problem
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.execution.runner import Runner
+from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
-from gpu_backend.server.tokens import TextCodec
+from gpu_backend.speculation.composition import APART, ENGINE_FEATURES, EXACT
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost
+from gpu_backend.step.grammar import is_available
+from gpu_backend.step.messages import Abort, Generate
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import Answer, collect, expect_short_replies, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpu_backend.demo_model import CHECKPOINT
-from gpu_backend.demo_model.lessons import read_lessons
+from tools.demo_training.lessons import read_lessons
 
 ANSWERS = {lesson.id: lesson.answer for lesson in read_lessons()}
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.messages import (
+from gpu_backend.engine.process import EngineProcess
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import (
     Abort,
     Drain,
     Drained,
@@ -26,9 +27,8 @@ from gpu_backend.engine.messages import (
     NewTokens,
     Ready,
 )
-from gpu_backend.engine.process import EngineProcess
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import answer_all, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -162,7 +162,7 @@ def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd
 
 PARENT = """
 import sys, time
-from gpu_backend.config import EngineConfig
+from gpu_backend.step.config import EngineConfig
 from gpu_backend.engine.process import EngineProcess
 if __name__ == "__main__":
     engine = EngineProcess.start(EngineConfig(model=sys.argv[1], device="cpu", num_threads=1))

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_backend.engine.batch import build_batch
-from gpu_backend.engine.plan import SequenceStep, StepPlan
-from gpu_backend.engine.sampling_params import SamplingParams
-from gpu_backend.kernels.grouping import Grouping
+from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.models.config import ARCHITECTURES, load_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint
+from gpu_backend.step.batch import build_batch
+from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")

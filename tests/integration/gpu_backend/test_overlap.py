@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_backend.engine.grammar import is_available
-from gpu_backend.engine.messages import Embed, Generate
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.step.grammar import is_available
+from gpu_backend.step.messages import Embed, Generate
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.support.engine import answer_all, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import StepCost
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Generate, Ready
 from gpu_backend.engine.process import EngineProcess
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampling_params import SamplingParams
+from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost
+from gpu_backend.step.messages import Generate, Ready
+from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import answer_all, expect_short_replies, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -153,7 +153,7 @@ def test_rank_that_cannot_make_a_graph_keeps_nobody_waiting(tmp_path: Path, caps
 FAILS_ALONE = """
 import os, sys
 from pathlib import Path
-from gpu_backend.engine.plan import DeviceLost
+from gpu_backend.step.plan import DeviceLost
 from tests.support.engine import answer_all, greedy, model_loop
 
 loop = model_loop(Path(sys.argv[1]), tensor_parallel_size=2)

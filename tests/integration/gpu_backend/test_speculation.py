@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_backend.engine import drafter
-from gpu_backend.engine.composition import EXACT, OFF
-from gpu_backend.engine.grammar import is_available
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.messages import Abort, Command, Embed, Generate
-from gpu_backend.engine.plan import SequenceStep
-from gpu_backend.engine.runner import Runner
-from gpu_backend.engine.sampler import Sampled, sample
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.execution import draft_model
+from gpu_backend.execution.runner import Runner
 from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.sampling.sampler import Sampled, sample
+from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
-from gpu_backend.server.tokens import TextCodec
+from gpu_backend.speculation.composition import EXACT, OFF
+from gpu_backend.step.grammar import is_available
+from gpu_backend.step.messages import Abort, Command, Embed, Generate
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, guess_from, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
@@ -254,7 +254,7 @@ def test_draft_that_draws_with_the_same_noise_agrees_more_often(
     shares = []
     for own_dice in (False, True):
         if own_dice:
-            monkeypatch.setattr(drafter, "sample", sample_with_own_dice)
+            monkeypatch.setattr(draft_model, "sample", sample_with_own_dice)
         loop = model_loop(llama, **drafting(draft))
         answer_all(loop, commands)
         assert loop.scheduler.speculator is not None

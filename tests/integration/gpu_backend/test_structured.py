@@ -13,11 +13,11 @@ from threading import Event
 
 import pytest
 
-from gpu_backend.engine.grammar import Constraint, GrammarCompiler, begin_masks, is_available
-from gpu_backend.engine.messages import Abort, Drain, Drained, Generate
-from gpu_backend.engine.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.engine.sequence import FinishReason
-from gpu_backend.server.tokens import TextCodec
+from gpu_backend.server.checkpoint.tokens import TextCodec
+from gpu_backend.step.grammar import Constraint, GrammarCompiler, begin_masks, is_available
+from gpu_backend.step.messages import Abort, Drain, Drained, Generate
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
+from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import (
     Answer,
     answer_all,

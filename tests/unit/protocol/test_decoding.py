@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.team_inputs import TeamPatch
+from gateway.accounts.schemas import TeamPatch
 from protocol.chat import ChatRequest, FunctionCall, Message, StreamOptions, ToolCall, check_arguments
 from protocol.decoding import MAX_DEPTH, convert, decode, decode_with_extra, has_more_values
 from protocol.errors import BadRequest, TooLarge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import errors as gateway_errors
+from gateway.core import errors as gateway_errors
 from protocol import errors as protocol_errors
 from protocol.errors import BadRequest, ServiceError
 from protocol.usage import Usage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from billing.money import to_nano
-from billing.prices import Price
+from billing.core.money import to_nano
+from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
 from router import Ability, Catalog, Endpoint, ModelSpec, Target
-from router.catalog import AutoRoute
+from router.catalog.catalog import AutoRoute
 
 CHAT = frozenset({Ability.CHAT})
 EVERYTHING = frozenset(Ability)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from billing.money import to_nano
-from billing.prices import LaterPrice, Price
+from billing.core.money import to_nano
+from billing.core.prices import LaterPrice, Price
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Message, TextPart, Tool
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from router import Ability, TargetHealth, Tier, Wish, choose_route
-from router.abilities import InferenceRequest
-from router.catalog import AutoRoute
-from router.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.catalog import AutoRoute
+from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
 
 OPEN = TargetHealth(is_open=True)

@@ -7,15 +7,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.prices import cost_of
+from billing.core.prices import cost_of
 from protocol.chat import Function, JsonObjectFormat, Tool
 from protocol.embeddings import EmbeddingRequest
 from router import Ability, Catalog, Target, TargetHealth, Tier, Wish, choose_route
-from router.abilities import InferenceRequest, needed_abilities
-from router.bounds import cost_most
-from router.errors import ModelNotAllowed, NoTargetFits
-from router.order import SAME_COST, expected_usage
-from router.prompt_bounds import bound_prompt, prompt_tokens_least
+from router.catalog.capabilities import InferenceRequest, needed_abilities
+from router.catalog.errors import ModelNotAllowed, NoTargetFits
+from router.prompt_size.bounds import cost_most
+from router.prompt_size.prompt_bounds import bound_prompt, prompt_tokens_least
+from router.ranking import SAME_COST, expected_usage
 from tests.unit.router.examples import catalog, chat, model
 
 NAMES = ("a", "b", "c", "d")

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.catalog.targets import Endpoint, Target
 from router.replicas import by_beginning
-from router.targets import Endpoint, Target
 from tests.support.house import model
 
 REPLICAS = [Target(model("m"), Endpoint("here", f"http://gpu-{number}:8100/v1")) for number in range(4)]

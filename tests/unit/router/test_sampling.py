@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.clock import Clock
+from gateway.core.clock import Clock
 from protocol.chat import ChatRequest, Message
 from protocol.embeddings import EmbeddingRequest
-from router.catalog import AutoRoute, Catalog
+from router.catalog.catalog import AutoRoute, Catalog
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Ability, Endpoint, Route
 from router.sampling import ONE_IN, is_sampled, judge_named
-from router.targets import Ability, Endpoint, Route
-from router.wish import Wish
 from tests.support.house import model
 
 SMALL, LARGE = model("small", context=100), model("large")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batch.estimate import requests_before, with_hurried
-from gateway.batch.pace import FIRST_REST, LONGEST_REST, MOST_LANES, ONCE_IN, Pace, Paces
+from gateway.batch.running.adaptive_concurrency import FIRST_REST, LONGEST_REST, MOST_LANES, ONCE_IN, Pace, Paces
 from gateway.batch.turns import SHARES, Turns, Waiting
 from tests.support.clock import SetClock
 

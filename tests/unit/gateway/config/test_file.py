@@ -13,14 +13,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import gpu_backend.demo_model
-from billing.money import to_nano
-from billing.prices import Price, PriceStep
+from billing.core.money import to_nano
+from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.settings import Settings, Tracing
-from router.catalog import AutoRoute, HeldBack
-from router.targets import Ability, Endpoint, Tier
-from router.token_counts import ENCODINGS
+from gateway.core.settings import Settings, Tracing
+from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.targets import Ability, Endpoint, Tier
+from router.prompt_size.token_counts import ENCODINGS
 
 ENV = {
     "DATABASE_URL": "postgresql://house:pass@db/tollgate",

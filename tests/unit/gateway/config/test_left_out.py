@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config.file import ConfigFaults, Fault, load_settings
-from gateway.settings import Settings
+from gateway.core.settings import Settings
 
 ROOT = Path(__file__).parents[4]
 STORES = {

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from billing.prices import Price, PriceStep, Rates
-from gateway import settings
+from billing.core.prices import Price, PriceStep, Rates
 from gateway.config.file import DEFAULT_DATA_DIR
 from gateway.config.models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
-from gateway.durations import read_duration
-from router.catalog import AutoRoute, HeldBack
-from router.targets import Endpoint, ModelSpec
+from gateway.core import settings
+from gateway.core.durations import read_duration
+from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.targets import Endpoint, ModelSpec
 
 PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
 ROWS = {

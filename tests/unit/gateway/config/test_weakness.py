@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.weakness import why_weak
-from gateway.keys import new_admin_key
-from gateway.local.config import HouseSecrets
+from gateway.core.keys import new_admin_key
+from gateway.dev.config import HouseSecrets
 
 GOOD = "4c1f09a27be85d6377aa10"
 FILE = """\

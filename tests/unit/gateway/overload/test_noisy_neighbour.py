@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gateway.overload.turns import Room, Slot, Ticket, Turns
+from gateway.overload.slots import Room, Slot, Ticket, Turns
 
 SLOTS = 48
 TEAMS = 8

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gpu_backend.engine.messages import Abort, Embed, Generate, NewTokens
-from gpu_backend.engine.sequence import FinishReason
+from gpu_backend.step.messages import Abort, Embed, Generate, NewTokens
+from gpu_backend.step.sequence import FinishReason
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import CHAT, END, token_ids
 

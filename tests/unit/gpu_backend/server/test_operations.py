@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpu_backend.engine.messages import LoadReport
-from gpu_backend.server.engine_metrics import EngineReading
+from gpu_backend.server.client.engine_metrics import EngineReading
 from gpu_backend.server.metrics import Metrics
+from gpu_backend.step.messages import LoadReport
 from tests.support.fake_engine import READY, FakeEngine, speaking
 from tests.support.front import CHAT, running_front
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpu_backend.config import EngineConfig
-from gpu_backend.engine.cost import StepCost, StepWork, chunk_work
 from gpu_backend.simulate.__main__ import main
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
-from gpu_backend.simulate.house import replay
 from gpu_backend.simulate.pressure import Load, make_replica, try_out
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory
+from gpu_backend.simulate.replicas import replay
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 from tests.support.traces import AZURE_CHAT, trace_path
 
 # A tenth of a second a step, a millisecond a token beyond the hundred that hide behind the weights.

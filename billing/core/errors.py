@@ -1,0 +1,129 @@
+# What can go wrong about money and limits, as clients see it.
+#
+#   ServiceError
+#   ├── RateLimited        429  rate_limit_exceeded   wait retry-after, then try again
+#   ├── QuotaExhausted     429  insufficient_quota    what is settled leaves no room: do not retry
+#   ├── ExceedsLimit       429  rate_limit_exceeded   this request alone is too large: ask for less
+#   ├── LimitUnknown       503  overloaded            Postgres is away, and the process has no room of its own left
+#   └── JournalFull        503  overloaded            no room to write the call down
+
+from __future__ import annotations
+
+import math
+
+from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, LimitName, RefusedHold
+from billing.core.money import to_text
+from protocol.errors import ServiceError
+
+
+class RateLimited(ServiceError):
+    """A limit has no room now, and will have some after ``retry-after``."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class QuotaExhausted(ServiceError):
+    """What is settled leaves no room until the limit's period ends or somebody raises it."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class ExceedsLimit(ServiceError):
+    """The request would not fit even into an unused limit; waiting cannot help."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class LimitUnknown(ServiceError):
+    """What a limit has left cannot be told now, so the call may not begin."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
+class JournalFull(ServiceError):
+    """The call cannot be written down, so it may not begin."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
+def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError:
+    """Return the error that tells a caller why its hold was refused, and whether to try again.
+
+    ``fits``: the largest ``max_tokens`` for which there is room now, below 0 where the prompt alone is too much;
+    ``None`` for a call that has no such limit.
+    """
+    error = _refusal_error(refused, fits)
+    error.limit = f"{refused.scope.kind}.{refused.limit.value}"
+    return error
+
+
+def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
+    whose = "this key" if refused.scope.kind == "key" else f"team {refused.scope.id}"
+    limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
+    wanted = _amount(refused, refused.wanted)
+    do_not_retry = {"x-should-retry": "false"}
+    if refused.cap == 0 and refused.alone_exceeds:
+        return QuotaExhausted(f"{limit} lets nothing through. An administrator can raise it.", headers=do_not_retry)
+    if refused.alone_exceeds:
+        return ExceedsLimit(
+            f"{limit} is smaller than this request alone, which may use {wanted}. {_what_fits(fits)}",
+            param="input" if fits is None else "max_tokens",
+            headers=do_not_retry,
+        )
+    if refused.is_settled and refused.limit in (*DOLLAR_LIMITS, LimitName.TOKENS_PER_DAY):
+        return QuotaExhausted(
+            f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. {_what_fits(fits)} "
+            "The limit opens again when its period ends; an administrator can raise it.",
+            param="max_tokens" if fits is not None and fits > 0 else None,
+            headers=do_not_retry,
+        )
+    wait = max(1, math.ceil(refused.retry_after or 1))
+    if refused.is_unknown:
+        return LimitUnknown(
+            f"{limit} cannot be checked just now: what is used is not known. Try again in {wait} s.",
+            headers={"retry-after": str(wait)},
+        )
+    taken = f"{_amount(refused, refused.used)} are used"
+    if refused.held:
+        taken += f" and {_amount(refused, refused.held)} held by running requests"
+    return RateLimited(
+        f"{limit} has no room for {wanted} now: {taken}. Try again in {wait} s.",
+        headers={"retry-after": str(wait)},
+    )
+
+
+def _what_fits(fits: int | None) -> str:
+    if fits is None:
+        return "Shorten the input."
+    if fits < 1:
+        return "What is left does not cover the prompt, whatever max_tokens says. Shorten it."
+    return f"With max_tokens of {fits:,} or less there is room now; a shorter prompt leaves more."
+
+
+def _amount(refused: RefusedHold, value: int) -> str:
+    if refused.limit in DOLLAR_LIMITS:
+        return f"${to_text(value)}"
+    unit = "token" if refused.limit in TOKEN_LIMITS else "request"
+    return f"{value:,} {unit}{'' if value == 1 else 's'}"
+
+
+def _per(limit: LimitName) -> str:
+    match limit:
+        case LimitName.REQUESTS_PER_MINUTE | LimitName.TOKENS_PER_MINUTE:
+            return "per minute"
+        case LimitName.TOKENS_PER_DAY | LimitName.USD_PER_DAY:
+            return "per day (UTC)"
+        case LimitName.USD_PER_MONTH:
+            return "per month (UTC)"
+        case LimitName.CONCURRENT_REQUESTS:
+            return "at a time"

@@ -1,0 +1,155 @@
+# What a model's tokens cost: dollars per million, whole nano-dollars per million inside. A price may rise with the
+# prompt (long context) and change on a day that is known ahead; what is charged is rounded once, up.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from msgspec import Struct
+
+from billing.core.money import NanoDollars
+from protocol.usage import Usage
+
+MILLION = 1_000_000
+
+
+class Rates(Struct, frozen=True, kw_only=True):
+    """Nano-dollars per million tokens of each kind.
+
+    Parts of the prompt without a price of their own cost what ``input`` costs, reasoning what ``output`` costs.
+    """
+
+    input: NanoDollars
+    output: NanoDollars
+    cached_input: NanoDollars | None = None
+    cache_write: NanoDollars | None = None  # kept for five minutes: no request of ours can ask for an hour
+    reasoning: NanoDollars | None = None
+
+    @property
+    def dearest_input(self) -> int:
+        """What a token of the prompt costs at the most, whichever kind it turns out to be."""
+        return max(self.input, self.cached_input or 0, self.cache_write or 0)
+
+    @property
+    def dearest_output(self) -> int:
+        """What a token of the answer costs at the most."""
+        return max(self.output, self.reasoning or 0)
+
+
+class PriceStep(Rates, frozen=True, kw_only=True):
+    """What every token of a call costs once its prompt has more than ``above`` tokens, cached ones included."""
+
+    above: int
+
+
+class Price(Rates, frozen=True, kw_only=True):
+    """What a model costs: up to its first step as it says itself, beyond each step as the step says.
+
+    Crossing a step changes the price of the whole call, not only of the part beyond, as every provider with such
+    prices has it (Anthropic, Google, OpenAI, xAI: "long context").
+    """
+
+    request: NanoDollars = NanoDollars(0)  # for each call, whatever its tokens
+    steps: tuple[PriceStep, ...] = ()  # by rising ``above``
+    batch_discount: float = 1.0  # the factor on everything in tier batch; below 1 at our own engines alone
+    later: tuple[LaterPrice, ...] = ()  # announced changes, in their order
+
+
+class LaterPrice(Struct, frozen=True):
+    """A price that takes the place of another at a moment known ahead."""
+
+    starts: float  # unix seconds
+    price: Price
+
+
+def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:
+    """Return what ``usage`` costs at ``price``, rounded once, up, to a whole nano-dollar.
+
+    ``at`` is when the call was made (unix seconds); unsaid, announced changes are left out of account. Counts that
+    cannot be are read as the nearest that can: none below zero, no part larger than its whole.
+    """
+    discount = price.batch_discount
+    if price.later and at is not None:
+        price = price_at(price, at)
+    prompt, output = usage.input_tokens, usage.output_tokens
+    if prompt < 0 or output < 0:
+        prompt, output = max(0, prompt), max(0, output)
+    rates = rates_for(prompt, price) if price.steps else price
+    per_million = prompt * rates.input + output * rates.output + price.request * MILLION
+    if usage.cached_input_tokens or usage.cache_write_tokens:
+        cached = min(max(0, usage.cached_input_tokens), prompt)
+        per_million += cached * (0 if rates.cached_input is None else rates.cached_input - rates.input)
+        written = min(max(0, usage.cache_write_tokens), prompt - cached)
+        per_million += written * (0 if rates.cache_write is None else rates.cache_write - rates.input)
+    if usage.reasoning_tokens and rates.reasoning is not None:
+        per_million += min(max(0, usage.reasoning_tokens), output) * (rates.reasoning - rates.output)
+    return _charge(per_million, discount if batch else 1.0)
+
+
+def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:
+    """Return nano-dollars that no usage within ``most`` exceeds: what a hold must cover.
+
+    Within: a prompt of any length up to ``most.input_tokens``, in parts of any kind, and an answer up to
+    ``most.output_tokens``. A longer prompt need not be the dearer one, where a step lowers a price. ``at`` as in
+    ``cost_of``; unsaid, the dearest of all announced changes counts.
+    """
+    discount = price.batch_discount if batch else 1.0
+    if price.later:
+        choices = (price, *(change.price for change in price.later)) if at is None else (price_at(price, at),)
+        return max(_charge(_most_per_million(most, choice), discount) for choice in choices)
+    return _charge(_most_per_million(most, price), discount)
+
+
+def rates_for(prompt: int, price: Price) -> Rates:
+    """Return the rates of a call whose prompt has ``prompt`` tokens."""
+    found: Rates = price
+    for step in price.steps:
+        if prompt <= step.above:
+            break
+        found = step
+    return found
+
+
+def price_at(price: Price, moment: float) -> Price:
+    """Return the price of ``moment`` (unix seconds), announced changes counted in."""
+    found = price
+    for change in price.later:
+        if moment < change.starts:
+            break
+        found = change.price
+    return found
+
+
+def _most_per_million(most: Usage, price: Price) -> int:
+    dearest = max(
+        prompt * rates.dearest_input + most.output_tokens * rates.dearest_output
+        for rates, prompt in _reachable(most.input_tokens, price)
+    )
+    return dearest + price.request * MILLION
+
+
+def _reachable(prompt: int, price: Price) -> Iterator[tuple[Rates, int]]:
+    """Yield the rates of each step that a prompt of up to ``prompt`` tokens can reach, and its longest prompt there."""
+    rates: Rates = price
+    for step in price.steps:
+        if prompt <= step.above:
+            break
+        yield rates, step.above
+        rates = step
+    yield rates, prompt
+
+
+def _charge(per_million: int, factor: float) -> NanoDollars:
+    if factor == 1.0:
+        return NanoDollars(-(-per_million // MILLION))
+    exact = _fraction(factor)
+    return NanoDollars(-(-per_million * exact.numerator // (MILLION * exact.denominator)))
+
+
+@lru_cache
+def _fraction(factor: float) -> Fraction:
+    """Return a factor as the decimal that it prints as: 0.1 is a tenth."""
+    return Fraction(Decimal(str(factor)))

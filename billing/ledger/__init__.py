@@ -1,0 +1,1 @@
+# One row for each finished call in Postgres, its daily sums, corrections, engine costs and statements.

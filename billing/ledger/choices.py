@@ -1,0 +1,130 @@
+# What a router's choices are worth: what calls that left the model to an automatic route saved against its first large
+# model, and what calls that named a large model would have saved at the route's first small one.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+from msgspec import Struct
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.core.money import NanoDollars
+from billing.core.prices import Price
+from billing.core.records import CHARGED, TOKENS
+from billing.ledger.comparison import cost_at
+from protocol.usage import Usage
+
+
+class Alternative(Struct, frozen=True, kw_only=True):
+    """The other model that a call could have gone to when its caller asked for ``asked``."""
+
+    asked: str
+    is_auto: bool  # an automatic route, compared with its first large model; else a large model, with the first small
+    price: Price  # of the other model, as ``price_on`` returns it
+    quality: float = 0.0  # the least complexity score at which the route trusts a small model
+
+
+class AskedSum(Struct, frozen=True, kw_only=True):
+    """A team's charged calls that asked for one name. ``suffices``: whether a small model would do; None: unknown."""
+
+    team_id: str
+    asked: str
+    tier: str
+    suffices: bool | None
+    requests: int
+    usage: Usage
+    cost_nanousd: int
+
+
+class Saving(Struct, frozen=True, kw_only=True):
+    """What calls cost and what they would have cost at the alternative."""
+
+    requests: int
+    cost_nanousd: NanoDollars
+    alternative_nanousd: NanoDollars
+
+    @property
+    def saved_nanousd(self) -> NanoDollars:
+        """What the choice saved; negative where it cost more."""
+        return NanoDollars(self.alternative_nanousd - self.cost_nanousd)
+
+
+class Estimate(Struct, frozen=True, kw_only=True):
+    """What calls that named a large model would have saved, judged by the sample whose complexity is known."""
+
+    requests: int
+    cost_nanousd: NanoDollars
+    sample_requests: int
+    saved_nanousd: NanoDollars | None  # of all of them; None without a sample
+
+
+async def asked_sums(
+    connection: AsyncConnection, team_id: str | None, first: date, last: date, alternatives: Sequence[Alternative]
+) -> list[AskedSum]:
+    """Return the sums of charged calls that asked for one of these names; ``team_id`` None: of all teams."""
+    asked = {"names": [each.asked for each in alternatives], "qualities": [each.quality for each in alternatives]}
+    span = {"team_id": team_id, "first": first, "last": last, "charged": list(CHARGED)}
+    query = OF_HOUSE if team_id is None else OF_TEAM
+    return [
+        AskedSum(
+            team_id=row["team_id"],
+            asked=row["asked"],
+            tier=row["tier"],
+            suffices=row["suffices"],
+            requests=row["requests"],
+            usage=Usage(**{name: int(row[name]) for name in TOKENS}),
+            cost_nanousd=int(row["cost_nanousd"]),
+        )
+        for row in (await connection.execute(query, asked | span)).mappings()
+    ]
+
+
+def saving_of_auto(sums: Iterable[AskedSum], alternatives: Sequence[Alternative]) -> Saving:
+    """Return what automatic routes saved against their first large models."""
+    price_of = {each.asked: each.price for each in alternatives if each.is_auto}
+    ours = [one for one in sums if one.asked in price_of]
+    return Saving(
+        requests=sum(one.requests for one in ours),
+        cost_nanousd=NanoDollars(sum(one.cost_nanousd for one in ours)),
+        alternative_nanousd=NanoDollars(
+            sum(cost_at(one.usage, one.requests, price_of[one.asked], one.tier) for one in ours)
+        ),
+    )
+
+
+def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative]) -> Estimate:
+    """Return what naming a large model cost more than a small one that would have sufficed.
+
+    The sample's saving is scaled by cost (a ratio estimate): calls save in proportion to what they cost.
+    """
+    price_of = {each.asked: each.price for each in alternatives if not each.is_auto}
+    ours = [one for one in sums if one.asked in price_of]
+    cost = sum(one.cost_nanousd for one in ours)
+    sample = [one for one in ours if one.suffices is not None]
+    sampled_cost = sum(one.cost_nanousd for one in sample)
+    saved = sum(
+        one.cost_nanousd - cost_at(one.usage, one.requests, price_of[one.asked], one.tier)
+        for one in sample
+        if one.suffices
+    )
+    return Estimate(
+        requests=sum(one.requests for one in ours),
+        cost_nanousd=NanoDollars(cost),
+        sample_requests=sum(one.requests for one in sample),
+        saved_nanousd=NanoDollars(saved * cost // sampled_cost) if sampled_cost else None,
+    )
+
+
+QUERY = f"""
+    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, count(*) AS requests,
+           {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
+    FROM usage_records
+    JOIN unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
+      ON model_asked = asked.name
+    WHERE {{team}} day BETWEEN :first AND :last AND status = ANY(CAST(:charged AS text[])) AND endpoint <> 'embeddings'
+    GROUP BY 1, 2, 3, 4
+"""  # noqa: S608  (columns are ours)
+OF_TEAM = text(QUERY.format(team="team_id = :team_id AND"))
+OF_HOUSE = text(QUERY.format(team=""))

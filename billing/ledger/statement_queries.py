@@ -1,0 +1,118 @@
+# The queries behind statements: one for each way of grouping, over the daily sums or the calls themselves, with what
+# people booked and the days that are closed in the same round trip.
+
+from __future__ import annotations
+
+from functools import cache
+
+from sqlalchemy import TextClause, text
+
+from billing.core.records import CHARGED, COSTS, REQUESTS, TOKENS
+from billing.ledger.grouping import Group, GroupBy, Tag
+
+CORRECTION = "correction"  # the status of what people booked, among the rows
+STATUSES = {"requests": list(REQUESTS), "charged": [*CHARGED, CORRECTION]}
+COLUMNS = {
+    GroupBy.MODEL: "{book}.model_used",
+    GroupBy.KEY: "{book}.key_id",
+    GroupBy.TIER: "{book}.tier",
+    GroupBy.DAY: "CAST({book}.day AS text)",
+    GroupBy.MONTH: "to_char({book}.day, 'YYYY-MM')",
+    GroupBy.TEAM: "{book}.team_id",
+    GroupBy.USER: "{calls}.user_tag",
+}
+# Each sum, what it adds up, and of which rows; once of what came in time, and once, as ``late_…``, of all else.
+ADDED = {
+    "requests": ("calls", "status = ANY(CAST(:requests AS text[]))"),
+    "blocked": ("calls", "status = 'blocked'"),
+    "failed": ("calls", "status = 'failed'"),
+    **{name: (name, "status = ANY(CAST(:charged AS text[]))") for name in TOKENS},
+    **{name: (name, "true") for name in (*COSTS, "entries")},
+}
+SUMS = {
+    late + name: f"sum({amount}) FILTER (WHERE {which} AND {when})"
+    for late, when in (("", "NOT is_late"), ("late_", "is_late"))
+    for name, (amount, which) in ADDED.items()
+}
+
+
+def query_for(group_by: tuple[Group, ...], *, of_all: bool = False, is_ranked: bool = False) -> TextClause:
+    """Return the query for lines of such groups, of some teams or ``of_all``; by user or tag always ``is_ranked``.
+
+    Lines come in the order of their groups or, ranked, of what they cost; what is past the first ``most`` is one more.
+    Its columns: ``closed`` (how many of the days are), ``place`` (null where nothing was booked), ``group0`` and so on,
+    ``others`` (how many groups the last line stands for) and the sums. Its parameters: ``teams``, ``first``, ``last``,
+    ``most``, ``tag0`` and so on, and ``STATUSES``.
+    """
+    return _query(tuple(None if isinstance(group, Tag) else group for group in group_by), of_all, is_ranked)
+
+
+@cache
+def _query(kinds: tuple[GroupBy | None, ...], of_all: bool, is_ranked: bool) -> TextClause:
+    """Return the query; a kind of ``None`` is a tag, whose key is a parameter."""
+    names = [f"group{place}" for place in range(len(kinds))]
+    by_call = GroupBy.USER in kinds or None in kinds
+    order = ["weight DESC"] * (is_ranked or by_call) + [f'{name} COLLATE "C"' for name in names]
+    return text(f"""
+        WITH entry AS (
+            {_select("usage_records" if by_call else "usage_daily", kinds, of_all)}
+            UNION ALL
+            {_corrections(kinds, of_all)}
+        ), summed AS (
+            SELECT {"".join(f"{name}, " for name in names)}{_listed(SUMS)}, sum(cost_nanousd) AS weight
+            FROM entry GROUP BY ({", ".join(names)})
+        ), placed AS (
+            SELECT *, row_number() OVER (ORDER BY {", ".join(order) or "1"}) AS nth FROM summed
+        ), line AS (
+            SELECT least(nth, CAST(:most AS bigint) + 1) AS place, greatest(max(nth) - :most, 0) AS others,
+                   {
+        _listed(
+            {name: f"min({name}) FILTER (WHERE nth <= :most)" for name in names}
+            | {name: f"sum({name})" for name in SUMS}
+        )
+    }
+            FROM placed GROUP BY 1
+        )
+        SELECT closing.closed, line.*
+        FROM (SELECT count(*) AS closed FROM closed_days WHERE day BETWEEN :first AND :last) AS closing
+        LEFT JOIN line ON true
+        ORDER BY place
+    """)  # noqa: S608  (columns are ours)
+
+
+def _listed(columns: dict[str, str]) -> str:
+    return ", ".join(f"{made} AS {name}" for name, made in columns.items())
+
+
+def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
+    columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
+    count = "1 AS calls" if book == "usage_records" else "calls"
+    late = "coalesce(booked_on, day) <> day AS is_late"
+    amounts = ", ".join((*TOKENS, *COSTS))
+    return (
+        f"SELECT {', '.join([late, *columns])}, status, {count}, {amounts}, 0 AS entries "  # noqa: S608
+        f"FROM {book} WHERE {_where(book, of_all)}"
+    )
+
+
+def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
+    """Select what people booked; only a correction of one call has a user and tags, which are the call's."""
+    columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
+    amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0"  # TOKENS, cost, GPU cost
+    join = "LEFT JOIN usage_records AS call ON call.day = booked.day AND call.request_id = booked.request_id"
+    return (
+        f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608
+        f"FROM corrections AS booked {join if None in kinds or GroupBy.USER in kinds else ''} "
+        f"WHERE {_where('booked', of_all)}"
+    )
+
+
+def _column(kind: GroupBy | None, place: int, book: str, calls: str) -> str:
+    if kind is None:
+        return f"{calls}.metadata ->> CAST(:tag{place} AS text)"
+    return COLUMNS[kind].format(book=book, calls=calls)
+
+
+def _where(book: str, of_all: bool) -> str:
+    days = f"{book}.day BETWEEN :first AND :last"
+    return days if of_all else f"{book}.team_id = ANY(CAST(:teams AS text[])) AND {days}"

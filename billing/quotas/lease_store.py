@@ -1,0 +1,246 @@
+# What the processes ask of the database about leases: one statement each, repeatable, as the functions of the schema
+# (migrations, 0017) do it. A simulation speaks the same verbs.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import text
+
+from billing.core.edges import Clock, Database
+
+TOKENS, NANOUSD = "tokens", "nanousd"  # units
+TIGHT_CHANNEL = "tollgate_leases"  # the name of a scope is told there when one of its balances becomes tight
+ALIVE = 10.0  # seconds since an owner was last seen, after which its share goes to the others
+
+
+class Need(Struct, frozen=True):
+    """What one call needs of one room, beyond what its process has; ``hold`` is the whole of what it will hold."""
+
+    scope: str
+    unit: str
+    need: int
+    want: int
+    hold: int
+
+
+class LeaseRow(Struct, frozen=True, array_like=True):
+    """A lease of ours as the database has it; cumulative."""
+
+    scope: str
+    unit: str
+    granted: int
+    returned: int
+    spent: int
+
+
+class Balance(Struct, frozen=True, array_like=True):
+    """A capped balance. ``spent`` by rows and ``unused`` in leases of other living owners are told with refusals."""
+
+    scope: str
+    unit: str
+    period: str
+    cap: int
+    drawn: int
+    corrected: int
+    tight_for: float | None = None  # seconds since it became tight
+    spent: int | None = None
+    unused: int | None = None
+
+
+class Taken(Struct, frozen=True):
+    """The answer to asks. ``refused``: why nothing could be given to any ("ended", "closed", "recovering", "clock")."""
+
+    refused: str | None = None
+    beat: int | None = None
+    is_late: bool = False  # it was committed before it was on the disk, and is not told before it is there
+    leases: list[LeaseRow] | None = None
+    balances: list[Balance] | None = None
+
+
+class Told(Struct, frozen=True):
+    """How a lease stands by its owner's own books: said to the database, as often as need be."""
+
+    scope: str
+    unit: str
+    day: str
+    granted: int
+    returned: int
+
+
+class Beat(Struct, frozen=True):
+    """What a beat tells: how many the database remembers, its time, and what has changed."""
+
+    beat: int
+    now: float  # unix seconds
+    living: int  # owners, the one that is told included
+    found_at: float | None  # when somebody last found that the database forgot; unix seconds
+    tight: list[str]  # scopes that have become tight lately
+    server: float = 0.0  # when the server was started that tells this; another one may lack what the last one knew
+
+
+class LeaseStore(Protocol):
+    """The verbs. Each raises what the database raises; whether it was done is then unknown."""
+
+    async def begin(self, owner: str, version: str) -> None:
+        """List an owner."""
+
+    async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
+        """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
+
+    async def take(
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
+    ) -> Taken:
+        """Draw room: for each ask all it needs or nothing. ``with_sums``: a refusal tells what all leases have spent
+        and what lies unused, which takes a look at each of them."""
+
+    async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
+        """Set what an owner has given back; returns its beat, 0 if it was not counted, or ``None`` if it has ended."""
+
+    async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
+        """Tell all leases of an owner anew, after the database forgot."""
+
+    async def found_failover(self, known: float | None) -> float:
+        """Note that the database forgot: nothing is granted until every living owner has told its leases again. Returns
+        when that was found, which may be by another owner, if later than ``known``."""
+
+    async def end(self, owner: str) -> bool:
+        """End an owner that is wholly in the ledger; false where it had ended, or never was."""
+
+
+class PostgresLeases:
+    """The same, on Postgres. ``uses_server_time`` False: by the clock, for tests."""
+
+    def __init__(self, database: Database, clock: Clock, *, uses_server_time: bool = True) -> None:
+        self._database = database
+        self._clock = clock
+        self._uses_server_time = uses_server_time
+
+    async def begin(self, owner: str, version: str) -> None:
+        """List an owner."""
+        async with self._database.at_once() as connection:
+            await connection.execute(BEGIN, {"owner": owner, "version": version, "moment": self._moment()})
+
+    async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
+        """Say that an owner lives."""
+        values = {
+            "owner": owner,
+            "watermark": datetime.fromtimestamp(watermark, UTC),
+            "backlog": backlog,
+            "moment": self._moment(),
+            "alive": ALIVE,
+        }
+        async with self._database.at_once() as connection:
+            row = (await connection.execute(BEAT, values)).one_or_none()
+        if row is None:
+            return None
+        found_at = None if row.found_at is None else float(row.found_at)
+        return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()), float(row.server))
+
+    async def take(
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
+    ) -> Taken:
+        """Draw room. Of a tight balance the statement commits before the disk has it, so that all owners who want it
+        do not wait for the disk one after the other; then this one waits for the disk, beside them."""
+        needs = [(number, need) for number, ask in enumerate(asks) for need in ask]
+        values = {
+            "owner": owner,
+            "day": day,
+            "asks": [number for number, _ in needs],
+            "scopes": [need.scope for _, need in needs],
+            "units": [need.unit for _, need in needs],
+            "needs": [need.need for _, need in needs],
+            "wants": [need.want for _, need in needs],
+            "holds": [need.hold for _, need in needs],
+            "share": share,
+            "with_sums": with_sums,
+            "moment": self._moment(),
+            "clock": datetime.fromtimestamp(self._clock.now(), UTC),
+        }
+        async with self._database.at_once() as connection:
+            taken = _decode_taken((await connection.execute(TAKE, values)).scalar_one())
+            if taken.is_late:
+                await connection.execute(REACH_THE_DISK)
+            return taken
+
+    async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
+        """Set what an owner has given back."""
+        return await self._tell(owner, returns, is_all=False)
+
+    async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
+        """Tell all leases of an owner anew."""
+        return await self._tell(owner, leases, is_all=True)
+
+    async def _tell(self, owner: str, leases: Sequence[Told], *, is_all: bool) -> int | None:
+        values = {
+            "owner": owner,
+            "scopes": [one.scope for one in leases],
+            "units": [one.unit for one in leases],
+            "days": [one.day for one in leases],
+            "grants": [one.granted for one in leases],
+            "returns": [one.returned for one in leases],
+            "is_all": is_all,
+            "moment": self._moment(),
+        }
+        async with self._database.at_once() as connection:
+            return (await connection.execute(TELL, values)).scalar_one()
+
+    async def found_failover(self, known: float | None) -> float:
+        """Note that the database forgot."""
+        values = {"moment": self._moment(), "known": None if known is None else datetime.fromtimestamp(known, UTC)}
+        async with self._database.at_once() as connection:
+            return float((await connection.execute(FOUND, values)).scalar_one())
+
+    async def end(self, owner: str) -> bool:
+        """End an owner."""
+        async with self._database.at_once() as connection:
+            return bool((await connection.execute(END, {"owner": owner, "moment": self._moment()})).scalar_one())
+
+    def _moment(self) -> datetime | None:
+        return None if self._uses_server_time else datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+_decode_taken = msgspec.json.Decoder(Taken).decode
+
+BEGIN = text("""
+    INSERT INTO owners (id, started_at, seen_at, watermark, version)
+    SELECT :owner, moment, moment, moment, :version
+    FROM (SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp()) AS moment) AS now
+    ON CONFLICT (id) DO NOTHING
+""")
+BEAT = text("""
+    UPDATE owners
+    SET beat = beat + 1, seen_at = now.moment, watermark = :watermark, backlog = :backlog
+    FROM (SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp()) AS moment) AS now
+    WHERE id = :owner AND ended_at IS NULL
+    RETURNING beat, extract(epoch FROM now.moment) AS now,
+              (SELECT extract(epoch FROM found_at) FROM failovers) AS found_at,
+              (SELECT count(*) FROM owners AS other WHERE other.id <> :owner AND other.ended_at IS NULL
+                  AND other.seen_at > now.moment - make_interval(secs => :alive)) + 1 AS living,
+              extract(epoch FROM pg_postmaster_start_time()) AS server,
+              (SELECT array_agg(DISTINCT scope) FROM balances WHERE tight_since > now.moment - interval '3 s') AS tight
+""")
+TAKE = text("""
+    SELECT CAST(take_room(
+        :owner, :day, CAST(:asks AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
+        CAST(:needs AS bigint[]), CAST(:wants AS bigint[]), CAST(:holds AS bigint[]), :share,
+        :with_sums, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
+    ) AS text)
+""")
+TELL = text("""
+    SELECT tell_leases(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
+                       CAST(:grants AS bigint[]), CAST(:returns AS bigint[]), :is_all, CAST(:moment AS timestamptz))
+""")
+FOUND = text("""
+    INSERT INTO failovers (found_at) SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET found_at =
+        CASE WHEN failovers.found_at <= :known THEN excluded.found_at ELSE failovers.found_at END
+    RETURNING extract(epoch FROM found_at)
+""")
+# A transaction that writes next to nothing: its commit waits for what was committed before it, too.
+REACH_THE_DISK = text("SELECT pg_logical_emit_message(true, 'tollgate', '')")
+END = text("SELECT end_owner(:owner, CAST(:moment AS timestamptz))")

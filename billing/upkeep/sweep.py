@@ -1,0 +1,155 @@
+# The sweeper: closes finished days, drops old partitions, folds leases that have had their time. Every process has one;
+# for each turn one of them does the work, and doing any of it twice changes nothing.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import date, datetime, timedelta
+
+import structlog
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.core.edges import Clock, Database
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.ledger.ledger import forget_days
+from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
+from billing.upkeep.fold import delete_old_months, delete_owners, fold_leases
+from billing.upkeep.turns import Turns
+
+EVERY = 10.0  # seconds between looks
+CHORES_EVERY = 600.0  # seconds between rounds of chores, all processes together
+STEADY = 60.0  # seconds that Postgres has to answer before an owner is called lost
+LOST_AFTER = 3600.0  # seconds; an owner not seen for so long holds up no day
+GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
+
+log = structlog.get_logger(__name__)
+
+
+class Sweeper:
+    """Does the chores until cancelled; what fails is tried again in the next round."""
+
+    def __init__(self, database: Database, clock: Clock, turns: Turns, *, keep_rows: float = 400 * 86_400.0) -> None:
+        self.lost = 0  # journals declared lost
+        self.keep_rows = keep_rows  # seconds
+        self._database = database
+        self._clock = clock
+        self._turns = turns
+        self._answering_since: float | None = None  # of the clock's monotonic()
+
+    async def run(self) -> None:
+        """Look every ten seconds whether there is something to do."""
+        while True:
+            try:
+                await self.look_once()
+            except POSTGRES_AWAY as exc:
+                log.warning("sweeper_unreachable", error=repr(exc))
+            await asyncio.sleep(EVERY)
+
+    async def look_once(self) -> bool:
+        """Do the chores if they are due and the turn is ours; return whether it was. Raises POSTGRES_AWAY.
+
+        Not before Postgres has answered for a minute: after an outage the owners that live report first.
+        """
+        try:
+            await self._turns.now()
+        except POSTGRES_AWAY:
+            self._answering_since = None
+            raise
+        now = self._clock.monotonic()
+        if self._answering_since is None:
+            self._answering_since = now
+        if now - self._answering_since < STEADY or not await self._turns.take("chores", CHORES_EVERY):
+            return False
+        await self.do_chores()
+        return True
+
+    async def do_chores(self) -> None:
+        """Do all chores once."""
+        await self.close_finished_days()
+        await self.drop_old_rows()
+        await self.fold_leases()
+
+    async def close_finished_days(self) -> None:
+        """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
+        now = await self._turns.now()
+        async with self._database.begin() as connection:
+            lost = await mark_lost(connection, now)
+        for each in lost:
+            log.error("journal_lost", **each)
+        self.lost += len(lost)
+        async with self._database.begin() as connection:
+            for day in await close_days(connection, now):
+                log.info("day_closed", day=str(day))
+
+    async def drop_old_rows(self) -> None:
+        """Drop rows past their retention, a partition at a time; from then on nothing is booked for their days."""
+        keep_from = (await self._turns.now() - timedelta(seconds=self.keep_rows)).date()
+        async with self._database.begin() as connection:
+            await forget_days(connection, keep_from)
+        async with self._database.begin() as connection:
+            old = await old_partitions(connection, keep_from)
+        for name in old:
+            async with self._database.begin() as connection:
+                await drop_partition(connection, name)
+            log.info("partition_dropped", name=name)
+        deleted = 1
+        while deleted:
+            async with self._database.begin() as connection:
+                deleted = await delete_stragglers(connection, keep_from)
+
+    async def fold_leases(self) -> None:
+        """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
+        now = await self._turns.now()
+        began = time.monotonic()
+        for chore in (fold_leases, delete_old_months, delete_owners):
+            changed = 1
+            while changed and time.monotonic() - began < CHORES_EVERY / 2:
+                async with self._database.begin() as connection:
+                    changed = await chore(connection, now)
+
+
+async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:
+    """Mark owners as lost that were not seen for an hour, once each, and return what was last known of their journals.
+
+    Their leases stay reserved. Should such a journal return, what it brings is booked as corrections of the days that
+    were closed without it.
+    """
+    times = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER)}
+    return [
+        {name: str(value) for name, value in row.items()}
+        for row in (await connection.execute(MARK_LOST, times)).mappings()
+    ]
+
+
+async def close_days(connection: AsyncConnection, now: datetime) -> list[date]:
+    """Close every finished day that all owners have passed, oldest first, and return them.
+
+    An owner that has not been seen for an hour is taken as lost: what it brings later is booked as a correction.
+    """
+    times = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER), "grace": timedelta(seconds=GRACE)}
+    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('closed_days'))"))
+    return sorted((await connection.execute(CLOSE_DAYS, times)).scalars())
+
+
+MARK_LOST = text("""
+    UPDATE owners SET lost_at = :now
+    WHERE ended_at IS NULL AND seen_at < :seen AND (lost_at IS NULL OR lost_at <= seen_at)
+    RETURNING id AS owner, watermark, backlog, seen_at
+""")
+
+CLOSE_DAYS = text("""
+    WITH moment AS (SELECT CAST(:now AS timestamptz) AS now, CAST(:grace AS interval) AS grace),
+         passed AS (
+             SELECT min(watermark) AS until FROM owners
+             WHERE ended_at IS NULL AND seen_at >= CAST(:seen AS timestamptz)
+         ),
+         first AS (SELECT greatest((SELECT max(day) + 1 FROM closed_days), (SELECT min(day) FROM usage_daily)) AS day)
+    INSERT INTO closed_days (day, closed_at)
+    SELECT CAST(ended.day AS date), now
+    FROM moment, passed, first, generate_series(first.day, CAST(now AS date) - 1, interval '1 day') AS ended (day)
+    WHERE ended.day + interval '1 day' + grace <= coalesce(until, now)
+    ON CONFLICT DO NOTHING
+    RETURNING closed_days.day
+""")

@@ -1,0 +1,1 @@
+# Teams, their keys, and who is calling.

@@ -1,0 +1,248 @@
+# API key -> Caller or Admin, and the guards on routes. Keys are looked up whole, by their digest; what is known is
+# remembered until Postgres announces a change, so a revoked key is refused within a second.
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import structlog
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.quotas.lease_store import TIGHT_CHANNEL
+from gateway.accounts.guessing import Guessing
+from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
+from gateway.core.client_addresses import client_of
+from gateway.core.clock import Clock
+from gateway.core.errors import Forbidden, InvalidKey, Overloaded, TeamSuspended
+from gateway.core.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
+from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
+from gateway.storage.database import Database
+from gateway.storage.schema import DRIVER_ERRORS
+
+log = structlog.get_logger()
+
+REMEMBERED = 50_000  # keys that are known, and as many that are not
+LONGEST_MEMORY = 86_400.0  # seconds after Postgres was last heard of that a key is still trusted
+UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
+QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
+AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
+CHECK_LISTENER_EVERY = 1.0  # seconds
+
+_KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
+
+
+@dataclass(slots=True)
+class _Known:
+    caller: Caller
+    generation: int
+
+
+class Authenticator:
+    """Knows callers by their keys. ``run`` keeps what it remembers true."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        pepper: str,
+        admin_keys: Sequence[str],
+        other_peppers: Sequence[str] = (),
+        metrics_keys: Sequence[str] = (),
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._pepper = pepper
+        self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
+        self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
+        # A key of an admin's own making may be one that people think of.
+        self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        # Keys that nobody has, since when and in which generation: apart, so that no flood of them displaces a caller.
+        self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._generation = 0  # what was loaded in an older one must be looked up again
+        self._guessing = Guessing(clock)
+        self._lookup = KeyLookup(database, pepper, other_peppers, self._remember)
+        self._heard = clock.monotonic()  # when Postgres last answered
+        self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
+        self.is_listening = asyncio.Event()  # set while changes are heard of
+        self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
+
+    async def identify(self, key: str | None, address: str) -> Caller | Admin:
+        """Return whose key this is.
+
+        Raises InvalidKey for none, an unknown, a revoked or an expired one; RateLimited for an address that keeps
+        guessing; Overloaded when Postgres is needed to tell and does not answer.
+        """
+        if not key:
+            raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
+        if _KEY_SHAPE.fullmatch(key) is None:
+            return self._admin(key, address)
+        caller = await self._caller(key, address)
+        if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
+            raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
+        return caller
+
+    def may_scrape(self, key: str) -> bool:
+        """Return whether this is a key for the metrics alone."""
+        digest = key_digest(self._pepper, key)
+        return any(hmac.compare_digest(known, digest) for known in self._scrapers)
+
+    async def run(self) -> None:
+        """Listen for changes to teams and keys, for ever; while nobody listens, trust nothing without asking."""
+        while True:
+            try:
+                await self._listen()
+            except (OSError, TimeoutError, *DRIVER_ERRORS) as exc:
+                log.warning("access_listener_lost", error=repr(exc))
+            self.is_listening.clear()
+            self.forget()
+            await asyncio.sleep(0.5)
+
+    async def _listen(self) -> None:
+        connection = await asyncpg.connect(self._database.url, timeout=LOOKUP_WITHIN)
+        try:
+            await connection.add_listener(ACCESS_CHANNEL, lambda *_: self.forget())
+            await connection.add_listener(TIGHT_CHANNEL, lambda *said: self.on_tight(str(said[-1])))
+            self.forget()
+            self.is_listening.set()
+            while True:
+                await asyncio.sleep(CHECK_LISTENER_EVERY)
+                await connection.execute("SELECT 1", timeout=LOOKUP_WITHIN)
+                self._heard = self._clock.monotonic()
+        finally:
+            with suppress(OSError, TimeoutError, *DRIVER_ERRORS):
+                connection.terminate()
+
+    def forget(self) -> None:
+        """Ask anew for every key from now on: teams or keys have changed."""
+        self._generation += 1
+
+    def _admin(self, key: str, address: str) -> Admin:
+        is_ours = key.startswith(ADMIN_KEY_PREFIX)
+        if not is_ours and self._is_guessable:
+            # Before the right one is looked for: guessing would find it all the same.
+            self._guessing.refuse_guesser(address)
+        digest = key_digest(self._pepper, key)
+        matches = [admin for known, admin in self._admins if hmac.compare_digest(known, digest)]
+        if matches:
+            return matches[0]
+        if is_ours or self._is_guessable:
+            self._count_failure(address)
+        if not is_ours:
+            raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
+        raise InvalidKey("Incorrect API key provided: no admin has it.")
+
+    async def _caller(self, key: str, address: str) -> Caller | None:
+        digest = key_digest(self._pepper, key)
+        now = self._clock.monotonic()
+        known = self._known.get(digest)
+        if known is not None and known.generation == self._generation:
+            return known.caller
+        since, generation = self._unknown.get(digest, (-math.inf, 0))
+        if generation == self._generation and now - since < UNKNOWN_FOR:
+            return None
+        remembered = known.caller if known is not None and now - self._heard < LONGEST_MEMORY else None
+        if remembered is not None and now < self._away_until:
+            return remembered
+        patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
+        try:
+            async with asyncio.timeout(patience):
+                caller = await self._lookup.find(digest, key, self._generation)
+        except POSTGRES_AWAY as exc:
+            self._away_until = self._clock.monotonic() + AWAY_FOR
+            if remembered is not None:
+                return remembered
+            raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
+        if caller is None:
+            self._count_failure(address)
+        return caller
+
+    def _remember(self, digest: bytes, generation: int, caller: Caller | None) -> None:
+        self._heard = now = self._clock.monotonic()
+        for memory in (self._known, self._unknown):
+            memory.pop(digest, None)
+        if caller is not None:
+            self._known[digest] = _Known(caller, generation)
+            _bound(self._known)
+        else:
+            self._unknown[digest] = (now, generation)
+            _bound(self._unknown)
+
+    def _count_failure(self, address: str) -> None:
+        """Count a wrong key, when it is known to be one: a right one is never refused for those beside it."""
+        self._guessing.refuse_guesser(address)
+        self._guessing.count_failure(address)
+
+
+def _bound(memory: OrderedDict[bytes, Any]) -> None:
+    if len(memory) > REMEMBERED:
+        memory.popitem(last=False)
+
+
+Connection = ASGIConnection
+
+
+async def team_guard(connection: Connection, _: BaseRouteHandler) -> None:
+    """Let teams in, by a key of theirs."""
+    caller = await _identify(connection)
+    if isinstance(caller, Admin):
+        raise Forbidden("This is a team's route: call it with a team's key, not an admin's.")
+    if caller.team.is_suspended:
+        raise TeamSuspended(f"The team '{caller.team.id}' is suspended. Ask an admin of this gateway.")
+    claimed = connection.headers.get("x-team-id")
+    if claimed is not None and claimed != caller.team.id:
+        raise Forbidden("The x-team-id header names another team than the key's own.", param="x-team-id")
+
+
+async def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
+    """Let admins in."""
+    if isinstance(await _identify(connection), Caller):
+        raise Forbidden("This route needs an admin key.")
+
+
+async def metrics_guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    """Let admins in, and keys that open nothing else."""
+    auth: Authenticator = connection.app.state.services.auth
+    key = read_key(connection)
+    if key is None or not auth.may_scrape(key):
+        await admin_guard(connection, handler)
+
+
+async def team_or_admin_guard(connection: Connection, handler: BaseRouteHandler) -> None:
+    """Let teams and admins in; the route decides what a team may see."""
+    await _identify(connection)
+
+
+async def open_guard(_: Connection, __: BaseRouteHandler) -> None:
+    """Let everybody in: health checks and the page for people."""
+
+
+GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guard)
+
+
+async def _identify(connection: Connection) -> Caller | Admin:
+    auth: Authenticator = connection.app.state.services.auth
+    address = client_of(connection.scope, connection.app.state.services.settings.trusted_proxies)
+    state = connection.scope["state"]
+    state["address"] = address  # for the log, should the key be none
+    state["caller"] = caller = await auth.identify(read_key(connection), address)
+    return caller
+
+
+def read_key(connection: Connection) -> str | None:
+    """Return the key that a request carries, as a bearer token or in x-api-key."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return connection.headers.get("x-api-key")

@@ -1,0 +1,100 @@
+# Asks Postgres for the owners of keys: all keys that wait go into one query, and one query runs at a time. So unknown
+# keys cost Postgres one connection and little else, however many come, and a right key that was never seen before waits
+# for one or two queries behind any flood of wrong ones. Keys that are stored under another pepper move after the
+# answer, one by one: a row that is locked or a standby that takes no writes holds up no look-up.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gateway.accounts.team_keys import move_key
+from gateway.accounts.teams import find_callers
+from gateway.core.keys import key_digest
+from gateway.core.principals import Caller
+from gateway.storage.database import Database
+
+KEYS_AT_ONCE = 1000
+LOOKUP_WITHIN = 2.0  # seconds
+
+Which = tuple[bytes, int]  # a key's digest, and the generation of what was known when it was asked for
+Tell = Callable[[bytes, int, Caller | None], None]
+
+log = structlog.get_logger(__name__)
+
+
+class KeyLookup:
+    """Finds callers by their keys. ``tell`` hears of every answer, also of those whose askers have left."""
+
+    def __init__(self, database: Database, pepper: str, other_peppers: Sequence[str], tell: Tell) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._other_peppers = other_peppers
+        self._tell = tell
+        self._asked: dict[Which, asyncio.Future[Caller | None]] = {}
+        self._waiting: dict[Which, list[bytes]] = {}  # of these, with the digests under other peppers
+        self._asking: asyncio.Task[None] | None = None
+        self._to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
+        self._moving: asyncio.Task[None] | None = None
+
+    async def find(self, digest: bytes, key: str, generation: int) -> Caller | None:
+        """Return whose key this is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
+        which = (digest, generation)
+        asked = self._asked.get(which)
+        if asked is None:
+            asked = self._asked[which] = asyncio.get_running_loop().create_future()
+            self._waiting[which] = [key_digest(pepper, key) for pepper in self._other_peppers]
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask_for_all())
+        await asyncio.wait((asked,))  # an asker that leaves does not take the answer from the others
+        return asked.result()
+
+    async def _ask_for_all(self) -> None:
+        try:
+            while self._waiting:
+                turn = list(self._waiting)[:KEYS_AT_ONCE]
+                keys = {which: self._waiting.pop(which) for which in turn}
+                try:
+                    found = await self._ask(keys)
+                except Exception as exc:
+                    for asked in map(self._asked.pop, turn):
+                        asked.set_exception(exc)
+                        asked.exception()  # seen, even if nobody waits any more
+                    continue
+                for which in turn:
+                    self._tell(*which, found.get(which))
+                    self._asked.pop(which).set_result(found.get(which))
+        finally:
+            self._asking = None
+            for asked in self._asked.values():  # the gateway closes
+                asked.cancel()
+
+    async def _ask(self, keys: dict[Which, list[bytes]]) -> dict[Which, Caller]:
+        digests = [digest for (own, _), others in keys.items() for digest in (own, *others)]
+        found: dict[Which, Caller] = {}
+        async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+            callers = await find_callers(connection, digests)
+            for which, others in keys.items():
+                if which[0] in callers:
+                    found[which] = callers[which[0]]
+                elif caller := next((callers[other] for other in others if other in callers), None):
+                    found[which] = caller
+                    self._to_move[which[0]] = others
+        if self._to_move and self._moving is None:
+            self._moving = asyncio.create_task(self._move_all())
+        return found
+
+    async def _move_all(self) -> None:
+        """Store keys under our own pepper. One that fails is tried again when it is next looked up."""
+        try:
+            while self._to_move:
+                digest, others = self._to_move.popitem()
+                try:
+                    async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+                        await move_key(connection, others, digest, self._pepper)
+                except Exception as exc:
+                    log.warning("key_not_moved", error=type(getattr(exc, "orig", None) or exc).__name__)
+        finally:
+            self._moving = None

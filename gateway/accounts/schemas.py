@@ -1,0 +1,233 @@
+# What an admin may say of a team or a key, over HTTP or on the command line, and what is wrong with it if it cannot be.
+# Money comes in dollars and leaves here in nano-dollars.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from difflib import get_close_matches
+from typing import TypeVar
+
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import asdict, replace
+
+from billing.core.holds import Limits
+from billing.core.money import to_nano
+from gateway.core.durations import read_duration
+from gateway.core.settings import Level, Safety, TeamSafety
+from gateway.egress.addresses import Network
+from gateway.egress.destinations import Guard
+from gateway.egress.urls import BadUrl, read_url
+from gateway.moderation.rules.policy import NAMES, loosens
+from protocol.errors import BadRequest, invalid_value
+
+MOST_DOLLARS = 1_000_000_000
+MOST_COUNT = 10**15
+LONGEST_NAME = 200  # characters
+LONGEST_OVERLAP = 90 * 86400.0  # seconds
+NO_LIMITS = Limits()
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class SafetyInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A team's own safety levels. Absent: as it is; null: the house's; ``levels`` are changed one by one."""
+
+    input: Level | UnsetType | None = UNSET
+    output: Level | UnsetType | None = UNSET
+    levels: dict[str, Level | None] | UnsetType | None = UNSET
+
+
+class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits to set. Absent: as it is; null: no limit."""
+
+    requests_per_minute: int | UnsetType | None = UNSET
+    tokens_per_minute: int | UnsetType | None = UNSET
+    concurrent_requests: int | UnsetType | None = UNSET
+    tokens_per_day: int | UnsetType | None = UNSET
+    usd_per_day: Decimal | UnsetType | None = UNSET
+    usd_per_month: Decimal | UnsetType | None = UNSET
+
+
+class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A team to create."""
+
+    id: str
+    name: str | None = None
+    weight: float = 1.0
+    allowed_models: list[str] | None = None
+    allow_smaller: bool = True
+    safety: SafetyInput | None = None
+    limits: LimitsInput | None = None
+    webhook_url: str | None = None
+
+
+class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes to a team: what is absent stays as it is, null takes a value away."""
+
+    name: str | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
+    allowed_models: list[str] | UnsetType | None = UNSET
+    allow_smaller: bool | UnsetType = UNSET
+    safety: SafetyInput | UnsetType | None = UNSET
+    limits: LimitsInput | UnsetType | None = UNSET
+    webhook_url: str | UnsetType | None = UNSET
+    suspended: bool | UnsetType = UNSET
+
+
+Webhooked = TypeVar("Webhooked", NewTeam, TeamPatch)
+
+
+class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to create."""
+
+    team_id: str
+    name: str = ""
+    expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
+    limits: LimitsInput | None = None
+
+
+class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to replace a key. ``overlap``: how long the old one still works, ``24h`` or seconds."""
+
+    overlap: str | float = "24h"
+    expires_at: datetime | float | UnsetType | None = UNSET  # of the new key; absent: as the old one's
+
+
+def is_id(text: str) -> bool:
+    """Tell whether ``text`` could be a team's id at all."""
+    return _ID.fullmatch(text) is not None
+
+
+def check_id(team_id: str) -> str:
+    """Return ``team_id`` if it can be one. Raises BadRequest."""
+    if is_id(team_id):
+        return team_id
+    raise BadRequest(
+        "A team's 'id' is 1 to 64 lower-case letters, digits, '-' and '_', and begins with a letter or digit.",
+        param="id",
+        code="invalid_value",
+    )
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` without surrounding spaces if it can be shown. Raises BadRequest."""
+    name = name.strip()
+    if len(name) <= LONGEST_NAME and all(character.isprintable() for character in name):
+        return name
+    raise invalid_value("name", f"must be printable and at most {LONGEST_NAME} characters long")
+
+
+def check_webhook_url(url: str | None) -> str | None:
+    """Return ``url`` in its one form. Raises BadRequest. Where it leads, `with_checked_webhook` has looked before."""
+    try:
+        return None if url is None else read_url(url).text
+    except BadUrl as exc:
+        raise BadRequest(f"'webhook_url' {exc}.", param="webhook_url", code="invalid_callback_url") from None
+
+
+async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> Webhooked:
+    """Return ``wanted`` if callbacks may go where its webhook leads. Raises BadRequest. Not inside a transaction."""
+    if wanted.webhook_url is UNSET or wanted.webhook_url is None:
+        return wanted
+    return replace(wanted, webhook_url=await Guard(allow).check(wanted.webhook_url, "webhook_url"))
+
+
+def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
+    """Refuse a policy that the house does not allow a team. Raises BadRequest."""
+    if not isinstance(wanted, SafetyInput):
+        return
+    said = apply_safety(wanted)
+    if said is not None and (looser := loosens(said, house)) is not None:
+        right = f"'{looser[1]}' or stricter, unless safety.teams_may_loosen says otherwise"
+        raise invalid_value(f"safety.{looser[0]}", f"is looser than the house's: it must be {right}")
+
+
+def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -> TeamSafety | None:
+    """Return ``before`` with what ``wanted`` says; None where nothing is left of it. Raises BadRequest."""
+    if wanted is None:
+        return None
+    before = before or TeamSafety()
+    levels: dict[str, Level] = {} if wanted.levels is None else dict(before.levels)
+    for name, level in wanted.levels.items() if isinstance(wanted.levels, dict) else ():
+        if name not in NAMES:
+            raise invalid_value(f"safety.levels.{name[:40]}", f"is no group or category; known are {', '.join(NAMES)}")
+        if level is None:
+            levels.pop(name, None)
+        else:
+            levels[name] = level
+    after = TeamSafety(
+        input=before.input if wanted.input is UNSET else wanted.input,
+        output=before.output if wanted.output is UNSET else wanted.output,
+        levels=levels,
+    )
+    return None if after == TeamSafety() else after
+
+
+def check_weight(weight: float) -> float:
+    """Return ``weight`` if it is a share. Raises BadRequest."""
+    if 0 < weight <= 1000:
+        return weight
+    raise invalid_value("weight", "must be above 0 and at most 1000")
+
+
+def check_models(names: list[str] | None, known: Collection[str] | None) -> list[str] | None:
+    """Return ``names`` without repetitions if all are known. Raises BadRequest. ``known`` None: anything goes."""
+    for place, name in enumerate(names or ()):
+        if known is not None and name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
+            param = f"allowed_models[{place}]"
+            raise BadRequest(f"There is no model '{name[:100]}'. {hint}", param=param, code="invalid_value")
+    return None if names is None else list(dict.fromkeys(names))
+
+
+def apply_limits(wanted: LimitsInput | None, before: Limits = NO_LIMITS) -> Limits:
+    """Return ``before`` with what ``wanted`` says; None takes every limit away. Raises BadRequest."""
+    if wanted is None:
+        return NO_LIMITS
+    changes: dict[str, int | None] = {}
+    for name, value in asdict(wanted).items():
+        if value is UNSET:
+            continue
+        field = name.replace("usd_", "nanousd_")
+        changes[field] = None if value is None else _amount(name, value)
+    return replace(before, **changes)
+
+
+def _amount(name: str, value: int | Decimal) -> int:
+    if isinstance(value, Decimal):
+        if value.is_finite() and 0 <= value <= MOST_DOLLARS:
+            return to_nano(value)
+        raise invalid_value(f"limits.{name}", f"must be dollars from 0 to {MOST_DOLLARS}")
+    if 0 <= value <= MOST_COUNT:
+        return value
+    raise invalid_value(f"limits.{name}", "must be a whole number of 0 or more; null takes the limit away")
+
+
+def check_moment(value: datetime | float | None, now: datetime) -> datetime | None:
+    """Return a moment to come, with its zone. Raises BadRequest."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value
+    else:
+        try:
+            moment = datetime.fromtimestamp(value, UTC)
+        except (ValueError, OverflowError, OSError):
+            raise invalid_value(
+                "expires_at", "must be a date and time such as 2027-01-31T00:00:00Z, or unix seconds"
+            ) from None
+    if moment > now:
+        return moment
+    raise invalid_value("expires_at", "must lie in the future")
+
+
+def check_overlap(value: str | float) -> float:
+    """Return an overlap in seconds. Raises BadRequest."""
+    seconds = value if isinstance(value, float | int) else read_duration(value)
+    if seconds is not None and 0 <= seconds <= LONGEST_OVERLAP:
+        return float(seconds)
+    raise invalid_value("overlap", "must be seconds or a duration such as 30m, 24h or 0s, and at most 90d")

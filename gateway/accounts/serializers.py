@@ -1,0 +1,157 @@
+# Teams, keys and the audit log as admins see them: the same shapes over HTTP and on the command line. Money shows as
+# exact decimal dollars, moments as RFC 3339 in UTC.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from billing.core.holds import Limits
+from billing.core.money import to_text
+from gateway.accounts.team_keys import KeyRecord, NewlyMade
+from gateway.accounts.team_secrets import SecretRecord
+from gateway.accounts.teams import TeamRecord
+from gateway.egress.urls import read_url
+from gateway.storage.audit_log import AuditEntry
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+def to_json(value: object) -> bytes:
+    """Return ``value`` as JSON, in which a Decimal is a number with exactly its digits."""
+    return _ENCODER.encode(value)
+
+
+def dollars(nano: int) -> Decimal:
+    """Return nano-dollars as the exact number of dollars."""
+    return Decimal(to_text(nano))
+
+
+def cost_view(nano: int) -> dict[str, Any]:
+    """Return a cost in dollars: as a number, and as a text for readers of JSON whose numbers are floats."""
+    return {"cost_usd": dollars(nano), "cost_usd_exact": to_text(nano)}
+
+
+def moment(value: datetime | None) -> str | None:
+    """Return a moment as text: ``2026-04-05T14:00:00Z``, to the microsecond where it has some."""
+    return None if value is None else value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def moment_of(seconds: float | None) -> str | None:
+    """Return a moment in unix seconds as text."""
+    return None if seconds is None else moment(datetime.fromtimestamp(seconds, UTC))
+
+
+def limits_view(limits: Limits) -> dict[str, Any]:
+    """Return every limit by the name that admins give it; null is none."""
+    return {
+        name.replace("nanousd_", "usd_"): dollars(value) if value is not None and "nanousd" in name else value
+        for name, value in asdict(limits).items()
+    }
+
+
+def team_view(record: TeamRecord) -> dict[str, Any]:
+    """Return a team."""
+    team = record.team
+    return {
+        "object": "team",
+        "id": team.id,
+        "name": team.name,
+        "weight": team.weight,
+        "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
+        "allow_smaller": team.allow_smaller,
+        "safety": team.safety,
+        "limits": limits_view(team.limits),
+        "webhook_url": record.webhook_url,
+        "suspended": team.is_suspended,
+        "suspended_at": moment(record.suspended_at),
+        "created_at": moment(record.created_at),
+        "updated_at": moment(record.updated_at),
+    }
+
+
+def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
+    """Return a key, without the key."""
+    return {
+        "object": "key",
+        "key_id": record.key_id,
+        "team_id": record.team_id,
+        "name": record.name,
+        "prefix": record.prefix,
+        "status": record.status(now),
+        "limits": limits_view(record.limits),
+        "created_at": moment(record.created_at),
+        "expires_at": moment(record.expires_at),
+        "revoked_at": moment(record.revoked_at),
+    }
+
+
+def made_view(made: NewlyMade, now: datetime) -> dict[str, Any]:
+    """Return a key at its making: this once with the key itself."""
+    view = key_view(made.record, now)
+    shown = {"object": "key", "key_id": view["key_id"], "key": made.key, **view}
+    if made.replaces is not None:
+        shown["replaces"] = key_view(made.replaces, now)
+    return shown
+
+
+def audit_view(entry: AuditEntry) -> dict[str, Any]:
+    """Return one line of the audit log."""
+    return {**asdict(entry), "created_at": moment(entry.created_at), "object": "audit_entry"}
+
+
+def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a row of the ledger, its money in dollars."""
+    shown = {"object": "usage_record", **row}
+    shown |= cost_view(shown.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(shown.pop("gpu_cost_nanousd"))}
+    return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
+
+
+def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:
+    """Return a webhook secret, without the secret."""
+    return {
+        "object": "webhook_secret",
+        "id": record.id,
+        "team_id": record.team_id,
+        "created_at": moment(record.created_at),
+    }
+
+
+def callback_view(row: Mapping[Any, Any], now: datetime) -> dict[str, Any]:
+    """Return a callback of the outbox and what became of it. Its URL as logs may show it."""
+    is_leased = row["lease_until"] is not None and row["lease_until"] > now
+    state = (
+        "delivered"
+        if row["delivered_at"] is not None
+        else "undelivered"
+        if row["given_up_at"] is not None
+        else "delivering"
+        if is_leased
+        else "pending"
+    )
+    return {
+        "object": "callback",
+        "id": row["id"],
+        "team_id": row["team_id"],
+        "batch_id": row["batch_id"],
+        "event": row["event"],
+        "url": read_url(row["url"]).shown,
+        "state": state,
+        "tries": row["tries"],
+        "last_status": row["last_status"],
+        "last_error": row["last_error"],
+        "created_at": moment(row["created_at"]),
+        "next_try_at": moment(row["next_try_at"]) if state == "pending" else None,
+        "delivered_at": moment(row["delivered_at"]),
+        "given_up_at": moment(row["given_up_at"]),
+    }
+
+
+def list_view(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return a page in OpenAI's shape of a list: ``items`` may hold one more than ``limit``, which tells of a next."""
+    return {"object": "list", "data": items[:limit], "has_more": len(items) > limit}

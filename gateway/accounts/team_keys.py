@@ -1,0 +1,186 @@
+# Keys of teams: created (and shown that once), listed, rotated with an overlap, revoked. What is stored is a digest;
+# see keys.py. Each change tells every gateway and the audit log in the transaction that makes it.
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import UNSET, Struct
+from sqlalchemy import Select, func, insert, literal, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.core.holds import Limits
+from gateway.accounts.schemas import NewKey, Rotation, apply_limits, check_moment, check_name, check_overlap
+from gateway.accounts.teams import announce, get_team, read_limits
+from gateway.core.errors import Conflict
+from gateway.core.keys import key_digest, new_key, pepper_name, shown_prefix
+from gateway.storage.audit_log import Act, record_act
+from gateway.storage.tables import api_keys
+from protocol.errors import NotFound
+
+_ID = re.compile("key_[0-9a-f]{24}")
+
+
+class KeyRecord(Struct, frozen=True, kw_only=True):
+    """A key as admins see it; the key itself is nowhere kept."""
+
+    key_id: str
+    team_id: str
+    name: str
+    prefix: str
+    limits: Limits
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
+
+    def status(self, now: datetime) -> str:
+        """Return ``active``, ``expired`` or ``revoked``."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+
+class NewlyMade(Struct, frozen=True, kw_only=True):
+    """A key at its making, the only moment at which anybody sees it whole."""
+
+    key: str
+    record: KeyRecord
+    replaces: KeyRecord | None = None  # the key that this one was rotated from, as it is now
+
+
+async def create_key(connection: AsyncConnection, pepper: str, new: NewKey, act: Act, now: float) -> NewlyMade:
+    """Create a key of a team. ``now`` is unix seconds. Raises BadRequest, NotFound."""
+    expires_at = check_moment(new.expires_at, _moment(now))
+    limits = apply_limits(new.limits)
+    name = check_name(new.name)
+    await get_team(connection, new.team_id)
+    made = await _insert(connection, pepper, new.team_id, name, limits, expires_at)
+    details = {"name": name, "limits": limits, "expires_at": expires_at}
+    await _tell(connection, act, "key.created", made.record, details)
+    return made
+
+
+async def rotate_key(
+    connection: AsyncConnection, pepper: str, key_id: str, rotation: Rotation, act: Act, now: float
+) -> NewlyMade:
+    """Make a key like ``key_id``; the old one works for the overlap and no longer. Raises NotFound, Conflict."""
+    moment = _moment(now)
+    overlap = check_overlap(rotation.overlap)
+    old = await _lock_key(connection, key_id)
+    if (status := old.status(moment)) != "active":
+        raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
+    lasts_until = old.expires_at
+    if rotation.expires_at is not UNSET:
+        lasts_until = check_moment(rotation.expires_at, moment)
+    made = await _insert(connection, pepper, old.team_id, old.name, old.limits, lasts_until)
+    ends = moment + timedelta(seconds=overlap)
+    changes: dict[str, Any] = {"expires_at": ends if old.expires_at is None else min(ends, old.expires_at)}
+    if overlap == 0:
+        changes = {"revoked_at": moment}
+    query = update(api_keys).where(api_keys.c.id == key_id).values(**changes).returning(api_keys)
+    ended = _record((await connection.execute(query)).mappings().one())
+    details = {"replaced_by": made.record.key_id, "ends_at": ended.revoked_at or ended.expires_at}
+    await _tell(connection, act, "key.rotated", ended, details)
+    return NewlyMade(key=made.key, record=made.record, replaces=ended)
+
+
+async def list_keys(
+    connection: AsyncConnection, *, team_id: str | None = None, after: str | None = None, limit: int = 1000
+) -> list[KeyRecord]:
+    """Return keys, of one team or of all, oldest first within a team; ``after`` is the last one already seen."""
+    query = select(api_keys).order_by(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id).limit(limit)
+    if team_id is not None:
+        query = query.where(api_keys.c.team_id == team_id)
+    if after is not None:
+        seen = await get_key(connection, after)
+        place = tuple_(api_keys.c.team_id, api_keys.c.created_at, api_keys.c.id)
+        query = query.where(place > tuple_(literal(seen.team_id), literal(seen.created_at), literal(seen.key_id)))
+    return [_record(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def get_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
+    """Return a key. Raises NotFound."""
+    return await _find(connection, key_id, select(api_keys))
+
+
+async def revoke_key(connection: AsyncConnection, key_id: str, act: Act) -> KeyRecord:
+    """End a key at once, for ever; a revoked key stays as it was. Raises NotFound."""
+    old = await _lock_key(connection, key_id)
+    if old.revoked_at is not None:
+        return old
+    query = update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=func.now()).returning(api_keys)
+    ended = _record((await connection.execute(query)).mappings().one())
+    await _tell(connection, act, "key.revoked", ended, {"name": ended.name})
+    return ended
+
+
+async def move_key(connection: AsyncConnection, others: Sequence[bytes], digest: bytes, pepper: str) -> None:
+    """Store a key that is stored under another pepper under ``pepper``, where its digest is ``digest``."""
+    values = {"digest": digest, "pepper": pepper_name(pepper)}
+    await connection.execute(update(api_keys).where(api_keys.c.digest.in_(others)).values(**values))
+
+
+async def _insert(
+    connection: AsyncConnection, pepper: str, team_id: str, name: str, limits: Limits, expires_at: datetime | None
+) -> NewlyMade:
+    key = new_key()
+    values = {
+        "id": f"key_{secrets.token_hex(12)}",
+        "team_id": team_id,
+        "name": name,
+        "digest": key_digest(pepper, key),
+        "pepper": pepper_name(pepper),
+        "prefix": shown_prefix(key),
+        "limits": limits,
+        "expires_at": expires_at,
+    }
+    row = (await connection.execute(insert(api_keys).values(**values).returning(api_keys))).mappings().one()
+    return NewlyMade(key=key, record=_record(row))
+
+
+def _moment(now: float) -> datetime:
+    return datetime.fromtimestamp(now, UTC)
+
+
+def unknown_key(key_id: str) -> NotFound:
+    """Return the error for a key that does not exist."""
+    return NotFound(f"There is no key '{key_id[:100]}'.", param="key_id", code="key_not_found")
+
+
+async def _lock_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
+    return await _find(connection, key_id, select(api_keys).with_for_update())
+
+
+async def _find(connection: AsyncConnection, key_id: str, query: Select[Any]) -> KeyRecord:
+    if _ID.fullmatch(key_id):
+        row = (await connection.execute(query.where(api_keys.c.id == key_id))).mappings().one_or_none()
+        if row is not None:
+            return _record(row)
+    raise unknown_key(key_id)
+
+
+async def _tell(connection: AsyncConnection, act: Act, action: str, record: KeyRecord, details: dict[str, Any]) -> None:
+    await announce(connection, record.team_id)
+    subject = record.key_id
+    await record_act(
+        connection, act, action, team_id=record.team_id, subject=subject, details={"prefix": record.prefix, **details}
+    )
+
+
+def _record(row: Mapping[Any, Any]) -> KeyRecord:
+    return KeyRecord(
+        key_id=row["id"],
+        team_id=row["team_id"],
+        name=row["name"],
+        prefix=row["prefix"],
+        limits=read_limits(row["limits"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        pepper=row["pepper"],
+    )

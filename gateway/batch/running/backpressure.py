@@ -1,0 +1,178 @@
+# Interactive first at models that are not ours: a batch gives way where people have come to wait longer for their first
+# token, or are refused by rate limits more often, than is usual there. Our own engine sees to that itself, by tiers.
+#
+# The usual time is what the better spells of the last hour had, much as LEDBAT's base delay (RFC 6817): an hour with
+# batches in it is no excuse for the next one. What calls waited stands in the ledger; the hot path pays nothing.
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+from msgspec import Struct
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.core.ids import least_id
+from gateway.batch.running.adaptive_concurrency import Paces
+from gateway.core.clock import Clock
+
+WINDOW = 60.0  # seconds of calls that are the present
+SPELL = 300.0  # seconds; twelve of them are the hour that tells what is usual
+SPELLS = 12
+MOST_CALLS = 5000  # read of one spell
+LEARN_EVERY = SPELL  # seconds between looks at the hour
+LEAST_CALLS = 10  # that a ninth decile rests on
+RISE = 1.5  # times the usual time is too long
+FLOOR_MS = 100.0  # a usual time below it counts as this: nobody notices less
+RISE_OF_REFUSALS = 0.01  # of all tries, beyond twice the usual share
+LEAST_REFUSALS = 2
+FORGET = 300.0  # seconds after which a lane is no longer believed to use a target
+STREAMED_MS = 5.0  # from the first token to the end; an answer that came whole has no first token to speak of
+
+
+log = structlog.get_logger(__name__)
+
+
+class Spell(Struct, frozen=True, kw_only=True):
+    """What interactive calls met at one target in a while."""
+
+    target: str  # Target.key
+    calls: int  # whose first token was awaited
+    p90_ms: float | None  # of their times to the first token; None without any
+    tries: int
+    refused: int  # of these, by a rate limit
+
+
+class Usual(Struct, frozen=True):
+    """What is usual at a target. ``p90_ms``: None while too little is known."""
+
+    p90_ms: float | None = None
+    refusals: float = 0.0  # of all tries
+
+
+def usual_of(spells: Iterable[Spell]) -> Usual:
+    """Return what is usual by the better spells: the lower quartile of each measure."""
+    known = list(spells)
+    times = sorted(one.p90_ms for one in known if one.p90_ms is not None and one.calls >= LEAST_CALLS)
+    shares = sorted(one.refused / one.tries for one in known if one.tries >= LEAST_CALLS)
+    return Usual(times[len(times) // 4] if times else None, shares[len(shares) // 4] if shares else 0.0)
+
+
+def has_risen(now: Spell, usual: Usual) -> bool | None:
+    """Whether people wait too long or are refused too often now; None where too few calls tell."""
+    if now.refused >= LEAST_REFUSALS and now.refused / now.tries > 2 * usual.refusals + RISE_OF_REFUSALS:
+        return True
+    if now.calls < LEAST_CALLS or now.p90_ms is None:
+        return None
+    return usual.p90_ms is not None and now.p90_ms > RISE * max(usual.p90_ms, FLOOR_MS)
+
+
+class GivingWay:
+    """Slows the lanes of one worker at whose targets people wait, and holds them there until they do not."""
+
+    def __init__(self, paces: Paces, clock: Clock) -> None:
+        self._paces = paces
+        self._clock = clock
+        self._lanes: dict[str, dict[str, float]] = defaultdict(dict)  # by target: monotonic seconds of the last use
+        self._usual: dict[str, Usual] = {}
+        self._learned = float("-inf")  # monotonic seconds
+        self._gave_way: dict[str, float] = {}  # by target: unix seconds of the last time
+        self._pressed: set[str] = set()  # targets of which it is not known yet that it helped
+
+    def uses(self, lane: str, target: str) -> None:
+        """Note that a request of ``lane`` was answered by ``target``."""
+        self._lanes[target][lane] = self._clock.monotonic()
+
+    async def look(self, connection: AsyncConnection) -> None:
+        """Give way where people wait. Each rise counts once: of it tell calls that began since a lane last gave way."""
+        now = self._clock.now()
+        self._forget()
+        if self._lanes:
+            if self._clock.monotonic() - self._learned >= LEARN_EVERY:
+                self._usual = await learn_usual(connection, now)
+                self._learned = self._clock.monotonic()
+            seen = {one.target: one for one in await read_spells(connection, [(now - WINDOW, now + 1)], self._gave_way)}
+            for target in self._lanes:
+                self._judge(target, seen.get(target), now)
+        self._paces.hold({lane for target in self._pressed for lane in self._lanes[target]})
+
+    def _judge(self, target: str, spell: Spell | None, now: float) -> None:
+        usual = self._usual.get(target, Usual())
+        risen = None if spell is None else has_risen(spell, usual)
+        if risen and spell is not None:
+            self._gave_way[target] = now
+            self._pressed.add(target)
+            for lane in self._lanes[target]:
+                self._paces.of(lane).give_way()
+            log.warning(
+                "batch_gives_way",
+                target=target,
+                first_token_p90_ms=spell.p90_ms,
+                usual_p90_ms=usual.p90_ms,
+                calls=spell.tries,
+                rate_limited=spell.refused,
+                at_once={lane: self._paces.of(lane).limit for lane in self._lanes[target]},
+            )
+        elif target in self._pressed and (risen is False or now - self._gave_way[target] >= WINDOW):
+            self._pressed.remove(target)
+            log.info("batch_goes_on", target=target)
+
+    def _forget(self) -> None:
+        late = self._clock.monotonic() - FORGET
+        for target, lanes in list(self._lanes.items()):
+            self._lanes[target] = {lane: used for lane, used in lanes.items() if used > late}
+            if not self._lanes[target]:
+                del self._lanes[target]
+                self._gave_way.pop(target, None)
+                self._pressed.discard(target)
+
+
+async def learn_usual(connection: AsyncConnection, now: float) -> dict[str, Usual]:
+    """Return what was usual at each target in the hour before the present."""
+    spans = [(now - WINDOW - SPELL * (place + 1), now - WINDOW - SPELL * place) for place in range(SPELLS)]
+    by_target = defaultdict(list)
+    for spell in await read_spells(connection, spans, {}):
+        by_target[spell.target].append(spell)
+    return {target: usual_of(spells) for target, spells in by_target.items()}
+
+
+async def read_spells(
+    connection: AsyncConnection, spans: Sequence[tuple[float, float]], since: dict[str, float]
+) -> list[Spell]:
+    """Read what interactive calls met in each span of unix seconds, by target; of one in ``since``, from then on."""
+    query = {
+        "days": [datetime.fromtimestamp(moment, UTC).date() for moment in {t for span in spans for t in span}],
+        "starts": [least_id(start) for start, _ in spans],
+        "ends": [least_id(end) for _, end in spans],
+        "since": msgspec.json.encode({target: str(least_id(at)) for target, at in since.items()}).decode(),
+        "most": MOST_CALLS,
+        "streamed": STREAMED_MS,
+    }
+    return [Spell(**row) for row in (await connection.execute(READ, query)).mappings()]
+
+
+# A timeout is a first token that took at least so long.
+READ = text("""
+    SELECT target, count(waited) AS calls, percentile_cont(0.9) WITHIN GROUP (ORDER BY waited) AS p90_ms,
+           count(*) AS tries, count(*) FILTER (WHERE outcome = 'rate_limited') AS refused
+    FROM unnest(CAST(:starts AS uuid[]), CAST(:ends AS uuid[])) AS span (first, last),
+    LATERAL (
+        SELECT request_id, attempts, total_ms - first_token_ms > :streamed AS is_streamed
+        FROM usage_records
+        WHERE day = ANY(CAST(:days AS date[])) AND request_id >= span.first AND request_id < span.last
+          AND tier = 'interactive'
+        ORDER BY day DESC, request_id DESC LIMIT :most
+    ) AS call,
+    LATERAL (
+        SELECT target, outcome,
+               CASE WHEN outcome = 'timeout' OR (outcome = 'ok' AND is_streamed) THEN ms END AS waited
+        FROM jsonb_to_recordset(attempts) AS attempt (target text, outcome text, ms double precision)
+    ) AS try
+    LEFT JOIN jsonb_each_text(CAST(:since AS jsonb)) AS last_time (target, id) USING (target)
+    WHERE last_time.id IS NULL OR request_id >= CAST(last_time.id AS uuid)
+    GROUP BY span.first, target
+""")

@@ -1,0 +1,157 @@
+# Runs one item of a batch as the endpoint would: the same checks, quotas, routes and books, at tier batch. The answer
+# is stored and paid in one transaction, before the books close; one that cannot be stored costs the team nothing.
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from billing.core.records import UsageRecord
+from gateway.batch.claims import Claim
+from gateway.batch.endings import Ended, refused
+from gateway.batch.results import response_of
+from gateway.batch.shapes import ENDPOINTS
+from gateway.calls.call import Call
+from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Forbidden, Overloaded
+from gateway.core.principals import Caller
+from gateway.http.inference_requests import check_tags, read_options, refuse_unpriced, wish_of
+from gateway.http.responses import Dialect
+from gateway.http.routes.chat import ChatDialect, check_chat
+from gateway.http.routes.completions import CompletionDialect, check_completion
+from gateway.http.routes.embeddings import EmbeddingDialect, check_embeddings
+from gateway.inference.answer import answer
+from gateway.inference.reply import Ending, Reply
+from gateway.inference.services import Services
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode_with_extra
+from protocol.errors import BadRequest, ServiceError
+from router.catalog.targets import Tier
+
+MOST_TRIES = 6  # of an upstream, before its failure is what the line says
+LONGEST_PAUSE = 60.0  # seconds between two tries
+UNCHECKED_PAUSE = 15.0  # seconds, while the outside checker fails: every try leaves a line in the books
+
+CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
+
+# Stores how an item ended; False when somebody else has it now.
+Store = Callable[[Ended], Awaitable[bool]]
+
+log = structlog.get_logger(__name__)
+
+
+class Wait(Struct, frozen=True):
+    """The item cannot run now: try again in so many seconds."""
+
+    seconds: float
+    is_congestion: bool  # something is too busy, and fewer at once would help
+    is_try: bool  # an upstream had it
+
+
+async def run_item(services: Services, caller: Caller, claim: Claim, store: Store) -> Ended | Wait | None:
+    """Run an item. What it answers is stored through ``store``; an Ended that is returned has yet to be.
+
+    None: it was stored, or somebody else has it.
+    """
+    request_id = services.clock.new_id()
+    try:
+        call, dialect = read_item(services, caller, claim, request_id)
+        await _answer(services, call, dialect, claim, store)
+    except CallTakenOver:
+        log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
+    except ServiceError as exc:
+        return _wait_or_end(exc, claim, request_id)
+    except Exception:
+        log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
+        return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)
+    return None
+
+
+def read_item(services: Services, caller: Caller, claim: Claim, request_id: str) -> tuple[Call, Dialect]:
+    """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
+    endpoint, kind = ENDPOINTS[claim.endpoint]
+    asked, extra = decode_with_extra(claim.body, kind)
+    options = read_options({}, extra)
+    if options.team_id is not None and options.team_id != caller.team.id:
+        raise Forbidden("The request names another team than the batch's own.", param="team_id")
+    if getattr(asked, "stream", None):
+        raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
+    refuse_unpriced(extra)
+    check_tags(asked)
+    now = services.clock.now()
+    dialect: Dialect
+    if isinstance(asked, ChatRequest):
+        check_chat(asked)
+        dialect = ChatDialect(asked, request_id, int(now))
+    elif isinstance(asked, CompletionRequest):
+        check_completion(asked)
+        dialect = CompletionDialect(asked, request_id, int(now))
+    else:
+        check_embeddings(asked)
+        dialect = EmbeddingDialect(asked.model, asked.encoding_format == "base64")
+    call = Call(
+        request_id=request_id,
+        caller=caller,
+        endpoint=endpoint,
+        request=asked,
+        wish=wish_of(services, caller, options, Tier.BATCH),
+        priority=options.priority,
+        extra=extra,
+        client_request_id=claim.name,
+        is_batch_item=True,
+        is_aside=claim.is_aside,
+        created_at=now,
+        started=services.clock.monotonic(),
+    )
+    return call, dialect
+
+
+async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim, store: Store) -> None:
+    async def keep(reply: Reply, ending: Ending) -> None:
+        record: UsageRecord = reply.record
+        if isinstance(ending, ContentPolicyViolation):
+            response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
+        else:
+            assert isinstance(ending, tuple)
+            response = response_of(200, call.request_id, dialect.whole(reply, *ending), reply.dropped)
+        ended = Ended(
+            claim=claim,
+            status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
+            request_id=call.request_id,
+            response=response,
+            record=record,
+            input_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            cost_nanousd=record.cost_nanousd,
+        )
+        is_stored = await store(ended)
+        if not is_stored:
+            raise CallTakenOver("Another worker runs this request now.")
+
+    reply = await answer(services, call)
+    reply.keep_ending = keep
+    try:
+        await reply.collect()
+    except ContentPolicyViolation:
+        pass  # stored and paid by ``keep``, as an answer is
+    finally:
+        reply.close()
+
+
+def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | Wait:
+    """Decide what an error means: later, or never. A rate limit delays a request, a spent budget fails it."""
+    is_final = error.headers.get("x-should-retry") == "false" or (error.status < 500 and error.status != 429)
+    was_upstream = error.status in (500, 502, 504)
+    if not is_final and not (was_upstream and claim.tries >= MOST_TRIES):
+        pause = min(LONGEST_PAUSE, 2.0 ** min(claim.tries, 6))
+        told = float(error.headers.get("retry-after", 0) or 0)
+        if isinstance(error, ContentUnchecked):
+            told = max(told, UNCHECKED_PAUSE)
+        seconds = max(told, pause * random.uniform(0.5, 1.0))
+        return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
+    return refused(claim, request_id, error, is_upstreams_fault=was_upstream)

@@ -1,1 +1,0 @@
-# Callbacks: signed events to the teams' own servers, from an outbox, at least once, and never into our own network.

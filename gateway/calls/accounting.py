@@ -1,0 +1,94 @@
+# The books of one call while it runs: its hold against the quotas and its entries in the journal.
+# The order never changes: hold, opened, (progress), closed, bytes to the client, settled.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from billing.core.holds import Hold, Settlement
+from billing.core.records import CHARGED, Served, UsageRecord
+from billing.journal.journal import Journal
+from billing.quotas.quotas import Quotas
+from protocol.usage import Usage
+from router.prompt_size.prompt_bounds import PromptBound
+
+NOTHING = Settlement(Usage(), 0)
+
+
+class Account:
+    """One call's hold and journal entries. ``close`` counts once; what comes later changes nothing."""
+
+    def __init__(self, hold: Hold, journal: Journal, quotas: Quotas, *, owes_parts: bool = True) -> None:
+        self.hold = hold
+        self.owes_parts = owes_parts  # whether a part of an answer is owed, should this process die
+        self.count: Callable[[], Settlement] = lambda: NOTHING  # tells what was used so far,
+        self.served: Callable[[], Served | None] = lambda: (
+            None
+        )  # and by which target, if not the one it was opened with
+        self.prompt: PromptBound | None = None  # what its hold covers of the prompt
+        self.opened: UsageRecord | None = None  # as the journal knows the call while it runs
+        self.record: UsageRecord | None = None  # the final one, once closed
+        self._journal = journal
+        self._quotas = quotas
+        self._noted: tuple[Settlement, Served | None] = NOTHING, None
+        self._is_left = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is entered: the journal knows how the call ended, or its end is left to others."""
+        return self.record is not None or self._is_left
+
+    def open(self, record: UsageRecord) -> None:
+        """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
+        self._journal.opened(record)
+        self.opened = record
+
+    def note_progress(self) -> None:
+        """Enter which target answers and, where parts are owed, what was used so far, if that changed."""
+        if self.opened is None or self.is_closed:
+            return
+        used, served = self.count() if self.owes_parts else NOTHING, self.served()
+        if (used, served) != self._noted:
+            self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd, served)
+            self._noted = used, served
+
+    def close(self, record: UsageRecord) -> None:
+        """Enter how the call ended. Only after this may its last bytes leave."""
+        if self.is_closed:
+            return
+        if self.opened is not None:
+            self._journal.closed(record)
+        self.record = record
+        self._let_go()
+
+    def leave(self) -> None:
+        """Leave the books as they are, as a process that dies: this one ends and cannot know what became of the call.
+
+        Whoever adopts the journal finds out from the ledger; until then the hold stays.
+        """
+        self._is_left = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Ask nobody any more: a reply may go before its books are settled."""
+        self.count, self.served = lambda: NOTHING, lambda: None
+
+    def settle(self) -> None:
+        """Put what was used in place of the hold, or give the hold back when nothing is owed."""
+        if self._is_left:
+            return
+        record = self.record
+        if record is None or self.opened is None or record.status not in CHARGED:
+            self._quotas.release(self.hold)
+        else:
+            self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
+
+
+def _usage_of(record: UsageRecord) -> Usage:
+    return Usage(
+        record.input_tokens,
+        record.cached_input_tokens,
+        record.output_tokens,
+        record.reasoning_tokens,
+        record.cache_write_tokens,
+    )

@@ -1,0 +1,44 @@
+# A whole reply as the events of a stream, for services that answer whole what they were asked to stream.
+
+from __future__ import annotations
+
+from gateway.upstreams.wire.base import WholeReply
+from protocol.chat import ChatReply, Choice
+from protocol.completions import CompletionReply
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.usage import Usage
+
+
+def events_of(whole: WholeReply, usage: Usage | None) -> list[Event]:
+    """Return the events that add up to ``whole``. Embeddings have none: they are never streamed."""
+    events: list[Event] = []
+    match whole:
+        case ChatReply(choices=choices):
+            for choice in choices:
+                events += _chat_deltas(choice)
+        case CompletionReply(choices=texts):
+            events += [
+                Delta(text.index, text.text, finish_reason=text.finish_reason, logprobs=text.logprobs) for text in texts
+            ]
+    if usage is not None:
+        events.append(UsageReport(usage))
+    return [*events, ReplyEnd()]
+
+
+def _chat_deltas(choice: Choice) -> list[Event]:
+    index, message = choice.index, choice.message
+    events: list[Event] = []
+    if message.reasoning_content and not message.reasoning:
+        events.append(Delta(index, reasoning=message.reasoning_content))
+    for thought in message.reasoning:
+        if thought.redacted:
+            events.append(Delta(index, redacted=thought.redacted))
+        else:
+            events += [Delta(index, reasoning=thought.text), Delta(index, signature=thought.signature)]
+    if message.content or message.refusal:
+        events.append(Delta(index, message.content or "", refusal=message.refusal or "", logprobs=choice.logprobs))
+    for number, call in enumerate(message.tool_calls or ()):
+        events.append(
+            Delta(index, tool_calls=(ToolCallDelta(number, call.function.arguments, call.id, call.function.name),))
+        )
+    return [*events, Delta(index, finish_reason=choice.finish_reason, stop_sequence=choice.stop_sequence)]

@@ -1,0 +1,141 @@
+# One call as the answering path sees it: who asks, for what, under which wishes.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from zlib import crc32
+
+from msgspec import Struct
+
+from billing.core.holds import Hold, Scope
+from billing.core.records import Served, Status, UsageRecord
+from billing.ledger.price_editions import edition_of
+from gateway.core.principals import Caller
+from gateway.upstreams.wire.base import Request
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.messages import MessagesRequest
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Route, Target
+
+OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
+
+TURN = 65_521  # makes another draw of one: whatever model a conversation has, its replicas are shared
+
+Priority = Literal["low", "normal", "high"]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A request by a known caller. Everything later in the path is a function of this and of the state of the house."""
+
+    request_id: str  # UUIDv7; the ledger's, to the letter
+    caller: Caller
+    endpoint: str  # "chat.completions", "completions", "embeddings", "messages"
+    request: Request
+    native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
+    wish: Wish
+    priority: Priority = "normal"
+    extra: Mapping[str, Any] = {}  # top-level fields that we do not know
+    size: int = 0  # bytes of the request as it came
+    client_request_id: str | None = None
+    traceparent: str | None = None  # the caller's trace, where calls are traced
+    fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
+    idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
+    is_batch_item: bool = False
+    is_aside: bool = False  # asked by the house, for a team that pays: nothing that its key tried
+    created_at: float  # unix seconds
+    started: float  # monotonic seconds
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants the reply in pieces."""
+        return bool(getattr(self.request, "stream", None))
+
+    @property
+    def share(self) -> float:
+        """A draw in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
+
+        It rests on who began the conversation, and how; or on the prompt of a completion.
+        """
+        match self.request:
+            case ChatRequest(messages=messages):
+                said = next((message.text() for message in messages if message.role == "user"), "")[:OPENING]
+            case CompletionRequest(prompt=str(prompt)):  # many begin alike, so the end counts too
+                said = prompt[:OPENING] + prompt[-OPENING:]
+            case _:
+                return int(self.request_id[-8:], 16) / 2**32
+        asked = f"{self.caller.team.id}\n{self.request.user or ''}\n{said}"
+        return crc32(asked.encode("utf-8", "replace")) / 2**32
+
+    @property
+    def spread(self) -> float:
+        """A draw in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
+        from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
+        if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
+            return self.share * TURN % 1.0
+        return int(self.request_id[-8:], 16) / 2**32
+
+    @property
+    def beginning(self) -> str:
+        """What the turns of a conversation have in common: where one was answered, the next one's prompt is cached."""
+        match self.request:
+            case ChatRequest(messages=messages):
+                said = next((message.text() for message in messages if message.role == "user"), "")
+            case CompletionRequest(prompt=str(prompt)):
+                said = prompt
+            case _:
+                return self.request_id
+        return f"{self.caller.team.id}\n{self.request.user or ''}\n{said[:OPENING]}"
+
+    @property
+    def owes_parts(self) -> bool:
+        """Whether a part of the answer is owed, however the rest fails to come.
+
+        Else what was stored whole is owed, or a part whose end the call itself brought about.
+        """
+        return self.idempotency_key is None and not self.is_batch_item
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Whose limits the call counts against."""
+        return scopes_of(self.caller)
+
+
+def scopes_of(caller: Caller) -> tuple[Scope, ...]:
+    """Return whose limits a request of ``caller`` counts against."""
+    return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
+
+
+def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
+    """Return the usage record of a call at one target of its route, with whatever else is known."""
+    served = served_by(target)
+    return UsageRecord(
+        request_id=call.request_id,
+        team_id=call.caller.team.id,
+        key_id=call.caller.key_id,
+        endpoint=call.endpoint,
+        model_asked=call.request.model,
+        model_used=served.model_used,
+        provider=served.provider,
+        provider_endpoint=served.provider_endpoint,
+        status=status,
+        tier=call.wish.tier.value,
+        priority=call.priority,
+        route_reason=route.reason,
+        complexity=route.complexity,
+        client_request_id=call.client_request_id,
+        user_tag=call.request.user,
+        metadata=getattr(call.request, "metadata", None),
+        created_at=call.created_at,
+        owner=hold.owner,
+        held_tokens=hold.request.tokens,
+        held_nanousd=hold.request.cost_nanousd,
+        price=edition_of(target.model.price),
+        **known,
+    )
+
+
+def served_by(target: Target) -> Served:
+    """Return a target as records name it."""
+    return Served(target.model.name, target.model.provider, f"{target.endpoint.region} {target.endpoint.base_url}")

@@ -1,0 +1,57 @@
+# What a call probably used, when its upstream did not say: a reply that was cut, or one without a usage report.
+
+from __future__ import annotations
+
+from gateway.upstreams.wire.base import Request, WholeReply
+from protocol.chat import ChatReply
+from protocol.completions import CompletionReply
+from protocol.events import Delta
+from protocol.usage import Usage
+from router.catalog.targets import ModelSpec
+from router.prompt_size.bounds import input_tokens_most
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_least, prompt_tokens_likely
+
+LONGEST_USUAL_TOKEN = 16  # bytes
+
+
+def probable_prompt_tokens(request: Request) -> int:
+    """Return about how many tokens a prompt has, and no less than it must."""
+    return max(prompt_tokens_least(request), prompt_tokens_likely(request))
+
+
+def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBound | None) -> int:
+    """Return about how many tokens a prompt has, for the ledger: what is only estimated never exceeds its hold.
+
+    ``prompt`` is what was held; unsaid, its bytes.
+    """
+    return min(probable_prompt_tokens(request), input_tokens_most(request, model, prompt))
+
+
+def tokens_of(delta: Delta) -> int:
+    """Return how many tokens a delta stands for: those it names; else one for a piece that may be a token, and by its
+    bytes for one that is too long for that."""
+    if delta.token_ids:
+        return len(delta.token_ids)
+    words = delta.text + delta.refusal + delta.reasoning
+    size = len(words) if words.isascii() else len(words.encode())
+    if delta.tool_calls:
+        size += sum(len(call.arguments.encode()) + len(call.name or "") for call in delta.tool_calls)
+    if size > LONGEST_USUAL_TOKEN:
+        return -(-size // USUAL_TOKEN_BYTES)
+    return 1 if size else int(delta.has_content)
+
+
+def probable_usage(request: Request, whole: WholeReply, most: int) -> Usage:
+    """Return about what a whole reply without a usage report used; ``most``: output tokens that its hold covers."""
+    size = 0
+    match whole:
+        case ChatReply():
+            for message in (choice.message for choice in whole.choices):
+                words = (message.content, message.refusal, message.reasoning_content)
+                size += sum(len((text or "").encode()) for text in words)
+                for call in message.tool_calls or ():
+                    size += len(call.function.name) + len(call.function.arguments.encode())
+        case CompletionReply():
+            size = sum(len(choice.text.encode()) for choice in whole.choices)
+    output = min(most, -(-size // USUAL_TOKEN_BYTES))
+    return Usage(input_tokens=probable_prompt_tokens(request), output_tokens=output)

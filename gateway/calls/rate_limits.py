@@ -1,0 +1,44 @@
+# How headers say what is left of a limit: x-ratelimit for everybody, anthropic-ratelimit for who speaks that dialect.
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from billing.core.holds import Hold, RefusedHold
+
+
+def rate_limit_headers(held: Hold | RefusedHold) -> dict[str, str]:
+    """Return ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` for the limits that there are."""
+    headers: dict[str, str] = {}
+    for kind, left in (("requests", held.requests), ("tokens", held.tokens)):
+        if left is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(left.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, left.remaining))
+            headers[f"x-ratelimit-reset-{kind}"] = go_duration(left.reset)
+    return headers
+
+
+def anthropic_limit_headers(held: Hold | RefusedHold, now: float) -> dict[str, str]:
+    """Return ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``; ``now`` is unix seconds."""
+    headers: dict[str, str] = {}
+    for kind, left in (("requests", held.requests), ("tokens", held.tokens)):
+        if left is not None:
+            moment = datetime.fromtimestamp(math.ceil(now + max(0.0, left.reset)), UTC)
+            headers[f"anthropic-ratelimit-{kind}-limit"] = str(left.limit)
+            headers[f"anthropic-ratelimit-{kind}-remaining"] = str(max(0, left.remaining))
+            headers[f"anthropic-ratelimit-{kind}-reset"] = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    return headers
+
+
+def go_duration(seconds: float) -> str:
+    """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
+    milliseconds = max(0, round(seconds * 1000))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole = -(-milliseconds // 1000)
+    hours, minutes = divmod(whole // 60, 60)
+    words = f"{whole % 60}s"
+    if hours or minutes:
+        words = f"{minutes}m{words}"
+    return f"{hours}h{words}" if hours else words

@@ -1,0 +1,52 @@
+# `tollgate audit`: do ledger, daily sums, leases and balances say the same?
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date, timedelta
+
+import msgspec
+
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.upkeep.audit import Difference, Report, audit
+from billing.upkeep.owner_list import ListedOwner, list_owners
+from billing.upkeep.turns import database_moment
+from gateway.commands.command_line import Format, fail, say, show
+from gateway.core.settings import Settings
+from gateway.storage.database import Database
+
+COLUMNS = Difference.__struct_fields__
+
+
+def run_audit(settings: Settings, day: date | None) -> int:
+    """Compare the books of ``day``, else of today and yesterday (UTC); print where they differ and return 1.
+
+    Closed calls that owners have still to carry to the ledger are told beside: no book has them yet.
+    """
+    try:
+        days, reports, owners = asyncio.run(_audit(settings, day))
+    except POSTGRES_AWAY as exc:
+        fail(f"the books cannot be compared now: {str(exc).splitlines()[0] if str(exc) else repr(exc)}")
+    if waiting := sum(owner.backlog for owner in owners):
+        say(f"{waiting} closed calls of {sum(owner.backlog > 0 for owner in owners)} owners are not in the ledger yet")
+    differences = [one for report in reports for one in report.differences]
+    books = sum(report.books for report in reports)
+    if not differences:
+        say(f"{books} books of {' and '.join(map(str, days))} agree")
+        return 0
+    rows = [{name: getattr(one, name) for name in COLUMNS} for one in differences]
+    title = f"Where the books differ: {len(differences)} figures of {books} books"
+    show(Format.TABLE, msgspec.to_builtins(differences), COLUMNS, rows, title)
+    return 1
+
+
+async def _audit(settings: Settings, day: date | None) -> tuple[list[date], list[Report], list[ListedOwner]]:
+    database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
+    try:
+        async with database.begin() as connection:
+            today = (await database_moment(connection)).date()
+            owners = await list_owners(connection)
+        days = [day] if day is not None else [today - timedelta(days=1), today]
+        return days, [await audit(database, each, today=today) for each in days], owners
+    finally:
+        await database.close()

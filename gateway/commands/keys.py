@@ -1,0 +1,129 @@
+# `tollgate keys`: create, list, rotate and revoke the keys of teams, on Postgres directly.
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from gateway.accounts.schemas import NewKey, Rotation
+from gateway.accounts.serializers import key_view, made_view
+from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key
+from gateway.commands.command_line import (
+    Count,
+    Format,
+    FormatOption,
+    Usd,
+    fail,
+    read_limits,
+    read_settings,
+    run,
+    say,
+    show,
+    whoever_acts,
+)
+from gateway.config.paths import ConfigOption
+from gateway.core.clock import Clock
+from gateway.core.durations import read_duration
+from gateway.core.keys import pepper_name
+
+keys_app = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
+
+COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at")
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
+
+
+@keys_app.command("create")
+def create_one_key(
+    team: Annotated[str, typer.Option(help="Whose key it is")],
+    name: Annotated[str, typer.Option(help="For people: where it is used")] = "",
+    expires: Annotated[str | None, typer.Option(help="A day, a moment, or from now: 2027-01-31, 90d")] = None,
+    requests_per_minute: Count = None,
+    tokens_per_minute: Count = None,
+    concurrent_requests: Count = None,
+    tokens_per_day: Count = None,
+    usd_per_day: Usd = None,
+    usd_per_month: Usd = None,
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Create a key and show it, this once."""
+    new = NewKey(team_id=team, name=name, expires_at=_expiry(expires), limits=read_limits(locals()))
+    settings = read_settings(config)
+    made = run(
+        settings, lambda connection: create_key(connection, settings.key_pepper, new, whoever_acts(), Clock().now())
+    )
+    _show_made(made, format)
+
+
+@keys_app.command("list")
+def list_all_keys(
+    team: Annotated[str | None, typer.Option(help="Only this team's")] = None,
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List keys by their beginnings; nobody can see a whole one again."""
+    settings = read_settings(config)
+    records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
+    rows = [key_view(record, Clock().moment()) for record in records]
+    columns: tuple[str, ...] = COLUMNS
+    if settings.other_key_peppers:  # who is still stored under one of those?
+        current = pepper_name(settings.key_pepper)
+        rows = [
+            row | {"pepper": "current" if record.pepper == current else "other"}
+            for row, record in zip(rows, records, strict=True)
+        ]
+        columns = (*COLUMNS, "pepper")
+    show(format, {"object": "list", "data": rows, "has_more": False}, columns, rows, "Keys")
+
+
+@keys_app.command("rotate")
+def rotate(
+    key_id: KeyId,
+    overlap: Annotated[str, typer.Option(help="How long the old key still works; 0s: not at all")] = "24h",
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Make a key like this one, and end this one after the overlap."""
+    settings = read_settings(config)
+    rotation = Rotation(overlap=overlap)
+    made = run(
+        settings,
+        lambda connection: rotate_key(connection, settings.key_pepper, key_id, rotation, whoever_acts(), Clock().now()),
+    )
+    _show_made(made, format)
+
+
+@keys_app.command("revoke")
+def revoke(key_id: KeyId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+    """End a key at once and for ever."""
+    record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, whoever_acts()))
+    row = key_view(record, Clock().moment())
+    show(format, row, COLUMNS, [row], f"Key {key_id}")
+
+
+def _show_made(made: NewlyMade, format: Format) -> None:
+    view = made_view(made, Clock().moment())
+    if format is not Format.TABLE:
+        show(format, view, ("key_id", "key", *COLUMNS[1:]), [view], "")
+        return
+    say(f"{made.record.key_id}, a key of team {made.record.team_id}; it is shown this once:\n\n  {made.key}\n")
+    if made.record.expires_at is not None:
+        say(f"It expires at {view['expires_at']}.")
+    if made.replaces is not None:
+        old = view["replaces"]
+        say(f"{old['key_id']} {'is revoked' if old['revoked_at'] else 'works until ' + old['expires_at']}.")
+
+
+def _expiry(said: str | None) -> datetime | None:
+    if said is None:
+        return None
+    if (seconds := read_duration(said)) is not None:
+        return Clock().moment() + timedelta(seconds=seconds)
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError:
+        fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}")
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -1,0 +1,147 @@
+# `tollgate usage`: the report of GET /v1/usage, or without a team that of GET /admin/report, as tables, JSON or CSV,
+# from Postgres directly.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import date as Day
+from typing import Annotated, Any
+
+import typer
+
+from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.config.paths import ConfigOption
+from gateway.core.clock import Clock
+from gateway.core.settings import Settings
+from gateway.reports.admin_report import house_report, report_csv
+from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
+from gateway.reports.usage_period import read_period, read_span
+from gateway.reports.usage_report import usage_csv, usage_rows
+from protocol.errors import BadRequest
+
+ALWAYS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")
+UNSHOWN = ("team_id", "date", "cost_usd_exact")  # in the title, or said: a table has every digit of cost_usd
+OF_MODELS = ("requests", "input_tokens", "output_tokens", "cost_usd", "usd_per_million_tokens")
+OF_GPUS = ("gpu_cost_usd", "gpu_usd_per_million_tokens")
+SHARES = ("share_of_requests", "share_of_cost")
+OF_INSTANCES = ("instance_id", "model", "gpus", "hours", "busy_hours", "cost_usd", "calls_usd", "idle_usd")
+
+
+def usage_command(
+    team: Annotated[str | None, typer.Option(help="Whose usage; default: the whole house")] = None,
+    date: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="A UTC day; default: today")] = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="The first day of several")] = None,
+    to: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="The last day; default: today")] = None,
+    group_by: Annotated[
+        str | None, typer.Option(metavar="model|key|tier|day|month|user|metadata:KEY", help="A line for each")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="What the same tokens would have cost at this model")
+    ] = None,
+    analysis: Annotated[bool, typer.Option("--analysis", help="Cost per million tokens, and which models")] = False,
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show what a team used and what it costs; without --team, what all teams used and what it cost the house."""
+    settings = read_settings(config)
+    given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare}
+    said = {name: value for name, value in given.items() if value is not None}
+    try:
+        wanted = read_analysis(said | ({"analysis": "true"} if analysis else {}), settings, settings.catalog())
+        if team is None:
+            if group_by is not None:
+                raise BadRequest("--group-by needs a --team")
+            _show_house(settings, wanted or Analysis(None), *read_span(said, Clock().today()), format)
+        else:
+            _show_team(settings, team, said, wanted, format)
+    except BadRequest as exc:
+        raise typer.BadParameter(exc.message) from exc
+
+
+def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: Analysis | None, format: Format) -> None:
+    asked = read_period(said, Clock().today())
+    if format is Format.CSV and wanted is not None and "group_by" in said:
+        raise BadRequest("As CSV, the analysis has a line for each model: leave --group-by out.")
+
+    catalog = settings.catalog()
+    usage = run(
+        settings, lambda connection: usage_with_analysis(connection, team, asked, wanted, catalog, for_house=True)
+    )
+    if format is Format.CSV:
+        sys.stdout.write(usage_csv(usage))  # to the byte as over HTTP
+        return
+    columns, rows = usage_rows(usage)
+    if "results" in usage:
+        groups = [name for name in columns if name in usage["group_by"].split(",")]
+        columns = [name for name in columns if name not in ("team_id", "from", "to")]
+        rows = [_named(row, groups) for row in rows]
+        rows.append({columns[0]: "total", **usage["total"]})
+    else:
+        groups = []
+    span = usage.get("date") or f"{usage['from']} to {usage['to']}"
+    title = f"Usage of {team}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
+    columns = [name for name in columns if name in (*ALWAYS, *groups) or any(row.get(name) for row in rows)]
+    show(format, usage, [name for name in columns if name not in UNSHOWN], rows, title)
+    if format is Format.TABLE:
+        _say_corrections(usage.get("corrections") or usage.get("total", {}).get("corrections"))
+        if "analysis" in usage:
+            _show_analysis(usage["analysis"])
+
+
+def _show_house(settings: Settings, analysis: Analysis, first: Day, last: Day, format: Format) -> None:
+    report = run(settings, lambda connection: house_report(connection, analysis, settings.catalog(), first, last))
+    if format is Format.CSV:
+        sys.stdout.write(report_csv(report))
+        return
+    rows = [*(_named(line, ["model"]) for line in report["results"]), {"team_id": "total", **report["total"]}]
+    columns = ["team_id", "model", *OF_MODELS, *_gpus(report), *_compared(report), *SHARES]
+    title = f"Usage of all teams, {first} to {last} (UTC){'' if report['is_closed'] else ', not closed yet'}"
+    show(format, report, columns, rows, title)
+    if format is Format.TABLE:
+        _show_analysis(report)
+        if report["instances"]:
+            lines = [*report["instances"], {"instance_id": "total", **report["instances_total"]}]
+            show(format, report, OF_INSTANCES, lines, "What our own engines cost: calls and idle time")
+
+
+def _show_analysis(analysis: Mapping[str, Any]) -> None:
+    rows = [*(_named(line, ["model"]) for line in analysis["models"]), {"model": "total", **analysis["total"]}]
+    columns = ["model", *OF_MODELS, *_gpus(analysis), *_compared(analysis), *SHARES]
+    show(Format.TABLE, None, columns, rows, "By model, corrections included")
+    if compare := analysis.get("compare"):
+        say(
+            f"At {compare['model']} the same tokens would have cost {compare['cost_usd']:f} USD: "
+            f"{compare['difference_usd']:+f} USD."
+        )
+    if (auto := analysis["auto"]) and auto["requests"]:
+        say(
+            f"Automatic routes answered {auto['requests']} requests for {auto['cost_usd']:f} USD instead of "
+            f"{auto['large_cost_usd']:f} USD at their first large models: {auto['saved_usd']:f} USD saved."
+        )
+    if (missed := analysis["would_have_saved"]) and missed["estimated_usd"] is not None:
+        say(
+            f"Of {missed['requests']} requests that named a large model for {missed['cost_usd']:f} USD, an automatic "
+            f"route would have saved about {missed['estimated_usd']:f} USD "
+            f"(an estimate from {missed['sample_requests']} of them)."
+        )
+
+
+def _say_corrections(late: Mapping[str, Any] | None) -> None:
+    if late:
+        what = f"{late['requests']} requests after the day was closed, {late['entries']} entries booked by people"
+        say(f"Corrections beside these: {late['cost_usd']:f} USD ({what}).")
+
+
+def _named(row: dict[str, Any], groups: list[str]) -> dict[str, Any]:
+    """Return a row in which a line for many or for none says so."""
+    words = f"{row['others']} others" if row.get("others") else "(none)"
+    return row | {name: words for name in groups if row[name] is None}
+
+
+def _gpus(report: Mapping[str, Any]) -> tuple[str, ...]:
+    return OF_GPUS if report["total"].get("gpu_cost_usd") else ()
+
+
+def _compared(report: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("compared_cost_usd",) if "compare" in report else ()

@@ -1,0 +1,1 @@
+# What everything uses and what uses nothing: clock, settings, errors, callers, background tasks.

@@ -1,0 +1,192 @@
+# The gateway's own errors.
+#
+#   ServiceError
+#   ├── InvalidKey            401  invalid_api_key
+#   ├── Forbidden             403
+#   │   └── TeamSuspended          team_suspended
+#   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
+#   ├── UnknownUrl            404  unknown_url
+#   ├── MethodNotAllowed      405  method_not_supported
+#   ├── EncodedBody           415  unsupported_encoding
+#   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
+#   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
+#   │   ├── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
+#   │   └── AnswerNotKept          idempotency_answer_not_kept: it was given once, and was too long to be kept
+#   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
+#   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
+#   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
+#   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
+#   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
+#   ├── Overloaded            503  overloaded, with retry-after: no target, or a store, does it in time
+#   ├── Unavailable           503  service_unavailable: the gateway closes, or a part other than a store fails
+#   │   └── ContentUnchecked       content_check_failed: the outside checker, whose word is needed
+#   └── UpstreamFailure            an upstream did not give an answer: upstreams/wire/errors.py
+
+from __future__ import annotations
+
+from protocol.errors import NotFound, ServiceError
+
+
+class InvalidKey(ServiceError):
+    """No key, or one that we do not know."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(ServiceError):
+    """A known caller may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class TeamSuspended(Forbidden):
+    """The team exists and may not call."""
+
+    code = "team_suspended"
+
+
+class ContentPolicyViolation(ServiceError):
+    """The content policy forbids the request, or the answer to it."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "content_policy_violation"
+
+
+class UnknownUrl(NotFound):
+    """No route has this path."""
+
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ServiceError):
+    """The path exists; the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
+class EncodedBody(ServiceError):
+    """The body comes compressed."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
+class Conflict(ServiceError):
+    """What is asked for contradicts what is there."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
+class IdempotencyKeyReused(Conflict):
+    """The key came with another request before. Trying again cannot help, and SDKs are told so."""
+
+    code = "idempotency_key_reused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class IdempotencyKeyInUse(Conflict):
+    """The call of this key runs for longer than anybody waits."""
+
+    code = "idempotency_key_in_use"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"retry-after": "1"})
+
+
+class AnswerNotKept(Conflict):
+    """The key's call was answered, and charged, at greater length than is kept. It is not run, or paid, again."""
+
+    code = "idempotency_answer_not_kept"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class CallTakenOver(ServiceError):
+    """Another gateway thought this one dead and runs the call now: what was answered here does not count."""
+
+    status = 503
+    code = "service_unavailable"
+
+
+class StoredAnswerUnreadable(ServiceError):
+    """A stored answer was changed, or sealed under another pepper. It is not run again: that would be paid again."""
+
+    status = 500
+    code = "idempotency_answer_unreadable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class Gone(ServiceError):
+    """What is asked for was here and has been erased."""
+
+    status = 410
+    type = "invalid_request_error"
+    code = "results_erased"
+
+
+class BatchQueueFull(ServiceError):
+    """A team's batches have as many tokens waiting as they may. Trying again at once cannot help."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "token_limit_exceeded"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class StorageFull(ServiceError):
+    """A team's files have as many bytes as they may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "storage_limit_exceeded"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class Overloaded(ServiceError):
+    """No target can take the request in time, or Postgres or Redis, which it needs, does not answer in time."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after)})
+
+
+class Unavailable(ServiceError):
+    """The gateway closes, or a part that this request needs, other than a store, does not answer."""
+
+    status = 503
+    type = "server_error"
+    code = "service_unavailable"
+
+    def __init__(self, message: str, retry_after: int = 2) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after)})
+
+
+class ContentUnchecked(Unavailable):
+    """The outside checker failed, and what it has not judged may not pass."""
+
+    code = "content_check_failed"
+
+    def __init__(self, message: str = "The content of this request could not be checked. Try again later.") -> None:
+        super().__init__(message, retry_after=1)

@@ -1,0 +1,41 @@
+# Who is calling: a team by one of its keys, or an admin. Facts only; auth.py finds them out, teams.py changes them.
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from billing.core.holds import Limits
+from gateway.core.settings import TeamSafety
+
+# Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
+# is the team's id. Gateways drop what they remember of that team.
+ACCESS_CHANNEL = "tollgate_access"
+
+
+class Team(Struct, frozen=True, kw_only=True):
+    """A team and what it may do."""
+
+    id: str
+    name: str
+    weight: float = 1.0
+    allowed_models: frozenset[str] | None = None  # None: all
+    allow_smaller: bool = True  # overload may move its requests to smaller models
+    safety: TeamSafety | None = None  # its own levels; None: the house's
+    limits: Limits = Limits()
+    is_suspended: bool = False
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """A team, known by one of its keys."""
+
+    team: Team
+    key_id: str
+    key_name: str = ""
+    key_limits: Limits = Limits()
+    expires_at: float | None = None  # unix seconds
+
+
+class Admin(Struct, frozen=True):
+    """Whoever holds an admin key. ``fingerprint`` tells which one in the audit log, without the key."""
+
+    fingerprint: str

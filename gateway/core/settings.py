@@ -1,0 +1,166 @@
+# Everything tollgate.yaml can say, as frozen structs. gateway/config/file.py reads the file into these.
+# Durations are seconds, money nano-dollars; nothing here reads the environment.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, field
+
+from router.catalog.catalog import AutoRoute, Catalog
+from router.catalog.targets import Endpoint, ModelSpec
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    connect: float = 2.0
+    first_token: float = 20.0
+    between_tokens: float = 30.0  # for replicas of our own engine until it says anything at all
+    total: float = 600.0
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    attempts: int = 2
+    budget: float = 0.1  # extra attempts per request over a window, all calls together
+
+
+class BreakerPolicy(Struct, frozen=True, kw_only=True):
+    window: float = 30.0
+    min_requests: int = 10
+    failure_ratio: float = 0.5
+    open_for: float = 15.0
+    probes: int = 2
+
+
+class ProviderSettings(Struct, frozen=True, kw_only=True):
+    name: str
+    format: Literal["openai", "anthropic"]
+    api_keys: tuple[str, ...] = ()
+    endpoints: tuple[Endpoint, ...]
+    self_hosted: bool = False
+    optional: bool = False  # left out, with its models, while it has no key
+    concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
+    timeouts: Timeouts = Timeouts()
+    retries: Retries = Retries()
+    breaker: BreakerPolicy = BreakerPolicy()
+    allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
+
+
+Level = Literal["block", "flag", "off"]
+
+
+class TeamSafety(Struct, frozen=True, kw_only=True):
+    """A team's own levels. ``None``: the house's; ``levels``: of a group of rules or a category."""
+
+    input: Level | None = None
+    output: Level | None = None
+    levels: Mapping[str, Level] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.input, self.output, *sorted(self.levels.items())))
+
+
+class AbuseSettings(Struct, frozen=True, kw_only=True):
+    blocks: int = 20  # that one key may meet in a window; 0: any number
+    window: float = 600.0
+    pause: float = 60.0  # for which its calls are then refused
+
+
+class CheckerSettings(Struct, frozen=True, kw_only=True):
+    url: str  # takes {"input": text}, answers as OpenAI's moderation API
+    api_key: str | None = None
+    deadline: float = 0.5
+    on_failure: Literal["allow", "block"] = "allow"
+
+
+class Safety(Struct, frozen=True, kw_only=True):
+    input: Level = "off"
+    output: Level = "off"
+    levels: Mapping[str, Level] = {}  # of a group of rules or a category, in place of the stage's
+    deny: tuple[str, ...] = ()  # phrases that may not pass, in lower case with single spaces
+    teams_may_loosen: bool = False
+    abuse: AbuseSettings = AbuseSettings()
+    checker: CheckerSettings | None = None
+
+
+class QuotaSettings(Struct, frozen=True, kw_only=True):
+    standalone_share: float = 0.25
+
+
+class QueueSettings(Struct, frozen=True, kw_only=True):
+    per_team: int = 64
+    wait: float = 10.0
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    usage: float = 400 * 86400.0
+    batch_files: float = 30 * 86400.0
+    idempotency: float = 86400.0
+
+
+class BatchLimits(Struct, frozen=True, kw_only=True):
+    """Of each team."""
+
+    queued_tokens: int = 1_000_000_000
+    stored_bytes: int = 20_000_000_000
+
+
+class LeftOut(Struct, frozen=True):
+    """An optional provider without a key, and what went with it."""
+
+    provider: str
+    models: tuple[str, ...]
+    aliases: tuple[str, ...]  # that stood for them
+    routes: tuple[str, ...]  # that are shorter, or gone
+
+    def line(self) -> str:
+        """Return it in words."""
+        parts = {"models": self.models, "aliases": self.aliases, "in routes": self.routes}
+        gone = "; ".join(f"{kind} {', '.join(names)}" for kind, names in parts.items() if names)
+        return f"provider {self.provider} is left out, for none of its api_keys is set: without {gone or 'any model'}"
+
+
+class Tracing(Struct, frozen=True, kw_only=True):
+    """Where traces of calls go."""
+
+    url: str  # of an OpenTelemetry collector, without /v1/traces
+    share: float = 1.0  # of the calls that come without a traceparent
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """One gateway's, worker's or command's configuration."""
+
+    database_url: str  # postgresql://…
+    redis_url: str
+    data_dir: Path
+    admin_keys: tuple[str, ...]
+    metrics_keys: tuple[str, ...] = ()  # that open /metrics and nothing else
+    key_pepper: str
+    other_key_peppers: tuple[str, ...] = ()  # those that were, or will be
+    providers: dict[str, ProviderSettings]
+    models: dict[str, ModelSpec]
+    auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"
+    fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    safety: Safety = Safety()
+    quotas: QuotaSettings = QuotaSettings()
+    queue: QueueSettings = QueueSettings()
+    callbacks_allow: tuple[IPv4Network | IPv6Network, ...] = ()
+    journal_fsync: Literal["never", "interval", "always"] = "never"
+    batch: BatchLimits = BatchLimits()
+    retention: Retention = Retention()
+    tracing: Tracing | None = None
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+    connections_per_address: int = 1024  # as many as one client of OpenAI's SDK opens, and a few; 0: any number
+    cors_origins: tuple[str, ...] = ()  # of pages whose scripts may call and read the answers
+    drain: float = 60.0
+    keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
+    lame_duck: float = 2.0  # of the drain
+
+    def catalog(self) -> Catalog:
+        """Return what the router chooses from."""
+        endpoints = {name: provider.endpoints for name, provider in self.providers.items()}
+        return Catalog(self.models, endpoints, self.auto, self.fallbacks, self.aliases)

@@ -1,0 +1,1 @@
+# `tollgate dev`: every part on one machine from one command.

@@ -1,0 +1,167 @@
+# What `tollgate dev` configures: the demo model and its engine, the embedded servers, secrets made at the first start,
+# and whatever a --config file says on top. The result is an ordinary tollgate.yaml in the data directory, which the
+# processes of the house read like any other.
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.config.fields import NUMBER
+from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
+from gateway.core.keys import new_admin_key
+from gateway.dev.embedded.server import write_privately
+
+DEMO_MODEL = "tollgate-demo"
+DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
+DEMO_ABILITIES = ("chat", "completions", "embeddings", "json", "logprobs")
+DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file has an `own` of its own
+DRAIN = 10  # seconds: at a desk a minute is long after Ctrl-C
+
+
+class HouseSecrets(msgspec.Struct):
+    """Made at the first start and kept, mode 0600, so that every later start has the same keys."""
+
+    admin_key: str
+    key_pepper: str
+    team_key: str | None = None  # known once the house has run for the first time
+    engine_port: int | None = None
+    engine_secret: str = ""  # what the engine demands: else any web page could have the browser call it
+
+    @classmethod
+    def load(cls, path: Path) -> HouseSecrets:
+        """Return the secrets at ``path``; make them if there are none."""
+        try:
+            known = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            known = cls(new_admin_key(), secrets.token_urlsafe(32))
+        if not known.engine_secret:
+            known.engine_secret = secrets.token_urlsafe(32)
+            known.save(path)
+        return known
+
+    def save(self, path: Path) -> None:
+        """Write them, readable by their owner alone."""
+        write_privately(path, msgspec.json.encode(self))
+
+
+def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section:
+    """Return the tree of a --config file, variables filled in; raise ConfigFaults where it cannot be read."""
+    faults: list[Fault] = []
+    tree = read_file(path, env, faults)
+    models = tree.entries.get("models") if tree is not None else None
+    if isinstance(models, Section) and DEMO_MODEL in models.entries:
+        taken = "`tollgate dev` brings a model of this name itself; choose another"
+        faults.append(Fault(models.key_lines[DEMO_MODEL], f"models.{DEMO_MODEL}", taken))
+    if faults or tree is None:
+        raise ConfigFaults(path, faults)
+    return tree
+
+
+def house_config(
+    checkpoint: Path, engine_url: str, stores: Mapping[str, str], known: HouseSecrets, file: Section | None
+) -> dict[str, Any]:
+    """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon.
+
+    ``stores`` are the URLs of the servers that the house runs itself: ``database_url``, ``redis_url``.
+    """
+    providers = file.entries.get("providers") if file is not None else None
+    taken = providers.entries if isinstance(providers, Section) else {}
+    provider = next(name for name in DEMO_PROVIDERS if name not in taken)
+    context = context_of(checkpoint)
+    return {
+        **stores,
+        "admin_keys": [known.admin_key],
+        "key_pepper": known.key_pepper,
+        "providers": {
+            provider: {
+                "format": "openai",
+                "self_hosted": True,
+                "api_keys": [known.engine_secret],
+                "endpoints": [{"region": "local", "base_url": f"{engine_url}/v1"}],
+            }
+        },
+        "models": {
+            DEMO_MODEL: {
+                "provider": provider,
+                "price": DEMO_PRICE,
+                "context": context,
+                "max_output": context,
+                "abilities": list(DEMO_ABILITIES),
+            }
+        },
+        "routes": {"auto": {"small": [DEMO_MODEL], "large": [DEMO_MODEL]}},
+        "drain": f"{DRAIN}s",
+        "lame_duck": "0s",  # no balancer to wait for
+    }
+
+
+def context_of(checkpoint: Path) -> int:
+    """Return the most tokens the checkpoint's model takes, prompt and reply together."""
+    return int(json.loads((checkpoint / "config.json").read_bytes())["max_position_embeddings"])
+
+
+def joined(house: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:
+    """Return the whole configuration: the house's, the file's upon it, and the data directory, which is ours alone."""
+    tree = tree_of(house)
+    assert isinstance(tree, Section)
+    if file is not None:
+        tree = merge(tree, file)
+    data = tree_of({"data_dir": str(data_dir)})
+    assert isinstance(data, Section)
+    return merge(tree, data)
+
+
+def text_at(tree: Section, *path: str | int) -> str | None:
+    """Return the text at a path of keys and positions, if there is one."""
+    node: Node | None = tree
+    for step in path:
+        match node:
+            case Section() if isinstance(step, str):
+                node = node.entries.get(step)
+            case Items() if isinstance(step, int) and step < len(node.items):
+                node = node.items[step]
+            case _:
+                return None
+    return node.text if isinstance(node, Scalar) else None
+
+
+def to_yaml(node: Node, indent: int = 0) -> str:
+    """Return a tree as YAML text that reads back as the same tree."""
+    margin = "  " * indent
+    match node:
+        case Scalar():
+            return f" {_scalar(node)}\n"
+        case Section() if node.entries:
+            lines = (f"{margin}{_key(key)}:{to_yaml(each, indent + 1)}" for key, each in node.entries.items())
+            return ("\n" if indent else "") + "".join(lines)
+        case Items() if node.items:
+            return "\n" + "".join(f"{margin}-{to_yaml(each, indent + 1)}" for each in node.items)
+        case Section():
+            return " {}\n"
+        case Items():
+            return " []\n"
+
+
+_BARE_KEY = re.compile(r"[A-Za-z][\w.-]*")
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+
+
+def _scalar(node: Scalar) -> str:
+    """Quote what was quoted and what YAML might read as something else; numbers and switches stay bare."""
+    if not node.is_quoted and (node.text in ("true", "false") or NUMBER.fullmatch(node.text)):
+        return node.text
+    is_nothing = node.is_expanded and not node.text  # ${NAME:-}, quoted or not
+    if is_nothing or (not node.is_quoted and node.text in ("", "~", "null")):
+        return "~"
+    return json.dumps(node.text, ensure_ascii=False).replace("${", "$${")

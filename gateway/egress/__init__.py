@@ -1,0 +1,1 @@
+# Which addresses the gateway may connect to for others: callback URLs and image URLs.

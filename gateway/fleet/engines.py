@@ -1,0 +1,88 @@
+# How many calls our own engines bear, by what they say themselves: how many replies run, how many wait inside them, and
+# how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; whoever
+# waits beyond that waits here, where every replica can still take it. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
+# 13(8), 1995, section 4; but there the queue must be guessed, and here it is told.)
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from gateway.fleet.instances import LoadReport, Replica, ask_load, replicas_of
+from gateway.inference.services import Services
+from gateway.overload.slots import Room
+from gateway.upstreams.wire.errors import UpstreamFailure
+
+EVERY = 1.0  # seconds between looks at an engine that calls are at,
+IDLE_EVERY = 10.0  # and at one that none is at
+PART = 8  # an engine's queue is to be this part of what it runs; and a step up or down this part of what it takes
+TAKES_NONE = frozenset({"starting", "draining"})
+
+
+def is_full(report: LoadReport) -> bool:
+    """Whether an engine has a longer queue than it needs, whoever sent it, or takes no calls."""
+    return report.status in TAKES_NONE or (report.max_running > 0 and report.queue_depth > _queue_wanted(report))
+
+
+def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
+    """Return how many calls of this process an engine takes, which holds ``held`` and took ``limit`` until now.
+
+    ``None``: it does not say. Other gateways' calls count against what it bears. Steps down are small, since nobody
+    gets a slot until so many calls have ended.
+    """
+    if report.status in TAKES_NONE:
+        return 0
+    if not report.max_running:
+        return None
+    wanted = _queue_wanted(report)
+    crowd = report.running + report.queue_depth
+    most = max(1, report.max_running + wanted - max(0, crowd - held))
+    if report.queue_depth > wanted and held:
+        excess = math.ceil((report.queue_depth - wanted) * held / crowd)  # each gateway takes its part of it back
+        return min(most, max(1, held - min(excess, max(1, held // PART))))
+    return most if not limit else min(most, limit + max(1, limit // PART))
+
+
+def _queue_wanted(report: LoadReport) -> int:
+    return max(2, report.max_running // PART)
+
+
+class EngineWatch:
+    """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
+
+    def __init__(self, services: Services) -> None:
+        self._looked: dict[Room, float] = {}  # monotonic seconds
+        self.follow(services)
+
+    def follow(self, services: Services) -> None:
+        """Look at the endpoints of another configuration from the next look on."""
+        self._services = services
+        rooms, replicas = services.gate.engines, replicas_of(services.settings.providers.values())
+        self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
+        self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
+
+    async def run(self) -> None:
+        """Look every second where there are calls."""
+        while True:
+            await self.look_once()
+            await asyncio.sleep(EVERY)
+
+    async def look_once(self) -> None:
+        """Look at every engine that is due."""
+        now = self._services.clock.monotonic()
+        due = [
+            (replica, room)
+            for replica, room in self._watched
+            if room.held or room.has_waiting or room.is_full or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
+        ]
+        self._looked.update((room, now) for _, room in due)
+        await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))
+
+    async def _look_at(self, replica: Replica, room: Room) -> None:
+        try:
+            report = await ask_load(self._services, replica)
+        except UpstreamFailure:
+            self._services.gate.resize(room, None, is_full=False)  # whether it is asked is for its breakers to say
+        else:
+            slots = slots_from(report, len(room.held), room.limit)
+            self._services.gate.resize(room, slots, is_full=is_full(report))

@@ -1,0 +1,183 @@
+# The watcher of our own engine's replicas: looks at each every few seconds, keeps what it said, and has the time that
+# passed booked. Every gateway has one; one at a time looks, and two that look at once count nothing twice.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta, Struct
+
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.ledger.instance_samples import Look, book_look
+from billing.quotas.rate_wire import REDIS_AWAY
+from gateway.core.settings import ProviderSettings
+from gateway.inference.services import Services
+from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from router.catalog.catalog import Catalog
+from router.catalog.targets import Endpoint, ModelSpec
+
+EVERY = 10.0  # seconds between looks
+STALE_AFTER = 3 * EVERY  # seconds without a look, after which a replica may be gone
+TURN = "tollgate:instances-turn"  # Redis key: whoever sets it looks, the others wait for the next turn
+PATIENCE = 2.0  # seconds for one replica to answer
+LONGEST_REPORT = 64 * 1024  # bytes
+SECOND = 1_000_000  # microseconds
+
+log = structlog.get_logger()
+
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00]*\Z")]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Number = Annotated[float, Meta(ge=0, le=1e15)]
+Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]  # no replica is older than that
+
+
+class LoadReport(Struct, frozen=True, kw_only=True):
+    """What an engine's GET /load says; seconds are counted since its start. Fields that are missing are 0."""
+
+    instance_id: Name
+    model_id: Name
+    status: Name = "active"
+    gpu_node_id: Name | None = None
+    gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
+    queue_depth: Count = 0
+    running: Count = 0
+    max_running: Count = 0
+    free_blocks: Count = 0
+    total_blocks: Count = 0
+    kv_utilization: Number = 0
+    tokens_per_second: Number = 0
+    requests_per_second: Number = 0
+    prefix_hit_rate: Number = 0
+    uptime_seconds: Seconds = 0
+    busy_seconds: Seconds = 0
+    request_seconds: Seconds = 0
+
+
+class Replica(Struct, frozen=True):
+    """One address of our own engine, under the first provider that names it."""
+
+    provider: ProviderSettings
+    endpoint: Endpoint
+    names: frozenset[str]  # of every provider that names it
+
+
+class InstanceWatcher:
+    """Looks at every self-hosted endpoint of the configuration until cancelled."""
+
+    def __init__(self, services: Services, every: float = EVERY) -> None:
+        self._services = services
+        self._every = every
+        self._replicas = replicas_of(services.settings.providers.values())
+        self._unreachable: set[str] = set()  # base URLs; said once
+
+    def follow(self, services: Services) -> None:
+        """Look at the endpoints of another configuration from the next look on."""
+        self._services = services
+        self._replicas = replicas_of(services.settings.providers.values())
+        self._unreachable &= {replica.endpoint.base_url for replica in self._replicas}
+
+    async def run(self) -> None:
+        """Look whenever it is this gateway's turn."""
+        while True:
+            if self._replicas and await self.takes_turn():
+                await self.look_once()
+            await asyncio.sleep(self._every)
+
+    async def look_once(self) -> list[Look]:
+        """Look at every replica and return the looks that were news to the books."""
+        return [look for look in await asyncio.gather(*map(self._look_at, self._replicas)) if look is not None]
+
+    async def takes_turn(self) -> bool:
+        """Whether nobody has looked lately. It only saves work: without Redis everyone looks."""
+        try:
+            lasts = round(self._every * 950)  # milliseconds; a little less than until the next turn
+            return bool(await self._services.redis.set(TURN, "taken", nx=True, px=lasts))
+        except REDIS_AWAY:
+            return True
+
+    async def _look_at(self, replica: Replica) -> Look | None:
+        address = replica.endpoint.base_url
+        try:
+            report = await ask_load(self._services, replica)
+        except UpstreamFailure as exc:
+            if address not in self._unreachable:
+                log.warning("instance_unreachable", endpoint=address, error=str(exc))
+            self._unreachable.add(address)
+            return None
+        if address in self._unreachable:
+            self._unreachable.discard(address)
+            log.info("instance_reachable", endpoint=address, instance_id=report.instance_id)
+        look = look_from(report, replica, self._services.catalog, self._services.clock.now())
+        try:
+            async with self._services.database.begin() as connection:
+                return look if await book_look(connection, look) else None
+        except POSTGRES_AWAY as exc:  # the next look catches up
+            log.warning("instance_not_booked", instance_id=look.instance_id, error=repr(exc))
+            return None
+
+
+async def ask_load(services: Services, replica: Replica) -> LoadReport:
+    """Return what a replica says of itself. Raises UpstreamFailure."""
+    key = services.providers.next_key(replica.provider.name)
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            response = await services.client.send(
+                UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
+            )
+            try:
+                if response.status != 200:
+                    raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
+                return read_report(await response.read(LONGEST_REPORT))
+            finally:
+                response.close()
+    except TimeoutError as exc:
+        raise UpstreamError("It did not answer in time.", outcome="timeout") from exc
+    except msgspec.DecodeError as exc:
+        raise UpstreamError(f"It said something that is no report: {exc}", outcome="malformed") from exc
+
+
+def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:
+    """Return the self-hosted endpoints, each address once."""
+    known: dict[str, Replica] = {}
+    for provider in providers:
+        for endpoint in provider.endpoints if provider.self_hosted else ():
+            first = known.get(endpoint.base_url, Replica(provider, endpoint, frozenset()))
+            known[endpoint.base_url] = msgspec.structs.replace(first, names=first.names | {provider.name})
+    return list(known.values())
+
+
+def look_from(report: LoadReport, replica: Replica, catalog: Catalog, now: float) -> Look:
+    """Return what is booked of a report, at the price that the catalogue has now (unix seconds)."""
+    model = model_of(report.model_id, replica.names, catalog)
+    return Look(
+        instance_id=report.instance_id,
+        provider=replica.provider.name,
+        endpoint=f"{replica.endpoint.region} {replica.endpoint.base_url}",
+        model=model.name if model is not None else None,
+        gpus=report.gpus,
+        gpu_hour_nanousd=model.gpu_hour_nanousd if model is not None else None,
+        alive_us=round(report.uptime_seconds * SECOND),
+        busy_us=round(report.busy_seconds * SECOND),
+        seen_at=now,
+        load=msgspec.to_builtins(report),
+    )
+
+
+def model_of(upstream_model: str, providers: frozenset[str], catalog: Catalog) -> ModelSpec | None:
+    """Return the catalogue's model that a replica serves; of several the first that says what its GPU costs."""
+    served = [
+        model
+        for model in catalog.models.values()
+        if model.provider in providers and model.upstream_model == upstream_model
+    ]
+    return next((model for model in served if model.gpu_hour_nanousd is not None), served[0] if served else None)
+
+
+read_report = msgspec.json.Decoder(LoadReport).decode

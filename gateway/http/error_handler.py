@@ -1,0 +1,72 @@
+# The one handler that turns errors into answers.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, InternalServerException
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from billing.core.store_errors import postgres_cannot_now
+from gateway.batch.shapes import LARGEST_FILE
+from gateway.core.errors import EncodedBody, MethodNotAllowed, Overloaded, UnknownUrl
+from gateway.dialects.messages import error_body, speaks_anthropic
+from gateway.http.unknown_urls import unknown_url
+from protocol.errors import BadRequest, ServiceError, TooLarge
+
+log = structlog.get_logger()
+
+LARGEST_BODY = 32 * 1024 * 1024  # bytes
+
+
+def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
+    """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
+    error = as_service_error(request, exc)
+    request.app.state.services.refusals.note(request.scope, error)
+    headers = dict(error.headers)
+    if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
+        headers["retry-after"] = "1"
+    # Each API's own shape: whoever speaks Anthropic's dialect gets its errors, from a missing key on.
+    request_id = request.scope["state"].get("request_id", "")
+    body = error_body(error, request_id) if speaks_anthropic(request) else error.body()
+    return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
+
+
+def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> ServiceError:
+    """Return what a caller may know of ``exc``."""
+    match exc:
+        case BadRequest(code="invalid_json") if request.headers.get("content-encoding", "identity") != "identity":
+            return EncodedBody("Send the body as it is: no content-encoding is read here.", param="content-encoding")
+        case ServiceError():
+            return exc
+        case HTTPException(status_code=404):
+            return UnknownUrl(unknown_url(request.method, request.scope["path"]))
+        case HTTPException(status_code=405):
+            allowed = (exc.headers or {}).get("allow", "")
+            return MethodNotAllowed(
+                f"Not allowed to {request.method} on {request.url.path}. It takes {allowed}.",
+                headers={"allow": allowed},
+            )
+        case HTTPException(status_code=413):
+            most = LARGEST_FILE if request.scope["path"] == "/v1/files" else LARGEST_BODY
+            return TooLarge(f"The body is longer than {most // 2**20} MiB, the most that is read.")
+        case InternalServerException(detail="client disconnected prematurely"):
+            return BadRequest("The client left before the end of its body.")  # nobody hears it, and nothing is amiss
+        case HTTPException() if exc.status_code < 500:
+            return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
+        case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():
+            return _without_a_part(exc)
+        case _ if postgres_cannot_now(exc):
+            return _without_a_part(exc)
+    request_id = request.scope["state"].get("request_id", "")
+    log.error("unexpected_error", request_id=request_id, exc_info=exc)
+    return ServiceError(f"The gateway failed in an unexpected way. Mention the request id {request_id}.")
+
+
+def _without_a_part(exc: Exception) -> ServiceError:
+    log.warning("house_part_away", error=repr(exc))
+    return Overloaded("A part of the gateway that this request needs does not answer in time. Try again.", 2)

@@ -1,0 +1,136 @@
+# What every route shares: what a request brings with it (services, who calls, its query), and how an answer is written.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from litestar import Request, Response
+
+from gateway.accounts.serializers import to_json
+from gateway.core.principals import Admin, Caller
+from gateway.http.error_handler import LARGEST_BODY
+from gateway.inference.services import Services
+from gateway.storage.audit_log import Act
+from protocol.errors import BadRequest, invalid_value
+from protocol.serving.off_loop import HEAVY, off_loop
+
+AnyRequest = Request[Any, Any, Any]
+
+USUAL_PAGE = 100
+LONGEST_PAGE = 1000
+
+
+class HasId(Protocol):
+    """What a list of OpenAI's shape may be of."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Listed = TypeVar("Listed", bound=HasId)
+T = TypeVar("T")
+
+
+async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T, int]:
+    """Return what ``read`` makes of a request's body, a long one beside the event loop; and the body's bytes."""
+    announced = request.content_length
+    if announced is not None and not HEAVY < announced <= LARGEST_BODY:  # a longer one is refused unread
+        body = await request.body()
+        return read(body), len(body)
+    pieces, begun = request.stream(), b""
+    if announced is None:  # in chunks: most are short all the same
+        begun = await _first_of(pieces)
+        if len(begun) <= HEAVY:
+            return read(begun), len(begun)
+    caller = whoever_calls(request)
+    team_id = caller.team.id if isinstance(caller, Caller) else ""
+    async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
+        body = begun + b"".join([piece async for piece in pieces])
+        return await off_loop(len(body), lambda: read(body)), len(body)
+
+
+async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
+    """Return all of a short body, or as much of a long one as tells that it is."""
+    begun = bytearray()
+    async for piece in pieces:
+        begun += piece
+        if len(begun) > HEAVY:
+            break
+    return bytes(begun)
+
+
+def services_of(request: AnyRequest) -> Services:
+    """Return the services of the app that serves ``request``."""
+    return request.app.state.services
+
+
+def caller_of(request: AnyRequest) -> Caller:
+    """Return whose key a request to a team's route came with."""
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+def whoever_calls(request: AnyRequest) -> Caller | Admin:
+    """Return whose key a request came with, to a route of teams and admins."""
+    caller: Caller | Admin = request.scope["state"]["caller"]
+    return caller
+
+
+def act_of(request: AnyRequest) -> Act:
+    """Return who acts, for the audit log."""
+    caller: Admin = request.scope["state"]["caller"]
+    return Act(f"admin:{caller.fingerprint}", request.scope["state"].get("request_id"))
+
+
+def now_of(request: AnyRequest) -> datetime:
+    """Return the moment by the house's clock."""
+    return services_of(request).clock.moment()
+
+
+def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
+    """Return the query's parameters and the page's length. Raises BadRequest."""
+    query = read_parameters(request)
+    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
+    return query, limit
+
+
+def read_parameters(request: AnyRequest) -> dict[str, str]:
+    """Return the query's parameters; each is one of its handler's ``query`` and comes once. Raises BadRequest."""
+    known = request.route_handler.opt.get("query", ())
+    query: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            raise BadRequest(
+                f"Unknown query parameter '{name[:50]}'. Known here: {', '.join(known) or 'none'}.",
+                param=name[:50],
+                code="unknown_parameter",
+            )
+        if name in query:
+            raise invalid_value(name, "appears twice. Send it once")
+        if not value.isprintable():
+            raise invalid_value(name, "holds characters that cannot be shown")
+        query[name] = value
+    return query
+
+
+def read_whole(value: str, name: str, least: int, most: int) -> int:
+    """Return a whole number from ``least`` to ``most``. Raises BadRequest."""
+    if value.isascii() and value.isdigit() and len(value) < 20 and least <= int(value) <= most:
+        return int(value)
+    raise invalid_value(name, f"must be a whole number from {least} to {most}")
+
+
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+    """Return ``value`` as a JSON answer."""
+    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
+
+
+def openai_page(found: Sequence[Listed], limit: int, view: Callable[[Listed], dict[str, Any]]) -> Response[bytes]:
+    """Return a page as OpenAI's SDKs go through them; ``found`` may hold one more than ``limit``, which tells of a
+    next."""
+    page = found[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    shown = [view(one) for one in page]
+    return answer({"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit})

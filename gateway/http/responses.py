@@ -1,0 +1,245 @@
+# The response that answers an inference call: it runs the whole call, so that it can end it when the client leaves,
+# and it always closes its reply.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import structlog
+
+from gateway.calls.call import Call
+from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
+from gateway.http.stream_sender import EVENT_STREAM, StreamSender
+from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
+from gateway.inference.answer import answer
+from gateway.inference.idempotency import LARGEST_KEPT, Keep, answer_once
+from gateway.inference.reply import Ending, KeepEnding, Reply
+from gateway.inference.services import Services
+from gateway.upstreams.wire.base import WholeReply
+from protocol.errors import ServiceError
+from protocol.events import Event, ReplyEnd
+from protocol.serving.leaving import Client, ended_when_client_leaves
+from protocol.serving.writing import WRITING
+from protocol.usage import Usage
+
+log = structlog.get_logger()
+
+JSON = b"application/json"
+LONGEST_NAME, MOST_NAMES = 64, 32  # of fields that were left out, in the header that tells them
+
+
+class Dialect(Protocol):
+    """How one API writes replies. One object per call; it may keep what the stream needs to remember."""
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the body of a plain answer."""
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the bytes of a stream that stand for events which came together."""
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the bytes that tell a client in mid-stream that its reply broke."""
+
+
+class ReplyResponse:
+    """Answers ``call`` in ``dialect``: an ASGI app that a route handler returns.
+
+    This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
+    """
+
+    def __init__(self, services: Services, call: Call, dialect: Dialect) -> None:
+        self._services = services
+        self._call = call
+        self._dialect = dialect
+        self._scope: Any = None  # of the request, once it is answered
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
+        self._scope = scope
+        if self._call.streams:
+            scope["state"]["write_error"] = self._write_error
+        with ended_when_client_leaves(scope, receive) as client:
+            if self._call.idempotency_key is None:
+                await self._run(self._call, self._dialect, send, client)
+            else:
+                await answer_once(self._services, self._call, self._run_and_keep, self._write_error, scope, send)
+
+    async def _run(
+        self, call: Call, dialect: Dialect, send: Any, client: Client, keep_ending: KeepEnding | None = None
+    ) -> None:
+        self._services.metrics.in_flight.inc()
+        try:
+            if call.streams:
+                await self._stream(self._open_reply(call, client, keep_ending), dialect, send)
+            else:
+                await self._send_whole(call, client, keep_ending, dialect, send)
+        finally:
+            self._services.metrics.in_flight.dec()
+
+    @asynccontextmanager
+    async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
+        """Give the reply to ``call``, and close it by whichever way it ends."""
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
+        try:
+            yield reply
+        finally:
+            _let_go(reply, client)
+
+    async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
+        written = Written(self._dialect)
+
+        async def keep_ending(reply: Reply, ending: Ending) -> None:
+            written.end(reply, ending)
+            await keep(written.answer(reply), reply.record)
+
+        await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
+
+    async def _send_whole(
+        self, call: Call, client: Client, keep_ending: KeepEnding | None, dialect: Dialect, send: Any
+    ) -> None:
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
+        try:
+            whole, usage = await reply.collect()
+            body = dialect.whole(reply, whole, usage)
+            await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            _let_go(reply, client)
+
+    async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
+        sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
+        try:
+            async with opening as reply:
+                await sender.begin(reply_headers(reply))
+                reply.relay(lambda words: sender.can_say_now() and sender.say_now(dialect.pieces(reply, words)))
+                async for events in reply.pieces():
+                    if body := dialect.pieces(reply, events):
+                        await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
+        except ServiceError as exc:
+            if not sender.has_begun:
+                raise
+            # Too late for another status: the stream itself says it, and ends without [DONE].
+            await sender.say(self._write_error(exc))
+        except Exception:
+            if not sender.has_begun:
+                raise
+            log.exception("reply_failed", request_id=self._call.request_id)
+            await sender.say(self._write_error(ServiceError("The answer broke off inside the gateway.")))
+        finally:
+            sender.close()
+        await sender.end()
+
+    def _writing(self) -> Callable[[bytes], bool] | None:
+        """Return what writes to the client past ASGI, where there is such a thing and no tape has to hear it."""
+        write = self._scope.get("extensions", {}).get(WRITING)
+        return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
+
+    def _write_error(self, error: ServiceError) -> bytes:
+        """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
+        self._services.refusals.note(self._scope, error)
+        return self._dialect.error(error)
+
+
+def _let_go(reply: Reply, client: Client) -> None:
+    """Close a reply by whichever way it ended."""
+    if client.has_left:
+        reply.abandon()
+    reply.close()
+
+
+class Written:
+    """A dialect that remembers what it wrote; it writes the end before the books close, and gives it out after."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._parts: list[bytes] = []
+        self._size = 0  # bytes
+        self._end = b""
+
+    def end(self, reply: Reply, ending: Ending) -> None:
+        """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
+        if isinstance(ending, list):
+            self._end = self._remember(self._dialect.pieces(reply, ending))
+        else:
+            assert isinstance(ending, tuple)
+            whole, usage = ending
+            self._end = self._remember(self._dialect.whole(reply, whole, usage))
+
+    def answer(self, reply: Reply) -> StoredAnswer:
+        """Return all that was written, as it is kept, or ``NOT_KEPT`` if that is too long to be kept."""
+        if self._size > LARGEST_KEPT:
+            return NOT_KEPT
+        body = b"".join(self._parts)
+        headers = answer_headers(reply, None if reply.call.streams else body)
+        # What was left of a limit then says nothing now.
+        kept = [header for header in headers if b"-ratelimit-" not in header[0]]
+        return StoredAnswer(200, tuple(kept), body)
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the body of a plain answer, as it was kept."""
+        return self._end
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the bytes of a stream that stand for events which came together."""
+        is_end = type(events[-1]) is ReplyEnd
+        return self._end if is_end else self._remember(self._dialect.pieces(reply, events))
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the bytes that tell a client in mid-stream that its reply broke. Never kept."""
+        return self._dialect.error(error)
+
+    def _remember(self, body: bytes) -> bytes:
+        self._size += len(body)
+        self._parts.append(body)
+        if self._size > LARGEST_KEPT:
+            self._parts.clear()
+        return body
+
+
+def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a plain answer with ``body``, or of a stream."""
+    if body is not None:
+        return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
+    return [*EVENT_STREAM, *reply_headers(reply)]
+
+
+def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
+    """Return the headers that every answer to an inference call carries."""
+    log = reply.log
+    ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
+    headers = [
+        (b"x-model-used", reply.target.model.name.encode()),
+        (b"x-route-reason", reply.route.reason.encode()),
+        (b"x-tollgate-overhead-ms", b"%.3f" % ours),
+    ]
+    if reply.route.verdict is not None:
+        headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
+    if reply.dropped:
+        headers.append((b"x-tollgate-dropped", names_of_fields(reply.dropped)))
+    if log.queued:
+        headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
+    if (limit := set_limit(reply)) is not None:
+        headers.append((b"x-tollgate-max-tokens", b"%d" % limit))
+    limits = rate_limit_headers(reply.account.hold)
+    if reply.call.endpoint == "messages":
+        limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)
+    return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
+
+
+def set_limit(reply: Reply) -> int | None:
+    """Return the output limit that the caller did not name: a budget's, or that of a model which says less."""
+    asked, most = getattr(reply.call.request, "output_limit", None), reply.target.model.max_output
+    return most if asked is not None and asked > most else reply.call.fitted_output
+
+
+def names_of_fields(names: Iterable[str]) -> bytes:
+    """Return names that callers may have made up as the value of a header, the first of very many."""
+    told = [quote(name[:LONGEST_NAME], safe=".-_")[:LONGEST_NAME] for name in islice(dict.fromkeys(names), MOST_NAMES)]
+    return ", ".join(told).encode()

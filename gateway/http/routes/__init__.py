@@ -1,0 +1,40 @@
+# Decode, call one use case, encode: one file per resource.
+
+from gateway.http import console
+from gateway.http.routes import (
+    batch,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    messages,
+    models,
+    moderations,
+    route,
+    shadow,
+    usage,
+)
+from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
+
+MODULES = (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    models,
+    moderations,
+    route,
+    shadow,
+    batch,
+    files,
+    usage,
+    teams,
+    corrections,
+    instances,
+    breakers,
+    webhooks,
+    health,
+    console,
+)
+HANDLERS = [handler for module in MODULES for handler in module.handlers]

@@ -1,0 +1,1 @@
+# Routes for holders of an admin key.

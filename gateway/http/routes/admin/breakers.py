@@ -1,0 +1,99 @@
+# /admin/breakers: which targets are asked, and why not; opening one by hand, and resetting it.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get, post
+from litestar.params import FromPath
+
+from gateway.accounts.auth import admin_guard
+from gateway.accounts.serializers import moment_of
+from gateway.http.exchange import AnyRequest, act_of, answer, read_parameters, services_of
+from gateway.inference.services import Services
+from gateway.storage.audit_log import record_act
+from gateway.upstreams.resilience.shared import Watched
+from protocol.errors import NotFound
+
+
+@get("/admin/breakers", guards=[admin_guard], summary="Show the breakers")
+async def get_breakers(request: AnyRequest) -> Response[bytes]:
+    """Show the breaker of every model at every endpoint, as all gateways know it.
+
+    ``requests`` and ``failures`` are those of the window; other gateways' are in them once anything failed.
+    ``shared`` is false while Redis is away and this gateway goes by what it sees itself.
+    """
+    read_parameters(request)
+    services = services_of(request)
+    breakers = services.breakers
+    views = [breaker_view(services, watched) for watched in breakers.all()]
+    return answer({"breakers": views, "shared": not breakers.is_alone})
+
+
+@post("/admin/breakers/{breaker_id:str}/open", guards=[admin_guard], status_code=200, summary="Open a breaker")
+async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
+    """Ask this model at this endpoint no more, at any gateway, until its breaker is reset."""
+    services = services_of(request)
+    watched = find_breaker(services, breaker_id)
+    await write_down(request, "breaker.opened", watched)
+    await services.breakers.force_open(watched, f"opened by {act_of(request).actor}")
+    return answer(breaker_view(services, watched))
+
+
+@post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
+async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
+    """Close a breaker, forget what it counted, and use again the keys that were set aside at its endpoint."""
+    services = services_of(request)
+    watched = find_breaker(services, breaker_id)
+    await write_down(request, "breaker.reset", watched)
+    await services.breakers.reset(watched, f"reset by {act_of(request).actor}")
+    return answer(breaker_view(services, watched))
+
+
+def find_breaker(services: Services, breaker_id: str) -> Watched:
+    """Return the target that an id stands for. Raises NotFound."""
+    for watched in services.breakers.all():
+        if watched.id == breaker_id:
+            return watched
+    raise NotFound(
+        f"There is no breaker '{breaker_id[:100]}'. GET /admin/breakers lists them.",
+        param="breaker_id",
+        code="breaker_not_found",
+    )
+
+
+async def write_down(request: AnyRequest, action: str, watched: Watched) -> None:
+    """Enter an act into the audit log."""
+    provider, endpoint, model = watched.labels
+    details = {"provider": provider, "endpoint": endpoint, "model": model}
+    async with services_of(request).database.begin() as connection:
+        await record_act(connection, act_of(request), action, subject=watched.id, details=details)
+
+
+def breaker_view(services: Services, watched: Watched) -> dict[str, Any]:
+    """Return a breaker as admins see it; times are UTC, ``null`` where there is none."""
+    now, clock = services.clock.monotonic(), services.clock.now()
+    breaker, condition = watched.breaker, watched.breaker.condition
+    counted = breaker.tallies(now)[-1]
+    aside = services.breakers.keys_aside(watched)
+    provider, endpoint, model = watched.labels
+    has_retry = condition.is_open and not condition.is_forced
+    return {
+        "object": "breaker",
+        "id": watched.id,
+        "provider": provider,
+        "endpoint": endpoint,
+        "region": watched.target.endpoint.region,
+        "model": model,
+        "state": breaker.state(now).value,
+        "forced": condition.is_forced,
+        "reason": condition.reason or None,
+        "requests": counted.requests,
+        "failures": counted.failures,
+        "opened_at": moment_of(clock - now + condition.opened_at) if condition.is_open else None,
+        "retry_at": moment_of(clock - now + condition.retry_at) if has_retry else None,
+        "keys_set_aside": [{"reason": one.why, "until": moment_of(clock - now + one.until)} for one in aside],
+    }
+
+
+handlers = [get_breakers, post_open, post_reset]

@@ -1,0 +1,144 @@
+# /v1/batch, in our own shape, and /v1/batches, in OpenAI's: the same jobs.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from gateway.accounts.auth import team_guard
+from gateway.batch.keeping import check_kept
+from gateway.batch.results import ENDED, read_results
+from gateway.batch.shapes import NewBatch, NewOpenAIBatch
+from gateway.batch.store import cancel_batch, get_batch, list_batches
+from gateway.batch.views import batch_view, openai_view
+from gateway.http.batch_submission import submit, submit_file
+from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query, services_of
+from protocol.decoding import decode, has_more_values
+from protocol.errors import BadRequest, TooLarge
+
+JSONL = "application/jsonl"
+MOST_VALUES = 2_000_000  # in one submission: 40 for each request
+
+
+class _Whole(Struct):
+    requests: Raw
+
+
+_WHOLE = msgspec.json.Decoder(_Whole)
+_REQUESTS = msgspec.json.Decoder(list[Raw])
+
+
+@post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch", takes=NewBatch)
+async def post_batch(request: AnyRequest) -> Response[bytes]:
+    """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
+    new, _ = await read_body(request, decode_batch)
+    return answer(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
+
+
+def decode_batch(body: bytes) -> NewBatch:
+    """Decode a batch without looking into its requests: they are many, and each is looked at by itself."""
+    if has_more_values(body, MOST_VALUES):
+        raise TooLarge("The body holds more values than fit into one submission. Send it as a file, or in parts.")
+    try:
+        requests = _WHOLE.decode(body).requests
+        each = _REQUESTS.decode(requests)
+    except (msgspec.DecodeError, RecursionError):
+        decode(body, NewBatch)  # says what is wrong, in our words
+        raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
+    return replace(decode(body.replace(bytes(requests), b"[]", 1), NewBatch), requests=each)
+
+
+@get("/v1/batch", guards=[team_guard], summary="List batches", query=("after", "limit"))
+async def get_batches(request: AnyRequest) -> Response[bytes]:
+    """List the team's batches, newest first. ``after``: the last id of the page before; ``limit``: at most 1000."""
+    return await _list(request, batch_view)
+
+
+@get("/v1/batch/{batch_id:str}", guards=[team_guard], summary="Show a batch")
+async def get_one_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Show how far a batch is, what it cost so far and when it will be done."""
+    return await _show(request, batch_id, batch_view)
+
+
+@get("/v1/batch/{batch_id:str}/results", guards=[team_guard], summary="Read a batch's results")
+async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
+    """Stream what is there so far as JSON Lines, in the order of the requests: answers and errors alike.
+
+    410 once they, or a part of them, have been erased.
+    """
+    services = services_of(request)
+    async with services.database.begin() as connection:
+        batch = await get_batch(connection, caller_of(request).team.id, batch_id)
+        await check_kept(connection, services.clock, batch, services.settings.retention.batch_files)
+    return Stream(read_results(services.database, batch.id, ENDED), media_type=JSONL)
+
+
+@post("/v1/batch/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch")
+async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Start nothing more of a batch; what runs comes to its end and is kept."""
+    return await _cancel(request, batch_id, batch_view)
+
+
+@post("/v1/batches", guards=[team_guard], status_code=200, summary="Create a batch of a file", takes=NewOpenAIBatch)
+async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
+    """Take the requests of an uploaded file, OpenAI's way."""
+    new, _ = await read_body(request, lambda body: decode(body, NewOpenAIBatch))
+    return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
+
+
+@get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way", query=("after", "limit"))
+async def get_openai_batches(request: AnyRequest) -> Response[bytes]:
+    """List the team's batches, newest first."""
+    return await _list(request, openai_view)
+
+
+@get("/v1/batches/{batch_id:str}", guards=[team_guard], summary="Show a batch, OpenAI's way")
+async def get_openai_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Show a batch."""
+    return await _show(request, batch_id, openai_view)
+
+
+@post("/v1/batches/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch, OpenAI's way")
+async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Start nothing more of a batch."""
+    return await _cancel(request, batch_id, openai_view)
+
+
+async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
+    async with services_of(request).database.begin() as connection:
+        return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+
+
+async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
+    query, limit = read_query(request)
+    async with services_of(request).database.begin() as connection:
+        team_id = caller_of(request).team.id
+        found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
+    return openai_page(found, limit, view)
+
+
+async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
+    services = services_of(request)
+    keep = services.settings.retention.batch_files
+    async with services.database.begin() as connection:
+        batch = await cancel_batch(connection, services.clock, caller_of(request).team.id, batch_id, keep)
+    return answer(view(batch))
+
+
+handlers = [
+    post_batch,
+    get_batches,
+    get_one_batch,
+    get_results,
+    post_cancel,
+    post_openai_batch,
+    get_openai_batches,
+    get_openai_batch,
+    post_openai_cancel,
+]

@@ -1,0 +1,49 @@
+# Is it alive, can it work, how much has it done, and what can it be asked.
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get
+
+from gateway.accounts.auth import metrics_guard, open_guard
+from gateway.http.exchange import AnyRequest, services_of
+from gateway.http.openapi import describe
+
+
+@get("/health/live", guards=[open_guard], summary="Is the process alive")
+async def live() -> dict[str, str]:
+    """Answer as long as the process can."""
+    return {"status": "ok"}
+
+
+@get(["/health/ready", "/health"], guards=[open_guard], summary="Can it take work")
+async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
+    """Say of each part whether it answers. Known keys are served without Postgres or Redis: degraded is still ready.
+
+    A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
+    """
+    services = services_of(request)
+    quotas = "standalone" if services.quotas.is_standalone else "clocks differ" if services.owner.is_astray else "ok"
+    parts = {**await services.readiness.parts(), "quotas": quotas}
+    status = "ok" if set(parts.values()) == {"ok"} else "degraded"
+    if services.drain.has_begun:
+        status = "draining"
+    body = {"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}
+    return Response(body, status_code=503 if status == "draining" else 200)
+
+
+@get("/metrics", guards=[metrics_guard], summary="Prometheus metrics", media_type="text/plain")
+async def metrics(request: AnyRequest) -> Response[bytes]:
+    """Return every metric in Prometheus' text format."""
+    services = services_of(request)
+    return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@get("/openapi.json", guards=[open_guard], summary="This API", include_in_schema=False, sync_to_thread=False)
+def openapi_document(request: AnyRequest) -> Response[bytes]:
+    """Return the OpenAPI description of every route."""
+    return Response(describe(request.app), media_type="application/json")
+
+
+handlers = [live, ready, metrics, openapi_document]

@@ -1,0 +1,83 @@
+# GET /v1/models and /v1/models/{id}: what a team may ask for.
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from litestar import get
+from litestar.params import FromPath
+
+from gateway.accounts.auth import team_or_admin_guard
+from gateway.core.principals import Admin, Caller
+from gateway.dialects.messages import speaks_anthropic
+from gateway.http.exchange import AnyRequest, services_of, whoever_calls
+from router.catalog.catalog import Catalog
+from router.catalog.errors import UnknownModel
+
+
+@get("/v1/models", guards=[team_or_admin_guard], summary="List the models")
+async def list_models(request: AnyRequest) -> dict[str, Any]:
+    """List every name that this caller may ask for: models, automatic routes, aliases."""
+    services = services_of(request)
+    started = int(services.started_at)
+    names = _allowed_names(services.catalog, whoever_calls(request))
+    if speaks_anthropic(request):
+        data = [_anthropic_model(services.catalog, name, started) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return {"data": data, "has_more": False, **ends}
+    return {"object": "list", "data": [_model_object(services.catalog, name, started) for name in names]}
+
+
+@get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
+async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any]:
+    """Show one name that this caller may ask for."""
+    services = services_of(request)
+    name = model.removeprefix("/")
+    if name not in _allowed_names(services.catalog, whoever_calls(request)):
+        raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
+    shape = _anthropic_model if speaks_anthropic(request) else _model_object
+    return shape(services.catalog, name, int(services.started_at))
+
+
+def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
+    if isinstance(caller, Admin) or caller.team.allowed_models is None:
+        return list(catalog.names())
+    allowed = caller.team.allowed_models
+    autos = [name for name, auto in catalog.auto.items() if allowed & {name, *auto.small, *auto.large}]
+    usable = allowed.union(autos)
+    aliases = [name for name in catalog.aliases if not usable.isdisjoint((name, catalog.meaning(name)))]
+    return [*(name for name in catalog.models if name in allowed), *autos, *aliases]
+
+
+def _model_object(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
+    meant = catalog.aliases.get(name, name)
+    spec = catalog.models.get(meant)
+    shown: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": started,
+        "owned_by": spec.provider if spec else "tollgate",
+    }
+    if spec is not None:
+        shown |= {"context": spec.context, "max_output": spec.max_output, "abilities": sorted(spec.abilities)}
+        shown |= {"note": spec.note} if spec.note else {}
+    if meant != name:
+        shown["alias_of"] = meant
+    return shown
+
+
+def _anthropic_model(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
+    """Return a model as Anthropic's clients read it."""
+    spec = catalog.models.get(catalog.meaning(name))
+    shown: dict[str, Any] = {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": f"{datetime.fromtimestamp(started, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+    }
+    return shown | ({"max_input_tokens": spec.context, "max_tokens": spec.max_output} if spec is not None else {})
+
+
+handlers = [list_models, show_model]

@@ -1,0 +1,184 @@
+# POST /v1/route: what a call would meet, without making it. Nothing is held, asked or charged.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from litestar import Response, post
+from msgspec import Raw, Struct
+
+from billing.core.money import to_text
+from billing.core.prices import cost_of
+from gateway.accounts.auth import team_guard
+from gateway.calls.call import Call
+from gateway.calls.rate_limits import rate_limit_headers
+from gateway.http.exchange import AnyRequest, answer, read_body, services_of
+from gateway.http.inference_requests import Options, call_of, note_model, require
+from gateway.http.routes.chat import check_chat
+from gateway.http.routes.completions import check_completion
+from gateway.http.routes.embeddings import check_embeddings
+from gateway.http.routes.messages import read_message
+from gateway.inference.admission import counted, legs_of
+from gateway.inference.answer import route_of
+from gateway.inference.services import Services
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode_with_extra
+from protocol.embeddings import EmbeddingRequest
+from protocol.messages import MessagesRequest
+from protocol.serving.off_loop import off_loop
+from router import Catalog, Route, Tier
+from router.catalog.targets import HEALTHY, ModelSpec, TargetHealth
+from router.eligibility import needs_of, shortcomings
+from router.prompt_size.prompt_bounds import bound_prompt
+from router.ranking import expected_usage
+
+# Which request a body is, told by the field that only one kind has; and what checks it.
+KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
+    "messages": (ChatRequest, "chat.completions", check_chat),
+    "prompt": (CompletionRequest, "completions", check_completion),
+    "input": (EmbeddingRequest, "embeddings", check_embeddings),
+}
+
+
+@post(
+    "/v1/route",
+    guards=[team_guard],
+    status_code=200,
+    summary="Explain where a request would go",
+    takes=ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
+    options=Options,
+)
+async def explain_route(request: AnyRequest) -> Response[bytes]:
+    """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
+    say which targets it would meet.
+
+    What the router would refuse is refused here in the same words; the content policy is not asked. It counts as a
+    request, and costs nothing.
+    """
+    services = services_of(request)
+    (asked, extra, endpoint), size = await read_body(request, partial(_read, request))
+    call = call_of(request, asked, extra, endpoint, size)
+    async with counted(services, call.request_id, call.caller, endpoint) as hold:
+        outlook = services.outlook(services.health())
+        view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
+    return answer(view, headers=rate_limit_headers(hold))
+
+
+def _read(request: AnyRequest, body: bytes) -> tuple[Any, dict[str, Any], str]:
+    """Return the request in a body, its fields unknown to us, and the endpoint it is for. Raises BadRequest."""
+    fields, _ = decode_with_extra(body, _Fields)
+    kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
+    require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
+    if "anthropic-version" in request.headers and kinds == ["messages"]:
+        _, chat, extra = read_message(request, body)
+        return chat, extra, "messages"
+    kind, endpoint, check = KINDS[kinds[0]]
+    asked, extra = decode_with_extra(body, kind)
+    note_model(request, asked)
+    check(asked)
+    return asked, extra, endpoint
+
+
+class _Fields(Struct, frozen=True):
+    messages: Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: Raw | msgspec.UnsetType = msgspec.UNSET
+    input: Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def route_view(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
+    """Return the decision, what it rests on, every target in order with its costs, and which models were left out."""
+    verdict = route.verdict
+    return {
+        "object": "route",
+        "model": route.asked,
+        "model_used": route.targets[0].model.name,
+        "reason": route.reason,
+        "small_suffices": None if verdict is None else verdict.score,
+        "quality": None if verdict is None else verdict.quality,
+        "turns_back": None if verdict is None else verdict.turns_back,
+        "explanation": explanation_of(call, route, services.catalog),
+        "targets": _targets(call, route, health),
+        "left_out": _left_out(services.catalog, call, route),
+    }
+
+
+def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
+    """Return the reason in a sentence, and in another that those who should answer cannot, where that is so."""
+    auto = catalog.auto.get(catalog.meaning(route.asked))
+    if auto is None:
+        return _reason(route)
+    if isinstance(call.request, EmbeddingRequest):
+        return "Vectors of different models do not compare, so the first model of the route that embeds answers."
+    used, wanted = route.targets[0].model.name, auto.small if route.reason == "auto_small" else auto.large
+    kind = "small" if route.reason == "auto_small" else "large"
+    return _reason(route) + ("" if used in wanted else f" No {kind} model can be asked now, so '{used}' comes first.")
+
+
+def _reason(route: Route) -> str:
+    used, verdict = route.targets[0].model.name, route.verdict
+    if route.reason == "named":
+        return f"'{route.asked}' was named."
+    if route.reason == "alias":
+        return f"'{route.asked}' is another name of '{used}'."
+    if route.reason == "fallback":
+        return f"'{route.asked}' cannot be asked now; '{used}' is its fallback."
+    if verdict is None:
+        return "The route has one kind of model that can serve the request, so nothing was judged."
+    sides = "reaches" if verdict.score >= verdict.quality else "is below"
+    words = (
+        f"The chance that a small model suffices, {verdict.score:.3f}, {sides} the quality asked, {verdict.quality:g}"
+    )
+    if verdict.turns_back:
+        turns = "the turn before it" if verdict.turns_back == 1 else f"{verdict.turns_back} turns earlier"
+        return f"{words}, but not clearly; the thread stays with what was right {turns}."
+    return f"{words}."
+
+
+def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> list[dict[str, Any]]:
+    usage, batch = expected_usage(call.request), call.wish.tier is Tier.BATCH
+    shown = []
+    legs = legs_of(call, route, bound_prompt(call.request).closely())  # as x-max-cost-usd is compared
+    for target, leg in zip(route.targets, legs, strict=True):
+        known = health.get(target.key, HEALTHY)
+        shown.append(
+            {
+                "model": target.model.name,
+                "provider": target.model.provider,
+                "region": target.endpoint.region,
+                "is_available": not (known.is_open or known.is_full),
+                "first_token_ms": round(known.first_token_ms, 1) or None,
+                "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch, at=call.created_at)),
+                "most_cost_usd": to_text(leg.cost_nanousd),
+            }
+        )
+    return shown
+
+
+def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]]:
+    """Return the team's models that the name stands for and that are no target, with what is missing in each."""
+    name = catalog.meaning(route.asked)
+    usable: Sequence[ModelSpec]
+    if name in catalog.auto:
+        usable = call.wish.usable(catalog.members_of(name))
+    else:
+        spares = (catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
+        usable = [spare for spare in spares if call.wish.may_use(spare.name)]
+    used = {target.model.name for target in route.targets}
+    models = [model for model in usable if model.name not in used]
+    if not models:
+        return []
+    needs = needs_of(call.request, call.wish, models)
+    found = []
+    for model in models:
+        why = shortcomings(model, needs)
+        if not why and isinstance(call.request, EmbeddingRequest):
+            why = ["has vectors of its own, which do not compare"]
+        found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
+    return found
+
+
+handlers = [explain_route]

@@ -1,0 +1,108 @@
+# GET /v1/route/curve: what a team's own held-back calls say of an automatic route.
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from litestar import Response, get
+
+from billing.core.money import to_text
+from gateway.accounts.auth import team_or_admin_guard
+from gateway.accounts.teams import get_team
+from gateway.core.principals import Admin, Caller
+from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of, whoever_calls
+from gateway.http.routes.usage import team_in_question
+from gateway.shadow.store import counts_of, outcomes_of
+from protocol.errors import NotFound
+from router.catalog.catalog import Catalog, HeldBack
+from router.recalibration import Outcome, Point, calibration_of, curve_of, interval_of
+
+STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
+
+
+@get(
+    "/v1/route/curve",
+    guards=[team_or_admin_guard],
+    summary="Show what held-back calls say of an automatic route",
+    query=("route", "team_id"),
+)
+async def get_curve(request: AnyRequest) -> Response[bytes]:
+    """Show how often the small models of a route sufficed by measurement, what another quality would bring, and which.
+
+    ``route``: its name, or an alias of it; default ``auto``. An admin adds ``team_id``.
+    """
+    services = services_of(request)
+    query = read_parameters(request)
+    caller = whoever_calls(request)
+    team_id = team_in_question(caller, query.get("team_id"))
+    asked = query.get("route", "auto")
+    name = services.catalog.meaning(asked)
+    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    if (route := services.catalog.auto.get(name)) is None or name not in catalog.auto:
+        raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
+    async with services.database.begin() as connection:
+        if isinstance(caller, Admin):
+            await get_team(connection, team_id)
+        outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
+        counts, today = await counts_of(connection, team_id, name, services.clock)
+    held_back = route.held_back
+    return answer(
+        {
+            "object": "route.curve",
+            "team_id": team_id,
+            "route": name,
+            "quality": route.quality,
+            "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
+            "share": 0.0 if held_back is None else held_back.share,
+            "explores": held_back is not None and held_back.explore,
+            "compared_by": None if held_back is None else _judge_shown(held_back, catalog),
+            "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),
+            "used_usd_today": to_text(today),
+            "calls": counts,
+            **curve_view(outcomes, route.quality),
+        }
+    )
+
+
+def _judge_shown(held_back: HeldBack, catalog: Catalog) -> str:
+    """Return what compares answers: a model by its name, where the caller's ``catalog`` has it."""
+    if held_back.judge is None:
+        return "same words"
+    return held_back.judge if held_back.judge in catalog.models else "a model"
+
+
+def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:
+    """Return what was said and measured, the quality that keeps the chance asked for, and the curve."""
+    if not outcomes:
+        return {"small_suffices": None, "recalibrated_quality": None, "curve": []}
+    calibration = calibration_of(outcomes)
+    found = sum(one.suffices for one in outcomes)
+    least = math.floor(min(one.score for one in outcomes) * 1e4) / 1e4
+    steps = [step for step in STEPS if step >= least]
+    return {
+        "small_suffices": {
+            "said": round(sum(one.score for one in outcomes) / len(outcomes), 4),
+            "measured": round(found / len(outcomes), 4),
+            "interval": [round(edge, 4) for edge in interval_of(found, len(outcomes))],
+        },
+        "recalibrated_quality": {
+            "value": round(calibration.threshold(quality), 4),
+            "interval": [round(calibration.threshold(quality, by), 4) for by in (-1.96, 1.96)],
+        },
+        "curve": [_point_view(point) for point in curve_of(outcomes, (least, *steps))],
+    }
+
+
+def _point_view(point: Point) -> dict[str, Any]:
+    return {
+        "quality": point.quality,
+        "calls_small": point.small,
+        "share_large": round(point.share_large, 4),
+        "small_suffices": None if point.suffices is None else round(point.suffices, 4),
+        "interval": None if point.low is None or point.high is None else [round(point.low, 4), round(point.high, 4)],
+        "usd_per_call": to_text(round(point.nanousd)),
+    }
+
+
+handlers = [get_curve]

@@ -1,0 +1,171 @@
+# GET /v1/usage: what a team used and owes. GET /admin/usage: every team's usage, page by page. GET /admin/report: what
+# all teams used, and what it cost the house. GET /v1/team: who a key belongs to and what it may do.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from litestar import Response, get
+
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.upkeep.owner_list import silent_room
+from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
+from gateway.accounts.serializers import dollars, limits_view, moment_of
+from gateway.core.errors import Forbidden
+from gateway.core.principals import Admin, Caller
+from gateway.http.exchange import (
+    AnyRequest,
+    answer,
+    caller_of,
+    read_parameters,
+    read_query,
+    services_of,
+    whoever_calls,
+)
+from gateway.reports.admin_report import house_report, report_csv
+from gateway.reports.admin_usage import house_usage
+from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
+from gateway.reports.usage_period import read_period, read_span
+from gateway.reports.usage_report import usage_csv
+from protocol.errors import BadRequest, invalid_value
+
+ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
+
+
+@get(
+    "/v1/usage",
+    guards=[team_or_admin_guard],
+    summary="Show a team's usage and cost",
+    query=("team_id", "date", "from", "to", "group_by", "format", "compare", "analysis"),
+)
+async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
+    """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
+
+    ``group_by``: model, key, tier, day, month, user, metadata:KEY, or several of them with commas between. ``format``:
+    json or csv. ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
+    ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
+    """
+    services = services_of(request)
+    query = read_parameters(request)
+    asked = read_period(query, services.clock.today())
+    caller = whoever_calls(request)
+    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    analysis = read_analysis(query, services.settings, catalog)
+    is_csv = _wants_csv(query)
+    if is_csv and analysis is not None and asked.group_by and "group_by" in query:
+        raise BadRequest(
+            "As CSV, the analysis has a line for each model: leave 'group_by' out, or ask for JSON.",
+            param="group_by",
+            code="invalid_value",
+        )
+    team_id = team_in_question(caller, query.get("team_id"))
+    async with services.database.begin() as connection:
+        usage = await usage_with_analysis(
+            connection, team_id, asked, analysis, catalog, for_house=isinstance(caller, Admin)
+        )
+    return _csv(usage_csv(usage)) if is_csv else answer(usage)
+
+
+@get(
+    "/admin/report",
+    guards=[admin_guard],
+    summary="Show what all teams used, and what it cost the house",
+    query=("date", "from", "to", "format", "compare"),
+)
+async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
+    """Show every team and model on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
+
+    What was charged and what our own GPUs cost, each replica's idle time, dollars per million tokens, the mix of
+    models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there. ``format``:
+    json or csv.
+    """
+    services = services_of(request)
+    query = read_parameters(request)
+    first, last = read_span(query, services.clock.today())
+    analysis = read_analysis(query, services.settings, services.catalog) or Analysis(None)
+    is_csv = _wants_csv(query)
+    async with services.database.begin() as connection:
+        report = await house_report(connection, analysis, services.catalog, first, last)
+    return _csv(report_csv(report)) if is_csv else answer(report)
+
+
+@get(
+    "/admin/usage",
+    guards=[admin_guard],
+    summary="Show what all teams used, a page of teams at a time",
+    query=("date", "from", "to", "after", "limit"),
+)
+async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
+    """Show every team with what it used on a UTC day (``date``; default: today) or on several (``from``, ``to``).
+
+    ``total`` and ``dearest`` are of all teams, ``data`` goes in the order of their ids: ``after`` is the last id of the
+    page before, ``limit`` at most 1000.
+    """
+    services = services_of(request)
+    query, limit = read_query(request)
+    first, last = read_span(query, services.clock.today())
+    async with services.database.begin() as connection:
+        return answer(await house_usage(connection, first, last, after=query.get("after"), limit=limit))
+
+
+def _wants_csv(query: Mapping[str, str]) -> bool:
+    if query.get("format", "json") not in ("json", "csv"):
+        raise invalid_value("format", "is json or csv")
+    return query.get("format") == "csv"
+
+
+def _csv(text: str) -> Response[str]:
+    return Response(text, media_type="text/csv")
+
+
+def team_in_question(caller: Caller | Admin, said: str | None) -> str:
+    """Return the team that a question is about: the caller's own, or the one that an admin names."""
+    if isinstance(caller, Caller):
+        if said not in (None, caller.team.id):
+            raise Forbidden("A team's key sees its own team's usage alone.", param="team_id")
+        return caller.team.id
+    if said is None:
+        raise BadRequest(
+            "An admin says whose usage: add 'team_id'.", param="team_id", code="missing_required_parameter"
+        )
+    return said
+
+
+@get("/v1/team", guards=[team_guard], summary="Show whose key this is")
+async def get_own_team(request: AnyRequest) -> Response[bytes]:
+    """Show the team and the key that call, and their limits.
+
+    ``unavailable``: what of the team's budgets lies with gateways that do not answer; null: nobody knows just now.
+    """
+    caller = caller_of(request)
+    team = caller.team
+    unavailable = None
+    with contextlib.suppress(*POSTGRES_AWAY):
+        async with asyncio.timeout(ASK_WITHIN), services_of(request).database.begin() as connection:
+            room = await silent_room(connection, f"team:{team.id}")
+        unavailable = {
+            "tokens_today": room.tokens_today,
+            "usd_today": dollars(room.nanousd_today),
+            "usd_this_month": dollars(room.nanousd_this_month),
+        }
+    return answer(
+        {
+            "object": "team",
+            "id": team.id,
+            "name": team.name,
+            "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
+            "limits": limits_view(team.limits),
+            "unavailable": unavailable,
+            "key": {
+                "key_id": caller.key_id,
+                "name": caller.key_name,
+                "limits": limits_view(caller.key_limits),
+                "expires_at": moment_of(caller.expires_at),
+            },
+        }
+    )
+
+
+handlers = [get_usage, get_report, get_usage_of_all, get_own_team]

@@ -1,0 +1,1 @@
+# Answers kept for calls that carry an Idempotency-Key.

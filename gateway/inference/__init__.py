@@ -1,0 +1,1 @@
+# The pipeline of one call: choose, wait, admit, attempt, reply, settle; and calls answered once.

@@ -1,0 +1,149 @@
+# Before any upstream hears of a call: set aside the most it could use on its route, against every limit at once.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from msgspec.structs import replace
+
+from billing.core.errors import refusal_error
+from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, HoldRequest, Leg, RefusedHold, Scope
+from billing.core.prices import most_cost
+from gateway.calls.accounting import NOTHING, Account
+from gateway.calls.call import Call, scopes_of
+from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
+from gateway.core.principals import Caller
+from gateway.inference.services import Services
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from protocol.errors import ServiceError
+from protocol.serving.off_loop import off_loop
+from router.catalog.targets import Route, Tier
+from router.prompt_size.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
+from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
+
+FITTINGS = 3  # times that a call is made to fit: others may take the room between
+
+
+async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Account]:
+    """Hold the call's largest cost on ``route``; return the call as it goes on, and its open books.
+
+    Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
+    fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
+    """
+    prompt, legs = await off_loop(call.size, partial(_bound, call, route))
+    request = HoldRequest(
+        request_id=call.request_id,
+        team_id=call.caller.team.id,
+        scopes=call.scopes,
+        legs=legs,
+        is_aside=call.is_aside,
+    )
+    hold = await services.quotas.open(request)
+    if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
+        prompt = prompt.closely()
+        closer = await off_loop(call.size, partial(legs_of, call, route, prompt))
+        if closer != legs:
+            hold = await services.quotas.open(replace(request, legs=closer))
+    for _ in range(FITTINGS):
+        if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
+            break
+        call = fitted
+        legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
+        hold = await services.quotas.open(replace(request, legs=legs))
+    if isinstance(hold, RefusedHold):
+        raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
+    account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
+    account.prompt = prompt
+    services.keeper.add(account)
+    return call, account
+
+
+@asynccontextmanager
+async def counted(services: Services, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
+    """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
+
+    Raises RateLimited or QuotaExhausted when a limit has no room for it.
+    """
+    request = HoldRequest(
+        request_id=request_id,
+        team_id=caller.team.id,
+        scopes=scopes_of(caller),
+        legs=(),
+    )
+    hold = await services.quotas.open(request)
+    if isinstance(hold, RefusedHold):
+        raise _refusal(services, hold, endpoint)
+    try:
+        yield hold
+    finally:
+        services.quotas.settle(hold, NOTHING)
+
+
+def _refusal(services: Services, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
+    error = refusal_error(refused, fits)
+    error.headers |= rate_limit_headers(refused)
+    if endpoint == "messages":
+        error.headers |= anthropic_limit_headers(refused, services.clock.now())
+    return error
+
+
+def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:
+    """Return what the prompt comes to, looked at closely where it is long and counts, and what each target may use."""
+    prompt = bound_prompt(call.request)
+    if not prompt.is_short and any(map(_is_metered, call.scopes)):
+        prompt = prompt.closely()
+    return prompt, legs_of(call, route, prompt)
+
+
+def _is_metered(scope: Scope) -> bool:
+    """Whether it matters to a scope how many tokens a call holds."""
+    limits = scope.limits
+    caps = (limits.tokens_per_minute, limits.tokens_per_day, limits.nanousd_per_day, limits.nanousd_per_month)
+    return any(cap is not None for cap in caps)
+
+
+def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold) -> Call | None:
+    """Return the call with the largest output limit for which the refusal says there is room, or with the least that is
+    worthwhile: what has no room for that is refused for its sake, not for that of an answer nobody asked for.
+
+    ``None`` where the limit is the caller's to say, is not what is in the way, or cannot be smaller. A call that nobody
+    waits for takes no less than the whole while waiting may bring it.
+    """
+    request = call.request
+    if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
+        return None
+    may_wait = (call.is_batch_item or call.is_aside) and not (refused.is_settled or refused.alone_exceeds)
+    if may_wait or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
+        return None
+    limit = _limit_within(call, route, prompt, refused.headroom)
+    assert limit is not None
+    models = [target.model for target in route.targets]
+    usual = COMPLETION_LIMIT if isinstance(request, CompletionRequest) else max(each.usual_output for each in models)
+    limit = min(max(limit, worthwhile_limit(request, models)), usual)
+    if limit == call.fitted_output:
+        return None
+    return replace(call, request=with_output_limit(request, limit), fitted_output=limit)
+
+
+def _limit_within(call: Call, route: Route, prompt: PromptBound, headroom: Headroom) -> int | None:
+    """Return the largest output limit for which there is room on every target of ``route``; ``None``: it has none."""
+    if isinstance(call.request, EmbeddingRequest):
+        return None
+    models = {target.model.name: target.model for target in route.targets}
+    batch = call.wish.tier is Tier.BATCH
+    return limit_within(call.request, models.values(), headroom, prompt, batch=batch, at=call.created_at)
+
+
+def legs_of(call: Call, route: Route, prompt: PromptBound | None = None) -> tuple[Leg, ...]:
+    """Return the most that each target of ``route`` could use and cost. ``prompt`` as in ``usage_most``."""
+    prompt = bound_prompt(call.request) if prompt is None else prompt
+    batch = call.wish.tier is Tier.BATCH
+    legs = []
+    for target in route.targets:
+        most = usage_most(call.request, target.model, prompt)
+        cost = most_cost(most, target.model.price, batch=batch, at=call.created_at)
+        legs.append(Leg(target.key, most.total_tokens, cost))
+    return tuple(legs)

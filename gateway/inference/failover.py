@@ -1,0 +1,172 @@
+# Where the events of a reply come from: one upstream; or, when a replica of our own engine dies in mid-stream, another
+# that goes on from the tokens already made. The client sees a pause, and the text that the first would have written.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+from msgspec.structs import replace
+
+from gateway.calls.call import Call
+from gateway.calls.resume_state import Progress
+from gateway.inference.attempt import Answering, AttemptLog, Trip
+from gateway.inference.attempts import walk
+from gateway.inference.services import Services
+from gateway.telemetry.meters import counter_of
+from gateway.upstreams.resilience.deadline import Deadline
+from gateway.upstreams.wire.base import Resume
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
+from protocol.completions import CompletionRequest
+from protocol.errors import ServiceError
+from protocol.events import Event, ReplyEnd
+from router.catalog.targets import Route
+from router.prompt_size.prompt_bounds import prompt_characters
+
+LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
+MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them
+
+log = structlog.get_logger()
+
+
+class Source:
+    """The events of one reply, whoever makes them. ``answering`` is the upstream that speaks now.
+
+    Take the events in ``first``, then those of ``next_events``.
+    """
+
+    def __init__(self, services: Services, call: Call, route: Route, answering: Answering, tried: AttemptLog) -> None:
+        self.answering = answering
+        self._services = services
+        self._call = call
+        self._route = route
+        self._tried = tried
+        self._grew = services.clock.monotonic()  # since when its next token is awaited
+        self._replicas = {answering.target.key}  # that this reply was given to
+        self._progress = Progress(call.request) if answering.provider.self_hosted and answering.events else None
+        self.first = self._follow(answering.first)
+
+    @property
+    def tokens_made(self) -> int:
+        """How many tokens the reply has, where its upstream names them; else 0."""
+        return self._progress.tokens_made if self._progress is not None else 0
+
+    async def next_events(self, *, has_grown: bool) -> list[Event]:
+        """Return what came next, and together; ``has_grown`` tells whether a token has come since the last time.
+
+        Raises UpstreamFailure when the reply breaks and nobody goes on with it.
+        """
+        try:
+            return self._follow(await self._read(has_grown))
+        except UpstreamFailure as failure:
+            self._note(failure)
+            return self._follow(await self._go_on(failure))
+
+    def relay(self, take: Callable[[list[Event]], bool]) -> None:
+        """Give words to ``take`` as they arrive, while ``next_events`` waits; what it declines, that returns.
+
+        Not those of our own engine, whose tokens are kept for another replica.
+        """
+        response, events = self.answering.response, self.answering.events
+        if response is None or events is None or self._progress is not None:
+            return
+        timeouts, clock = self.answering.provider.timeouts, self._services.clock
+
+        def take_piece(piece: bytes) -> float | None:
+            try:
+                words = events.read_words(piece)
+                if words is None or not take(words):
+                    return None
+            except Exception:  # whoever reads the piece in the ordinary way meets it again
+                log.exception("relay_failed", request_id=self._call.request_id)
+                return None
+            self._grew = now = clock.monotonic()
+            return min(timeouts.between_tokens, self._call.started + timeouts.total - now)
+
+        response.take = take_piece
+
+    def close(self) -> None:
+        """Close the upstream that speaks now."""
+        self.answering.close()
+
+    def _follow(self, events: list[Event]) -> list[Event]:
+        return events if self._progress is None else self._progress.follow(events)
+
+    async def _read(self, has_grown: bool) -> list[Event]:
+        answering, now = self.answering, self._services.clock.monotonic()
+        assert answering.response is not None and answering.events is not None
+        if answering.events.failure is not None:
+            raise answering.events.failure
+        # Its next token is awaited from now on: what a slow client took is not the upstream's. Of our own engine any
+        # word is enough: it says that it lives while a reply has to wait there.
+        if has_grown or self._progress is not None:
+            self._grew = now
+        timeouts = answering.provider.timeouts
+        silent, late = self._grew + timeouts.between_tokens, self._call.started + timeouts.total
+        try:
+            piece = await answering.response.next_piece(min(silent, late) - now)
+        except UpstreamTimeout as exc:
+            if late <= silent:
+                exc.outcome = "deadline"
+            raise
+        if piece is not None:
+            return answering.events.feed(piece)
+        if self._progress is not None and not self._progress.is_counted:
+            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
+        return answering.events.finish()
+
+    def _note(self, failure: UpstreamFailure) -> None:
+        """Put down whose answer it was that broke."""
+        self._tried.broke(failure.outcome)
+        if (permit := self.answering.permit) is not None:
+            team, size = self._call.caller.team.id, prompt_characters(self._call.request)
+            self._services.breakers.broke(permit, self.answering.began, failure, team, size)
+
+    async def _go_on(self, failure: UpstreamFailure) -> list[Event]:
+        """Return the first events of another replica that goes on. Raises ``failure`` where there is none."""
+        progress, broken = self._progress, self.answering
+        if progress is None:
+            if failure.outcome in LOST and broken.events is not None:
+                with suppress(UpstreamFailure):
+                    return broken.events.finish()  # it had said why it ends: every word is here
+            raise failure
+        broken.close()
+        resume = progress.resume()
+        if resume is not None and len(self._replicas) < MOST_REPLICAS:
+            try:
+                self.answering = await self._find_another(resume, failure)
+            except ServiceError as exc:
+                log.info("nobody_continues", request_id=self._call.request_id, error=exc.message)
+            else:
+                self._replicas.add(self.answering.target.key)
+                progress.begin_again(resume)
+                self._tell("continued", broken, failure)
+                return self.answering.first
+        if progress.is_finished:
+            return [ReplyEnd()]  # every word is here, only the count or the end mark is not
+        self._tell("broken", broken, failure)
+        raise failure
+
+    async def _find_another(self, resume: Resume, failure: UpstreamFailure) -> Answering:
+        """Return another endpoint of the same model that goes on from ``resume``. Raises ServiceError."""
+        services, call, broken = self._services, self._call, self.answering
+        model = broken.target.model.name
+        others = [one for one in self._route.targets if one.model.name == model and one.key not in self._replicas]
+        trip = Trip(
+            Deadline(call.started + broken.provider.timeouts.total), services.budgets.of(broken.provider), resume
+        )
+        if isinstance(call.request, CompletionRequest):
+            call = replace(call, request=replace(call.request, echo=None))  # the echo is out
+        route = replace(self._route, targets=tuple(others))
+        return await walk(services, call, route, trip, self._tried, failure=failure)
+
+    def _tell(self, outcome: str, broken: Answering, failure: UpstreamFailure) -> None:
+        counter_of(self._services.metrics.continuations, broken.target.model.name, outcome).inc()
+        log.warning(
+            f"reply_{outcome}",
+            request_id=self._call.request_id,
+            broken=broken.target.key,
+            failure=failure.outcome,
+            tokens=self.tokens_made,
+        )

@@ -1,0 +1,277 @@
+# Where calls wait for their turn: before anything is held for them, when every target of their route is full. The rules
+# stand in slots.py; here are the event loop, the clock, and the honest refusal.
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.calls.call import Call
+from gateway.calls.unanswered import names_for
+from gateway.core.clock import Clock
+from gateway.core.errors import Overloaded
+from gateway.core.settings import QueueSettings
+from gateway.overload.slots import Room, Slot, Ticket, Turns
+from gateway.telemetry.meters import counter_of, histogram_of
+from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.keys import TargetAway
+from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
+from router.replicas import by_beginning
+
+PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
+LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
+FULL = TargetHealth(is_full=True)
+BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
+
+
+class Turn(Struct, frozen=True):
+    """Leave to go along a route. Its first target is the one where ``slot`` is held, if its slots are counted."""
+
+    route: Route
+    slot: Slot | None = None
+    waited: float = 0.0  # seconds
+
+
+class Gate:
+    """Every target's slots as this process hands them out, and the calls that wait for one."""
+
+    def __init__(
+        self,
+        registry: ProviderRegistry,
+        targets: Iterable[Target],
+        breakers: Breakers,
+        queue: QueueSettings,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._registry = registry
+        self._breakers = breakers
+        self._queue = queue
+        self._clock = clock
+        self._metrics = metrics
+        self._turns = Turns(queue.per_team, queue.wait)
+        self._futures: dict[Ticket, asyncio.Future[None]] = {}
+        self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self._targets: dict[Room, Target] = {}  # one of each room's
+        self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
+        self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
+        self._full: dict[str, TargetHealth] = {}  # of these, those that say they are full
+        self.follow(registry, targets, queue)
+
+    def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
+        """Go by another configuration. Who holds or awaits a slot of a target that it lacks goes on as before."""
+        self._registry, self._queue = registry, queue
+        self._turns.follow(queue.per_team, queue.wait)
+        known, self._rooms = self._rooms, {}
+        engines, self.engines = self.engines, {}
+        self._targets, self._peers = {}, {}
+        for target in targets:
+            provider, room = registry.settings(target.model.provider), known.get(target.key)
+            if provider.self_hosted and len(provider.endpoints) > 1:
+                self._peers[target.key] = (target.model.name, target.endpoint.region)
+            if provider.concurrency is not None:
+                room = room if room is not None and room.name == target.key else Room(target.key, None)
+                self.resize(room, provider.concurrency)
+            elif provider.self_hosted:  # one engine, whatever names its model has
+                address = target.endpoint.base_url
+                room = self.engines.setdefault(address, engines.get(address) or Room(address, None))
+            else:
+                if room is not None:
+                    self.resize(room, None)
+                continue
+            self._rooms[target.key] = room
+            self._targets.setdefault(room, target)
+        self._note_full()
+
+    def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
+        """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
+        if not self._rooms:
+            return Turn(route)
+        able = self._shared(self._able(route, health), call)
+        for target in able:
+            room = self._rooms.get(target.key)
+            if room is None:
+                return Turn(_beginning_with(target, route))
+            if room.has_free:
+                return Turn(_beginning_with(target, route), self._give(room, call))
+        return None if able else Turn(route)
+
+    def can_wait(self, route: Route) -> bool:
+        """Whether a call none of whose targets may be asked can wait for one that said when it takes calls again."""
+        return bool(self._queue.per_team and self._resting(route))
+
+    async def wait(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn:
+        """Return leave to go once it is the call's turn at a target of its route, all of which are full.
+
+        Raises Overloaded when its team's queue is full, or when the wait is over. A call that is cancelled gives its
+        place up at once.
+        """
+        able = self._able(route, health)
+        if health:
+            able += self._resting(route)
+        targets = {self._rooms[target.key]: target for target in reversed(able)}
+        team, is_batch = call.caller.team, call.wish.tier is Tier.BATCH
+        began = self._clock.monotonic()
+        ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size)
+        if ticket is None:
+            raise self._shed(call, route, targets, "queue_full")
+        loop = asyncio.get_running_loop()
+        future = self._futures[ticket] = loop.create_future()
+        timer = loop.call_later(self._patience_of(call, route, began), self._give_up, ticket)
+        outcome = "left"
+        try:
+            await future
+            outcome = "expired" if ticket.slot is None else "turn"
+        except BaseException:
+            self._turns.leave(ticket)
+            self.release(ticket.slot)  # its turn came in the very moment in which its client left
+            raise
+        finally:
+            timer.cancel()
+            del self._futures[ticket]
+            waited = self._clock.monotonic() - began
+            labels = route.targets[0].model.name, call.wish.tier.value, outcome
+            histogram_of(self._metrics.queue_wait, *labels).observe(waited)
+        if ticket.slot is None:
+            raise self._shed(call, route, targets, "expired")
+        return Turn(_beginning_with(targets[ticket.slot.room], route), ticket.slot, waited)
+
+    def take(self, call: Call, target: Target, *, goes_on: bool = False) -> Slot | None:
+        """Return a slot for another attempt, or ``None`` where none is needed. Raises TargetAway when all are held.
+
+        A reply that ``goes_on`` here is there in part and cannot wait: it gets a slot beyond them.
+        """
+        room = self._rooms.get(target.key)
+        if room is None:
+            return None
+        if not room.has_free and not goes_on:
+            raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
+        return self._give(room, call)
+
+    def is_full(self, target: Target) -> bool:
+        """Whether all slots of a target are held."""
+        room = self._rooms.get(target.key)
+        return room is not None and not room.has_free
+
+    def release(self, slot: Slot | None) -> None:
+        """Give a slot back, if there is one; whose turn it is then goes on. Twice is once."""
+        if slot is not None:
+            if slot.room.has_waiting and (target := self._targets.get(slot.room)) is not None:
+                self._let_rest(target)
+            self._wake(self._turns.release(slot, self._clock.monotonic()))
+
+    def health(self) -> Mapping[str, TargetHealth]:
+        """Return our own engines that say they are full, by ``Target.key``."""
+        return self._full
+
+    def resize(self, room: Room, slots: int | None, *, is_full: bool = False) -> None:
+        """Say how many slots a target has from now on; ``None``: as many as are asked for.
+
+        ``is_full``: whether it says that it has more to do than it needs, whoever sent that.
+        """
+        if is_full != room.is_full:
+            room.is_full = is_full
+            self._note_full()
+        if slots != room.limit:
+            self._wake(self._turns.resize(room, slots, self._clock.monotonic()))
+
+    def rooms(self) -> Iterable[Room]:
+        """Return every target's slots that are counted."""
+        return dict.fromkeys(self._rooms.values())
+
+    def _note_full(self) -> None:
+        self._full = {key: FULL for key, room in self._rooms.items() if room.is_full}
+
+    def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> tuple[Target, ...]:
+        """Return the targets that may be asked: those that are well, else those that are not wholly away."""
+        if not health:
+            return route.targets
+        well = tuple(target for target in route.targets if not health.get(target.key, HEALTHY).is_open)
+        return well or tuple(target for target in route.targets if self._breakers.why_away(target) is None)
+
+    def _shared(self, targets: tuple[Target, ...], call: Call) -> tuple[Target, ...]:
+        """Return the targets in their order, but replicas of our own engine as the call's beginning and loads say."""
+        if not self._peers:
+            return targets
+        ordered: list[Target] = []
+        for (place, _), run in groupby(targets, lambda target: (self._peers.get(target.key), target.key in self._full)):
+            replicas = list(run)
+            if place is not None and len(replicas) > 1:
+                loads = [len(self._rooms[replica.key].held) for replica in replicas]
+                replicas = by_beginning(replicas, call.beginning, loads)
+            ordered += replicas
+        return tuple(ordered)
+
+    def _resting(self, route: Route) -> tuple[Target, ...]:
+        """Return the targets that take calls again, by what they said, before anybody's wait is over."""
+        return tuple(target for target in route.targets if self._let_rest(target))
+
+    def _let_rest(self, target: Target) -> bool:
+        """Give out no slot of a target that rests for less than a wait, until then; return whether it does."""
+        room, away = self._rooms.get(target.key), self._breakers.why_away(target)
+        if away is None or not away.is_limit or away.retry_in > self._queue.wait:
+            return False
+        if room is None:
+            room = self._rooms[target.key] = Room(target.key, None)
+            self._targets[room] = target
+        if not room.is_resting:
+            room.is_resting = True
+            asyncio.get_running_loop().call_later(away.retry_in, self._after_rest, target, room)
+        return True
+
+    def _after_rest(self, target: Target, room: Room) -> None:
+        """Let those who wait go to a target that takes calls again, one after the other."""
+        room.is_resting = False
+        if self._let_rest(target):
+            return  # the first of them was told to wait again
+        self._wake(self._turns.fill(room, self._clock.monotonic(), most=1))
+        if room.has_waiting:
+            room.is_resting = True
+            asyncio.get_running_loop().call_later(PACE, self._after_rest, target, room)
+
+    def _give(self, room: Room, call: Call) -> Slot:
+        team = call.caller.team
+        return room.give(team.id, team.weight, call.wish.tier is Tier.BATCH, self._clock.monotonic())
+
+    def _wake(self, lucky: Iterable[Ticket]) -> None:
+        for ticket in lucky:
+            if not (future := self._futures[ticket]).done():
+                future.set_result(None)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        if ticket.is_waiting:
+            self._turns.leave(ticket)
+            if not (future := self._futures[ticket]).done():
+                future.set_result(None)
+
+    def _patience_of(self, call: Call, route: Route, now: float) -> float:
+        total = self._registry.settings_at(route.targets[0]).timeouts.total
+        return max(0.0, min(self._queue.wait, call.started + total - now))
+
+    def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:
+        team, tier = call.caller.team, call.wish.tier
+        counter_of(self._metrics.shed, route.targets[0].model.name, tier.value, why).inc()
+        expected = self._turns.wait_expected(team.id, team.weight, tier is Tier.BATCH, rooms)
+        wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
+        happened = {
+            "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",
+            "expired": f"and no place became free within {self._queue.wait:g} s",
+        }
+        busy = f"Every target of {names_for(call, route.targets)} is busy"
+        return Overloaded(f"{busy}, {happened[why]}. Try again later.", retry_after=wait)
+
+
+def _beginning_with(first: Target, route: Route) -> Route:
+    """Return the route with ``first`` moved to its beginning."""
+    if first is route.targets[0]:
+        return route
+    others = (target for target in route.targets if target is not first)
+    is_other = route.reason in BY_NAME and first.model.name != route.targets[0].model.name
+    return replace(route, targets=(first, *others), reason="fallback" if is_other else route.reason)

@@ -1,0 +1,83 @@
+# What a reply has used: what its upstream counted, else what went past. The upstream's last count is what it bills, so
+# it is believed; a count that output went past after, or that says there was none, is only a floor.
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from billing.core.holds import Settlement
+from billing.core.prices import cost_of
+from gateway.calls.call import Call
+from gateway.calls.estimate import charged_prompt_tokens, probable_usage, tokens_of
+from gateway.inference.failover import Source
+from gateway.upstreams.wire.base import WholeReply
+from protocol.embeddings import EmbeddingReply
+from protocol.events import Delta
+from protocol.usage import Usage
+from router.catalog.targets import Tier
+from router.prompt_size.bounds import output_tokens_most
+from router.prompt_size.prompt_bounds import PromptBound
+
+
+class Meter:
+    """Counts one reply. Show it every delta, and what its upstream tells."""
+
+    def __init__(self, call: Call, source: Source, prompt: PromptBound | None = None) -> None:
+        self.output_seen = 0  # tokens, by what went past
+        self._told = source.answering.usage  # by its upstream
+        self._seen_when_told = 0  # of output_seen
+        self._call = call
+        self._source = source
+        self._prompt = prompt  # what its hold covers
+        self._prompt_seen: int | None = None
+        self._most = 0  # output tokens that the hold covers; known with the prompt
+        self._gpu_seconds: dict[int, float] = {}  # by choice: what our own engine told as it went
+
+    def take(self, delta: Delta) -> None:
+        """Count a delta that goes past."""
+        self.output_seen += tokens_of(delta)
+        if delta.gpu_seconds:
+            self._gpu_seconds[delta.index] = delta.gpu_seconds
+
+    def tell(self, usage: Usage) -> None:
+        """Take in what the upstream has counted until now."""
+        self._told, self._seen_when_told = usage, self.output_seen
+
+    def take_whole(self, whole: WholeReply) -> None:
+        """Count a reply that came whole, unless its upstream has."""
+        told = self._told
+        if told is None:
+            probable = probable_usage(self._call.request, whole, self._output_most())
+            self._told = replace(probable, input_tokens=self._probable_prompt())
+        elif not told.output_tokens and not isinstance(whole, EmbeddingReply):
+            probable = probable_usage(self._call.request, whole, self._output_most())
+            self._told = replace(told, output_tokens=probable.output_tokens)
+
+    def so_far(self) -> Settlement:
+        """Return what was used so far, and what it costs."""
+        usage = self.usage()
+        return Settlement(usage, self.cost_of(usage))
+
+    def usage(self) -> Usage:
+        """Return what was used so far: all of it, once the reply has ended."""
+        told, seen = self._told, self.output_seen
+        if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):
+            return told
+        if self._prompt_seen is None:
+            self._prompt_seen = self._probable_prompt()
+            self._most = self._output_most()
+        seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
+        if told is not None:
+            return replace(told, output_tokens=max(told.output_tokens, seen))
+        return Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=sum(self._gpu_seconds.values()))
+
+    def cost_of(self, usage: Usage) -> int:
+        """Return what ``usage`` costs the team, in nano-dollars."""
+        batch = self._call.wish.tier is Tier.BATCH
+        return cost_of(usage, self._source.answering.target.model.price, batch=batch, at=self._call.created_at)
+
+    def _probable_prompt(self) -> int:
+        return charged_prompt_tokens(self._call.request, self._source.answering.target.model, self._prompt)
+
+    def _output_most(self) -> int:
+        return output_tokens_most(self._call.request, self._source.answering.target.model)

@@ -1,0 +1,333 @@
+# An open reply: events out, usage counted, the books closed exactly once. Whatever ends it, bytes that tell the client
+# "this is whole" leave only after the journal knows.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from msgspec.structs import replace
+
+from billing.core.records import CHARGED, Served, Status, UsageRecord
+from gateway.calls.accounting import Account
+from gateway.calls.accumulate import Collector
+from gateway.calls.call import Call, record_for, served_by
+from gateway.calls.hooks import HookMaker, ReplyHook
+from gateway.core.errors import ContentPolicyViolation
+from gateway.inference.attempt import Answering, AttemptLog
+from gateway.inference.failover import Source
+from gateway.inference.meter import Meter
+from gateway.inference.services import Services
+from gateway.upstreams.wire.base import WholeReply, choices_asked
+from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamFiltered, UpstreamRefused
+from gateway.upstreams.wire.quirks import Manners
+from protocol.chat import FinishReason
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.usage import Usage
+from router.catalog.targets import Route, Target
+from router.prompt_size.bounds import output_tokens_most
+
+# How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
+Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
+
+# Keeps an ending while ``reply.record`` is known and the books are still open. What it raises breaks the reply.
+KeepEnding = Callable[["Reply", Ending], Awaitable[None]]
+
+
+class Reply:
+    """One call's reply, from its first event to its settled hold.
+
+    Read it once: ``pieces()`` for a stream, ``collect()`` for a whole answer. Then ``close()``, always; it never waits,
+    so a cancelled task can call it.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        call: Call,
+        route: Route,
+        account: Account,
+        answering: Answering,
+        log: AttemptLog,
+        hook_makers: Sequence[HookMaker] = (),
+    ) -> None:
+        self.call = call
+        self.route = route
+        self.account = account
+        self.log = log
+        self.keep_ending: KeepEnding | None = None
+        self.first_token_seconds = services.clock.monotonic() - call.started
+        self._services = services
+        self._source = Source(services, call, route, answering, log)
+        self.meter = Meter(call, self._source, account.prompt)
+        account.count, account.served = self.meter.so_far, self._served
+        if self._served() is not None:
+            account.note_progress()  # the journal knows who answers before the first word goes out
+        self._hooks = [make(call, answering.target) for make in hook_makers]
+        self.dropped = answering.dropped  # fields of the request that change no meaning and were not passed on
+        self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
+        self._choices = choices_asked(call.request)
+        self._finished: set[int] = set()  # choices that have said why they ended
+        self._has_grown = True  # whether a token has come since events were last waited for
+        self._was_sent = False
+        self._is_counted = answering.usage is not None  # by its upstream
+        self._failure: UpstreamFailure | None = None  # how its upstream broke it
+        self._violation: ContentPolicyViolation | None = None  # why the rest may not go out
+        self._kept_record: UsageRecord | None = None  # while the end is being kept, and after
+
+    @property
+    def target(self) -> Target:
+        """The target that answers."""
+        return self._source.answering.target
+
+    @property
+    def record(self) -> UsageRecord:
+        """The final usage record. Only for a reply that has ended."""
+        record = self.account.record or self._kept_record
+        assert record is not None, "the reply has not ended"
+        return record
+
+    def relay(self, write: Callable[[list[Event]], bool]) -> None:
+        """Have ``write`` pass words on as they arrive, where no hook looks at them first; ``pieces`` yields what it
+        declines, and all else."""
+
+        def take(words: list[Event]) -> bool:
+            if self._finished or not write(words):
+                return False
+            for delta in words:
+                assert isinstance(delta, Delta)
+                self.meter.take(delta)
+            self._was_sent = True
+            return True
+
+        if not self._delta_hooks:
+            self._source.relay(take)
+
+    async def pieces(self) -> AsyncIterator[list[Event]]:
+        """Yield the events as they arrive, those that came together in one list.
+
+        From the event that finishes the last choice on, everything is held back until the upstream has said that the
+        reply is whole and the journal knows; then it comes with a UsageReport and a ReplyEnd. Raises UpstreamFailure
+        when the upstream breaks, after what hooks held back; what was made until then is sent and charged.
+        """
+        async for events in self._events():
+            if type(events[-1]) is ReplyEnd:
+                await self._conclude(events)
+            self._was_sent = self._was_sent or any(map(_is_answer, events))
+            yield events
+
+    async def collect(self) -> tuple[WholeReply, Usage]:
+        """Return the whole reply once the journal knows it.
+
+        Raises UpstreamFailure when the upstream breaks, ContentPolicyViolation when the reply may not go out.
+        """
+        self.account.owes_parts = False  # nothing of it is sent before it is whole
+        if (whole := self._source.answering.whole) is not None:
+            self.meter.take_whole(whole)
+            await self._show_whole(whole)
+        else:
+            collector = Collector(self.call.request)
+            async for events in self._events():
+                for event in events:
+                    if isinstance(event, Delta):
+                        collector.add(event)
+            whole = collector.reply()
+        if self._violation is not None:
+            await self._conclude(self._violation)
+            raise self._violation
+        usage = self.meter.usage()
+        await self._conclude((whole, usage))
+        return whole, usage
+
+    async def _events(self) -> AsyncIterator[list[Event]]:
+        held: list[Event] = []
+        fresh = self._source.first
+        while True:
+            out, is_whole = self._pass_on(fresh, held)
+            if is_whole and self.keep_ending is None:  # the books close at once: all of it may go out together
+                yield [*out, *held, UsageReport(self.meter.usage()), ReplyEnd()]
+                return
+            if out:
+                yield out
+            if is_whole:
+                yield [*held, UsageReport(self.meter.usage()), ReplyEnd()]
+                return
+            try:
+                fresh = await self._source.next_events(has_grown=self._has_grown)
+                self._has_grown = False
+            except UpstreamFailure as exc:
+                self._failure = exc
+                if isinstance(exc, UpstreamFiltered):
+                    self._services.guard.note_filtered(self.call)
+                else:
+                    rest, is_forbidden = self._held_by_hooks()
+                    if is_forbidden:
+                        yield [*rest, UsageReport(self.meter.usage()), ReplyEnd()]
+                        return
+                    if rest:
+                        yield rest
+                self._end(self._broken)
+                raise
+
+    def close(self) -> None:
+        """Close the books if nothing else did, settle the hold, and let the upstream go."""
+        try:
+            if not self.account.is_closed:
+                self._end(self._broken)
+        finally:
+            settle(self._services, self.account)
+            self._source.close()
+
+    def abandon(self) -> None:
+        """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
+        if (whole := self._source.answering.whole) is not None:
+            self.meter.take_whole(whole)
+        self._end(Status.INTERRUPTED)
+
+    def block(self) -> None:
+        """Nothing of it may go out: what was used is owed. Then ``close()``."""
+        if (whole := self._source.answering.whole) is not None:
+            self.meter.take_whole(whole)
+        self._end(Status.BLOCKED)
+
+    def _served(self) -> Served | None:
+        """Return the target that answers, unless it is the one that the call was opened with."""
+        return None if self.target is self.route.targets[0] else served_by(self.target)
+
+    def _pass_on(self, fresh: list[Event], held: list[Event]) -> tuple[list[Event], bool]:
+        """Sort events into those that may go out now and those that wait for the journal; tell whether the end came."""
+        out: list[Event] = []
+        for event in fresh:
+            match event:
+                case Delta():
+                    self.meter.take(event)
+                    if event.has_content:
+                        self._has_grown = True
+                    if event.finish_reason is not None:
+                        self._finished.add(event.index)
+                    try:
+                        passed = self._through_hooks(event)
+                    except ContentPolicyViolation as exc:
+                        self._finished.discard(event.index)
+                        held += self._withhold(exc)
+                        return out, True
+                    (held if len(self._finished) >= self._choices else out).extend(passed)
+                case UsageReport(usage):
+                    self.meter.tell(usage)
+                    self._is_counted = True
+                case ReplyEnd():
+                    return out, True
+        return out, False
+
+    def _through_hooks(self, delta: Delta) -> Sequence[Delta]:
+        passed: Sequence[Delta] = (delta,)
+        for hook in self._delta_hooks:
+            passed = [out for one in passed for out in hook.delta(one)]
+        return passed
+
+    def _held_by_hooks(self) -> tuple[list[Event], bool]:
+        """Return what hooks held back when the upstream broke, or how a reply ends whose rest may not go out."""
+        rest: list[Event] = []
+        try:
+            for hook in self._delta_hooks:
+                rest = [out for one in rest if isinstance(one, Delta) for out in hook.delta(one)]
+                rest += hook.rest()
+        except ContentPolicyViolation as exc:
+            return list(self._withhold(exc)), True
+        return rest, False
+
+    def _withhold(self, violation: ContentPolicyViolation) -> list[Delta]:
+        """End the reply here; return how its open choices end."""
+        self._violation = violation
+        still_open = [index for index in range(self._choices) if index not in self._finished]
+        return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
+
+    async def _show_whole(self, whole: WholeReply) -> None:
+        try:
+            for hook in self._hooks:
+                await hook.whole(whole)
+        except ContentPolicyViolation as exc:
+            self._violation = exc
+
+    @property
+    def _broken(self) -> Status:
+        """What to call a reply that ends before it is whole."""
+        if self.call.is_batch_item and self._kept_record is not None:
+            return Status.SUPERSEDED  # whole, and not stored
+        if not self._was_sent:
+            return Status.FAILED
+        return Status.INTERRUPTED if self.account.owes_parts or self._ended_itself else Status.SUPERSEDED
+
+    @property
+    def _ended_itself(self) -> bool:
+        """Whether the call itself brought its end about: it took all its time, or its upstream refuses to go on."""
+        failure = self._failure
+        return failure is not None and (failure.outcome == "deadline" or isinstance(failure, UpstreamRefused))
+
+    async def _conclude(self, ending: Ending) -> None:
+        """Close the books of a whole reply; where its end is to be kept, only once it is."""
+        status = Status.ANSWERED if self._violation is None else Status.BLOCKED
+        is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
+        if self.keep_ending is not None and is_kept:
+            self._kept_record = self._final_record(status)
+            try:
+                await self.keep_ending(self, ending)
+            except asyncio.CancelledError:  # Postgres may have it, or may yet
+                self.account.leave()
+                raise
+        self._end(status)
+
+    def _final_record(self, status: Status) -> UsageRecord:
+        usage = self.meter.usage()
+        return _usage_record(self, status, usage, self.meter.cost_of(usage), self._services.clock.monotonic())
+
+    def _end(self, status: Status) -> None:
+        if self.account.is_closed:
+            return
+        is_whole = status in (Status.ANSWERED, Status.BLOCKED)
+        record = (self._kept_record if is_whole else None) or self._final_record(status)
+        self.account.close(record)
+        if (found := self._source.answering.found) is not None and status is Status.ANSWERED and self._is_counted:
+            self._learn_manners(found, record)
+        for hook in self._hooks:
+            hook.close(record)
+
+    def _learn_manners(self, found: Manners, record: UsageRecord) -> None:
+        """Ask the target so from now on, unless it went past the limit that it was told under another name."""
+        if record.output_tokens <= output_tokens_most(self.call.request, self.target.model):
+            self._services.providers.manners.learn(self.target, found, self._services.clock.monotonic())
+
+
+def _is_answer(event: Event) -> bool:
+    """Whether an event is a part of an answer: a role alone is none."""
+    return type(event) is not Delta or event.has_content
+
+
+def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:
+    gpu_hour = reply.target.model.gpu_hour_nanousd or 0
+    begun = reply.account.opened  # most of it stays: a record made of another costs a seventh of a new one
+    if begun is None or reply.target is not reply.route.targets[0]:
+        begun = record_for(reply.call, reply.account.hold, reply.route, reply.target, status)
+    return replace(
+        begun,
+        status=status,
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        cost_nanousd=cost if status in CHARGED else 0,
+        gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
+        queue_ms=reply.log.queue_ms,
+        first_token_ms=round(reply.first_token_seconds * 1000, 3),
+        prefill_ms=usage.prefill_ms or None,
+        decode_ms=usage.decode_ms or None,
+        total_ms=round((now - reply.call.started) * 1000, 3),
+        attempts=tuple(reply.log.attempts),
+    )
+
+
+def settle(services: Services, account: Account) -> None:
+    """Settle the hold of a call whose books are closed, and stop looking after it."""
+    account.settle()
+    services.keeper.remove(account)

@@ -1,0 +1,1 @@
+# The classifiers of texts, and what they read of a text.

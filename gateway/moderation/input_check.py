@@ -1,0 +1,164 @@
+# The check of one call's input: rules first, while its hold is waited for, then the classifier and an outside checker
+# beside the call.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+from gateway.calls.call import Call
+from gateway.core.errors import ContentPolicyViolation, ContentUnchecked
+from gateway.moderation.classifier.findings import Finding
+from gateway.moderation.guard import Guard
+from gateway.moderation.rules.policy import Policy
+from gateway.moderation.texts import judged_texts, texts_of, told_texts
+from protocol.errors import TooLarge
+
+HEAD_START = 0.005  # seconds that the classifier leaves to calls on their way out; no model answers as fast
+TURNS = 8  # of the event loop that the rules leave at the most, one for each call on its way out
+MOST_TEXT = 8 * 1024 * 1024  # characters: twice a million tokens of English, and half a minute of looking
+HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
+
+
+class Open(Protocol):
+    """What was begun for a call, and must be closed when nobody will have it."""
+
+    def close(self) -> None: ...
+
+
+Answer = TypeVar("Answer", bound=Open)
+
+
+def input_check_of(guard: Guard, call: Call) -> InputCheck | None:
+    """Return the check of a call's input, or ``None`` where no policy asks for one.
+
+    It has begun, and has to be stopped. Raises TooLarge for more text than is looked at.
+    """
+    policy = guard.policy_for(call)
+    if policy is None or policy.input == "off":
+        return None
+    if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.native))) > MOST_TEXT:
+        raise TooLarge(f"The content policy reads at most {MOST_TEXT:,} characters of a request. Send it in parts.")
+    return InputCheck(guard, call, policy)
+
+
+class InputCheck:
+    """Runs once, beside one call. The rules begin as soon as something else is waited for."""
+
+    def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
+        self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
+        self._guard = guard
+        self._call = call
+        self._policy = policy
+        self._loop = asyncio.get_running_loop()
+        self._leash: asyncio.Timeout | None = None  # on the call while it waits for its upstream
+        self._timer: asyncio.TimerHandle | None = None  # until the classifier begins
+        self._rings = 0
+        self._asking: asyncio.Task[list[Finding]] | None = None  # the outside checker
+        self._judging: asyncio.Task[None] | None = None
+        self._is_leaving = True
+        guard.leaving += 1
+        self._looking = asyncio.create_task(self._look(after=min(guard.leaving, TURNS)))
+
+    def stop(self) -> None:
+        """Look no further. After the call was answered, or was not, there is nothing to stop."""
+        self._looking.cancel()
+        self._has_left()
+
+    async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
+
+        Raises ContentPolicyViolation when the rules forbid the call; or, as ContentUnchecked, when the verdict comes
+        before the answer: then the upstream is left. When it comes after, it is in ``violation``, and the answer is the
+        caller's to close. Nothing waits for a verdict that can forbid nothing.
+        """
+        self._apply(await self._looking)
+        if self._call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
+            self._ask()
+            await self._judge()
+            if self.violation is not None:
+                raise self.violation
+            return await send()
+        self._loop.call_soon(self._has_left)  # when ``send`` has written
+        self._timer = self._loop.call_later(HEAD_START, self._ring)
+        self._ask()
+        try:
+            async with asyncio.timeout(None) as self._leash:
+                answering = await send()
+        except BaseException as exc:
+            self._give_up()
+            if isinstance(exc, TimeoutError) and self.violation is not None:
+                raise self.violation from None
+            raise
+        finally:
+            self._leash = None
+        if not self._policy.may_block("input"):
+            return answering
+        answered = perf_counter()
+        try:
+            await self._begin()
+        except BaseException:
+            self._give_up()
+            answering.close()
+            raise
+        self._guard.metrics.safety_wait.observe(perf_counter() - answered)
+        return answering
+
+    async def _look(self, after: int) -> list[Finding]:
+        """Look by the rules after so many turns of the event loop: of a crowd one call in each, and what has come
+        meanwhile, holds above all, goes first."""
+        for _ in range(after):
+            await asyncio.sleep(0)
+        return await self._guard.find_by_form(self._call.request, self._call.extra, self._call.native)
+
+    def _ask(self) -> None:
+        if self._guard.checker.is_on and (texts := judged_texts(self._call.request)):
+            self._asking = asyncio.create_task(self._guard.checker.check(texts))
+
+    def _ring(self) -> None:
+        """Let the classifier begin, unless others are on their way out: calls that come together are all sent first."""
+        self._rings += 1
+        if self._guard.leaving and self._rings < HEAD_STARTS:
+            self._timer = self._loop.call_later(HEAD_START, self._ring)
+        else:
+            self._begin()
+
+    def _begin(self) -> asyncio.Task[None]:
+        """Judge, if that has not begun."""
+        if self._judging is None:
+            assert self._timer is not None
+            self._timer.cancel()
+            self._judging = self._guard.keep(self._judge())
+        return self._judging
+
+    async def _judge(self) -> None:
+        try:
+            found = await self._guard.judge(judged_texts(self._call.request))
+            found += await self._guard.judge_told(told_texts(self._call.request))
+            if self._asking is not None:
+                found += await self._asking
+            self._apply(found)
+        except (ContentPolicyViolation, ContentUnchecked) as exc:
+            self.violation = exc
+            if self._leash is not None:
+                self._leash.reschedule(self._loop.time())
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
+
+    def _give_up(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        for task in (self._judging, self._asking):
+            if task is not None:
+                task.cancel()
+
+    def _has_left(self) -> None:
+        if self._is_leaving:
+            self._is_leaving = False
+            self._guard.leaving -= 1
+
+    def _apply(self, findings: Iterable[Finding]) -> None:
+        self._guard.apply(self._call, self._policy, "input", findings)

@@ -1,0 +1,108 @@
+# What the content policy makes of a finding: blocked, flagged, or nothing. Values in, values out.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from gateway.core.settings import Level, Safety, TeamSafety
+from gateway.moderation.classifier.findings import GROUPS, Finding
+
+Stage = Literal["input", "output"]
+
+STRICTNESS: dict[Level, int] = {"off": 0, "flag": 1, "block": 2}
+CATEGORIES = (
+    *("attack", "harm", "harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
+    *("illicit/violent", "self-harm", "self-harm/intent", "self-harm/instructions", "sexual", "sexual/minors"),
+    *("violence", "violence/graphic"),
+)
+NAMES = (*GROUPS, *CATEGORIES)
+
+# What is flagged at the most unless the configuration says otherwise: an address in a prompt is everyday business, and
+# whoever speaks of harming themselves needs an answer.
+ONLY_FLAGGED = frozenset({"contacts", "self-harm", "self-harm/intent", "self-harm/instructions"})
+
+
+class Policy(Struct, frozen=True):
+    """What holds for one team. ``own``: its own levels, which may not go below ``floor``, where there is one."""
+
+    input: Level = "off"
+    output: Level = "off"
+    levels: Mapping[str, Level] = {}
+    own: Mapping[str, Level] = {}
+    floor: Policy | None = None
+
+    def level(self, stage: Stage, finding: Finding) -> Level:
+        """Return what ``finding`` meets."""
+        usual = self.input if stage == "input" else self.output
+        if usual == "off":
+            return "off"
+        if (own := _said(self.own, finding)) is not None:
+            return own if self.floor is None else _stricter(own, self.floor.level(stage, finding))
+        if (said := _said(self.levels, finding)) is not None:
+            return said
+        return "flag" if finding.group in ONLY_FLAGGED or finding.name in ONLY_FLAGGED else usual
+
+    def may_block(self, stage: Stage) -> bool:
+        """Whether anything that can be found in a request, or in an answer, is blocked."""
+        usual = self.input if stage == "input" else self.output
+        return usual != "off" and "block" in (usual, *self.levels.values(), *self.own.values())
+
+    def verdict(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+        """Return the findings that are blocked, and those that are flagged."""
+        blocked: list[Finding] = []
+        flagged: list[Finding] = []
+        for finding in findings:
+            match self.level(stage, finding):
+                case "block":
+                    blocked.append(finding)
+                case "flag":
+                    flagged.append(finding)
+        return blocked, flagged
+
+
+def policy_of(house: Safety, team: TeamSafety | None) -> Policy:
+    """Return what holds for a team: the stricter of its levels and the house's, or its own where that is allowed."""
+    own = team or TeamSafety()
+    return Policy(
+        _joined(house.input, own.input, house.teams_may_loosen),
+        _joined(house.output, own.output, house.teams_may_loosen),
+        house.levels,
+        own.levels,
+        None if house.teams_may_loosen else Policy(house.input, house.output, house.levels),
+    )
+
+
+def loosens(team: TeamSafety, house: Safety) -> tuple[str, Level] | None:
+    """Return which of a team's levels is looser than the house allows, and what the house has; None where none is."""
+    if house.teams_may_loosen:
+        return None
+    stages: tuple[Stage, ...] = ("input", "output")
+    for stage in stages:
+        own, least = getattr(team, stage), getattr(house, stage)
+        if own is not None and _stricter(own, least) != own:
+            return stage, least
+    floor = Policy(house.input, house.output, house.levels)
+    for name, level in team.levels.items():
+        for stage in stages:
+            least = floor.level(stage, Finding(name, name))
+            if _stricter(level, least) != level:
+                return f"levels.{name}", least
+    return None
+
+
+def _joined(house: Level, own: Level | None, may_loosen: bool) -> Level:
+    if own is None:
+        return house
+    return own if may_loosen else _stricter(house, own)
+
+
+def _stricter(one: Level, other: Level) -> Level:
+    return max(one, other, key=STRICTNESS.__getitem__)
+
+
+def _said(levels: Mapping[str, Level], finding: Finding) -> Level | None:
+    own = levels.get(finding.name)
+    return levels.get(finding.group) if own is None else own

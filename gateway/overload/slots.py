@@ -1,0 +1,209 @@
+# Slots of targets, and the calls that wait for one: bounded queues per team and fair turns. Pure: time is an argument,
+# in monotonic seconds, and whoever frees a slot is told whose turn it is.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.overload.fair_queue import FairLine, Share
+
+FIRST_GUESS = 1.0  # seconds that a call holds its slot, before any has ended
+SMOOTHING = 0.1  # the weight of the latest call in what is typical
+LEAST = 0.001  # seconds that a slot counts as held at the least: whoever takes turns for nothing would take them all
+OVERTIME_EVERY = 0.25  # seconds between charges for calls that run longer than is typical
+MOST_BYTES = 64 * 2**20  # of the requests of one team that wait: twice the longest
+LAGS = {"high": 0.0, "normal": 0.25, "low": 0.5}  # of the longest wait: how far a priority puts a call back
+AGES_AFTER = 0.5  # of the longest wait: once a batch call has waited so long,
+EVERY = 4  # the batch tier gets a turn after so many interactive ones
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Leave for one call to be at a target. Give it back once, with ``Turns.release``."""
+
+    room: Room
+    line: FairLine[Ticket]
+    share: Share[Ticket]
+    since: float
+    charged: float  # seconds
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One call that waits in its team's queue, for a slot of any of ``rooms``."""
+
+    team: str
+    weight: float
+    is_batch: bool
+    since: float
+    lag: float  # seconds that its priority puts it back in its team's queue
+    rooms: tuple[Room, ...]
+    size: int = 0  # bytes of its request
+    slot: Slot | None = None  # once it was its turn
+    is_waiting: bool = True
+
+    @property
+    def rank(self) -> float:
+        """Its place in its team's queue: lower goes first."""
+        return self.since + self.lag
+
+
+class Room:
+    """One target as far as it has room: who holds its slots, and who waits for one."""
+
+    def __init__(self, name: str, limit: int | None) -> None:
+        self.name = name
+        self.limit = limit  # slots; None: as many as are asked for
+        self.is_resting = False  # it said that it takes none for a while
+        self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
+        self.held: dict[Slot, None] = {}
+        self.typical = FIRST_GUESS  # seconds that a call holds its slot
+        self.interactive = FairLine[Ticket]()
+        self.batch = FairLine[Ticket]()
+        self._since_batch = 0  # interactive turns since the last one of the batch tier, while that waits
+        self._overtime_at = -math.inf
+
+    @property
+    def has_free(self) -> bool:
+        """Whether a slot is free. While a target rests those who wait for it go first."""
+        has_room = self.limit is None or len(self.held) < self.limit
+        return has_room and not (self.is_resting and self.has_waiting)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self.interactive.tickets or self.batch.tickets)
+
+    def line_of(self, is_batch: bool) -> FairLine[Ticket]:
+        """Return the line of a tier."""
+        return self.batch if is_batch else self.interactive
+
+    def give(self, team: str, weight: float, is_batch: bool, now: float) -> Slot:
+        """Give one of the free slots to a call."""
+        line = self.batch if is_batch else self.interactive
+        share = line.share_of(team, weight)
+        line.begin(share, self.typical)
+        slot = Slot(self, line, share, now, self.typical)
+        self.held[slot] = None
+        return slot
+
+    def take_back(self, slot: Slot, now: float) -> bool:
+        """Free a slot and charge what it was used for; return whether it was held."""
+        if slot not in self.held:
+            return False
+        del self.held[slot]
+        used = max(LEAST, now - slot.since)
+        slot.line.correct(slot.share, used - slot.charged)
+        self.typical += SMOOTHING * (used - self.typical)
+        return True
+
+    def next_turn(self, now: float, ages_after: float) -> Ticket | None:
+        """Return whose turn it is, if a slot is free and somebody waits."""
+        if not self.has_waiting or not self.has_free:
+            return None
+        self._charge_overtime(now)
+        normal, patient = self.interactive.first(), self.batch.first()
+        if normal is None or patient is None:
+            self._since_batch = 0
+            return normal or patient
+        oldest = next(iter(self.batch.tickets))
+        if self._since_batch >= EVERY and now >= oldest.since + ages_after:
+            self._since_batch = 0
+            return patient
+        self._since_batch += 1
+        return normal
+
+    def wait_expected(self, team: str, weight: float, is_batch: bool) -> float:
+        """Return about how many seconds one more call of a team would wait here."""
+        if not self.limit:
+            return math.inf if self.limit == 0 else 0.0
+        line = self.line_of(is_batch)
+        turns = (line.count(team) + 1) / line.fraction_of(team, weight)
+        return turns * self.typical / self.limit
+
+    def _charge_overtime(self, now: float) -> None:
+        if now < self._overtime_at:
+            return
+        self._overtime_at = now + OVERTIME_EVERY
+        for slot in self.held:
+            if (over := now - slot.since - slot.charged) > 0:
+                slot.line.correct(slot.share, over)
+                slot.charged += over
+
+
+class Turns:
+    """The slots of all targets, and every call that waits for one of them.
+
+    Nobody waits while a slot that would do is free, so whoever finds a free slot passes nobody by.
+    """
+
+    def __init__(self, per_team: int, wait: float) -> None:
+        self.waiting = Counter[str]()  # calls, by team
+        self.bytes_waiting = Counter[str]()  # of their requests
+        self._per_team = per_team
+        self._wait = wait  # seconds
+
+    def follow(self, per_team: int, wait: float) -> None:
+        """Go by other bounds from the next call on; ``wait`` in seconds."""
+        self._per_team, self._wait = per_team, wait
+
+    def join(
+        self,
+        team: str,
+        weight: float,
+        is_batch: bool,
+        priority: str,
+        rooms: Iterable[Room],
+        now: float,
+        size: int = 0,
+    ) -> Ticket | None:
+        """Let a call wait for the first slot of ``rooms``, all of them full; ``None`` when its team's queue is.
+
+        ``size``: bytes of its request, which wait in memory.
+        """
+        if self.waiting[team] >= self._per_team or self.bytes_waiting[team] + size > MOST_BYTES:
+            return None
+        ticket = Ticket(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(rooms), size)
+        for room in ticket.rooms:
+            room.line_of(is_batch).add(ticket)
+        self.waiting[team] += 1
+        self.bytes_waiting[team] += size
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """A call waits no longer: its client left, or its time is over, or its turn has come."""
+        if not ticket.is_waiting:
+            return
+        ticket.is_waiting = False
+        for room in ticket.rooms:
+            room.line_of(ticket.is_batch).remove(ticket)
+        self.waiting[ticket.team] -= 1
+        self.bytes_waiting[ticket.team] -= ticket.size
+        if not self.waiting[ticket.team]:
+            del self.waiting[ticket.team], self.bytes_waiting[ticket.team]
+
+    def release(self, slot: Slot, now: float) -> list[Ticket]:
+        """Give a slot back and return the calls whose turn it is now, slots in hand. Twice is once."""
+        return self.fill(slot.room, now) if slot.room.take_back(slot, now) else []
+
+    def resize(self, room: Room, limit: int | None, now: float) -> list[Ticket]:
+        """Set how many slots there are and return the calls whose turn it is now. Running calls keep theirs."""
+        room.limit = limit
+        return self.fill(room, now)
+
+    def fill(self, room: Room, now: float, most: float = math.inf) -> list[Ticket]:
+        """Give what is free to those who wait, ``most`` of them, and return them."""
+        lucky: list[Ticket] = []
+        while len(lucky) < most and (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
+            # Still in line while it is charged: who waits is not brought forward.
+            ticket.slot = room.give(ticket.team, ticket.weight, ticket.is_batch, now)
+            self.leave(ticket)
+            lucky.append(ticket)
+        return lucky
+
+    def wait_expected(self, team: str, weight: float, is_batch: bool, rooms: Iterable[Room]) -> float:
+        """Return about how many seconds one more call would wait, infinite when nobody can say."""
+        return min((room.wait_expected(team, weight, is_batch) for room in rooms), default=math.inf)

@@ -1,1 +1,0 @@
-# One file per wire format, and the one module that calls upstreams.

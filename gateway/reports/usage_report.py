@@ -1,0 +1,98 @@
+# The usage report: a statement as clients and finance read it. Money is exact decimal dollars; what was booked after a
+# day's close, or by people, stands apart, as corrections.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import asdict
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ledger.grouping import reads_calls
+from billing.ledger.statements import Line, Statement, Totals, period
+from gateway.accounts.serializers import cost_view, dollars
+from gateway.reports.csv_text import csv_of
+from gateway.reports.query_timeout import added_up_by_call
+from gateway.reports.usage_period import Period
+
+# What a CSV says of corrections, which JSON has as an object.
+CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
+
+
+async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_house: bool) -> dict[str, Any]:
+    """Return a team's usage in the shape of GET /v1/usage. ``for_house``: with what our own GPUs cost us."""
+    if reads_calls(asked.group_by):
+        async with added_up_by_call(connection):
+            statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
+    else:
+        statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
+    sums = total_view(statement.total, for_house)
+    late = corrections_view(statement.corrections, for_house)
+    if asked.is_plain_day:
+        day = {"team_id": team_id, "date": asked.first.isoformat()}
+        return {**day, **sums, "is_closed": statement.is_closed, **late}
+    return {
+        "team_id": team_id,
+        "from": asked.first.isoformat(),
+        "to": asked.last.isoformat(),
+        "group_by": ",".join(map(str, asked.group_by)),
+        "results": [_line(line, statement, for_house) for line in statement.lines],
+        "total": {**sums, **late},
+        "is_closed": statement.is_closed,
+    }
+
+
+def usage_csv(usage: Mapping[str, Any]) -> str:
+    """Return what ``usage_of`` returned as CSV: one line for each result, or for the day; else the analysis' lines."""
+    if "analysis" in usage:
+        return csv_of(*analysis_rows(usage))
+    columns, rows = usage_rows(usage)
+    return csv_of([*columns, *(f"corrections_{name}" for name in CORRECTED)], map(_with_corrections, rows))
+
+
+def usage_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return what ``usage_of`` returned as a flat table: its columns and its rows, corrections aside."""
+    if "results" not in usage:
+        skip = ("is_closed", "corrections", "analysis")
+        return [name for name in usage if name not in skip], [dict(usage)]
+    sums = [name for name in usage["total"] if name != "corrections"]
+    span = {name: usage[name] for name in ("team_id", "from", "to")}
+    others = ["others"] if any("others" in result for result in usage["results"]) else []
+    columns = [*span, *str(usage["group_by"]).split(","), *others, *sums]
+    return columns, [{**span, **result} for result in usage["results"]]
+
+
+def analysis_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the analysis of a report as a flat table, a row for each model: its columns and its rows."""
+    span = {"team_id": usage["team_id"], "from": usage.get("from", usage.get("date"))}
+    span["to"] = usage.get("to", usage.get("date"))
+    sums = usage["analysis"]["total"]
+    columns = [*span, "model", *sums, "share_of_requests", "share_of_cost"]
+    return columns, [{**span, **line} for line in usage["analysis"]["models"]]
+
+
+def total_view(total: Totals, for_house: bool) -> dict[str, Any]:
+    """Return sums by the names that clients know. ``for_house``: with what our own GPUs cost us."""
+    view = asdict(total)
+    del view["entries"]
+    view |= cost_view(view.pop("cost_nanousd"))
+    gpu_cost = dollars(view.pop("gpu_cost_nanousd"))
+    return {**view, "gpu_cost_usd": gpu_cost} if for_house else view
+
+
+def corrections_view(late: Totals, for_house: bool) -> dict[str, Any]:
+    """Return what was booked late and by people, if anything was; ``entries`` of it by people."""
+    return {} if late == Totals() else {"corrections": {**total_view(late, for_house), "entries": late.entries}}
+
+
+def _line(line: Line, statement: Statement, for_house: bool) -> dict[str, Any]:
+    names: dict[str, Any] = dict(zip(map(str, statement.group_by), line.groups, strict=True))
+    if reads_calls(statement.group_by):
+        names["others"] = line.others
+    return {**names, **total_view(line.total, for_house), **corrections_view(line.corrections, for_house)}
+
+
+def _with_corrections(row: dict[str, Any]) -> dict[str, Any]:
+    late = row.get("corrections", {})
+    return row | {f"corrections_{name}": late.get(name, 0) for name in CORRECTED}

@@ -1,0 +1,59 @@
+# Erases what is past its time, in every worker: stored answers, files and requests of batches, findings of the safety
+# checks.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from billing.core.store_errors import POSTGRES_AWAY
+from gateway.batch.file_store import purge_files
+from gateway.batch.keeping import purge_items
+from gateway.idempotency.store import purge_expired
+from gateway.inference.services import Services
+from gateway.storage.audit_log import purge_outcomes
+
+EVERY = 60.0  # seconds between rounds
+
+log = structlog.get_logger(__name__)
+
+
+class Purger:
+    """Makes its rounds until it is cancelled. Any number may; doing any of it twice changes nothing."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def follow(self, edition: Services) -> None:
+        """Keep things for as long as other settings say."""
+        self._services = edition
+
+    async def run(self) -> None:
+        """Make a round every minute."""
+        while True:
+            await self.purge_once()
+            await asyncio.sleep(EVERY)
+
+    async def purge_once(self) -> None:
+        """Erase a part of what is past its time. What fails holds up nothing else."""
+        services, retention = self._services, self._services.settings.retention
+        async with _survived("stored answers"):
+            if purged := await purge_expired(services.database, services.clock):
+                log.info("stored_answers_purged", count=purged)
+        async with _survived("files"), services.database.begin() as connection:
+            await purge_files(connection)
+        async with _survived("batch items"), services.database.begin() as connection:
+            await purge_items(connection, retention.batch_files)
+        async with _survived("safety outcomes"), services.database.begin() as connection:
+            await purge_outcomes(connection, retention.usage)
+
+
+@asynccontextmanager
+async def _survived(what: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except POSTGRES_AWAY as exc:
+        log.warning("not_purged", what=what, error=repr(exc))

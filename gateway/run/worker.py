@@ -1,0 +1,144 @@
+# `tollgate work`: batches, and the chores of the house, done by any number of workers side by side. Beside what every
+# process does for the books (open_services), what is past its time is erased, budgets are watched and callbacks
+# delivered.
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import structlog
+
+from billing.core.store_errors import POSTGRES_AWAY
+from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
+from gateway.batch.running.runner import BatchRunner
+from gateway.config.file import load_settings
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.draining import HURRIED, Drain
+from gateway.core.settings import Settings
+from gateway.egress.destinations import Guard
+from gateway.inference.services import Services
+from gateway.run.app import open_services
+from gateway.run.gc_tuning import spare_what_stays
+from gateway.run.heartbeat import show_life
+from gateway.run.purger import Purger
+from gateway.run.reload import Read, Reloader
+from gateway.run.work_metrics import work_metrics
+from gateway.shadow.comparer import Comparer
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer
+from gateway.telemetry.logging import configure_logging
+from gateway.webhooks.budget_alerts import BudgetAlerts
+from gateway.webhooks.deliverer import Deliverer
+from gateway.webhooks.sender import Sender
+from protocol.serving.listening import raise_descriptor_limit
+
+FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
+
+log = structlog.get_logger()
+
+
+def run_worker(path: Path, settings: Settings, concurrency: int, metrics_at: tuple[str, int] | None = None) -> int:
+    """Work until SIGTERM or SIGINT, and let what runs end; asked twice, break it off: others run it again.
+
+    SIGHUP has the file at ``path`` read again. Return the exit status.
+
+    ``concurrency`` is for batch requests; ``metrics_at``: host and port for Prometheus. Raises OSError when they cannot
+    be had.
+    """
+    configure_logging()
+    raise_descriptor_limit()
+    spare_what_stays()
+    return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency, metrics_at))
+
+
+async def _work(
+    read: Read, settings: Settings, clock: Clock, concurrency: int, metrics_at: tuple[str, int] | None
+) -> int:
+    asked_to_stop, asked_twice, drain = asyncio.Event(), asyncio.Event(), Drain()
+
+    def stop() -> None:
+        if asked_to_stop.is_set():
+            drain.settle_within = HURRIED
+            asked_twice.set()
+        asked_to_stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(open_services(settings, clock, drain))
+        database = services.database
+        sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
+        guard = Guard(settings.callbacks_allow)
+        deliverer = Deliverer(database, clock, Sender(guard), sealer)
+        stack.push_async_callback(deliverer.finish)
+        batches, comparer, purger = BatchRunner(services, concurrency), Comparer(services), Purger(services)
+        budgets = BudgetAlerts(database, clock)
+        await stack.enter_async_context(
+            work_metrics(metrics_at, services, lambda: batches.running, lambda: budgets.used)
+        )
+        log.info("worker_started", owner=services.owner.id)
+        if settings.other_key_peppers:
+            await _reseal(database, sealer)
+        reloader = Reloader(read)
+        reloader.state = SimpleNamespace(services=services)
+
+        def follow(edition: Services) -> None:
+            guard.allow = edition.settings.callbacks_allow
+            batches.follow(edition)
+            comparer.follow(edition)
+            purger.follow(edition)
+
+        chores = {
+            "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
+            "purge": asyncio.create_task(purger.run()),
+            "heartbeat": asyncio.create_task(show_life(settings)),
+            "budgets": asyncio.create_task(budgets.run()),
+            "callbacks": asyncio.create_task(deliverer.run()),
+            "batches": asyncio.create_task(batches.run()),
+            "held_back": asyncio.create_task(comparer.run()),
+        }
+        status = await _until_stopped(asked_to_stop, chores)
+        await batches.finish(settings.drain, asked_twice)
+        with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
+            async with asyncio.timeout(FINAL_FLUSH):
+                while await services.flusher.flush_once():
+                    pass
+    return status
+
+
+async def _reseal(database: Database, sealer: Sealer) -> None:
+    """Leave nothing of lasting worth under a pepper that may go."""
+    try:
+        async with database.begin() as connection:
+            log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealer))
+    except POSTGRES_AWAY as exc:
+        log.warning("webhook_secrets_not_resealed", error=repr(exc))
+
+
+async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio.Task[None]]) -> int:
+    """Wait for the signal and cancel the chores. A chore that ends by itself is a fault: the worker ends with it."""
+    stop = asyncio.create_task(asked_to_stop.wait())
+    await asyncio.wait([stop, *chores.values()], return_when=asyncio.FIRST_COMPLETED)
+    ended = {name: task for name, task in chores.items() if task.done()}
+    for name, task in ended.items():
+        log.error("chore_ended", chore=name, error=repr(task.exception()), exc_info=task.exception())
+    await stop_all((stop, *chores.values()))
+    return 1 if ended else 0
+
+
+async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader, follow: Callable[[Services], None]) -> None:
+    """Read the configuration again whenever SIGHUP came, and have everything follow it that may."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        if await reloader.reload():
+            follow(reloader.state.services)

@@ -1,0 +1,165 @@
+# A worker's part in the held-back share: asks the other models as batches, compares what they say, has a judge decide
+# where one is configured, and forgets the texts.
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from billing.core.money import to_nano, to_text
+from billing.core.store_errors import POSTGRES_AWAY
+from gateway.core.errors import ContentPolicyViolation
+from gateway.inference.recalibrations import recalibrating
+from gateway.inference.services import Services
+from gateway.shadow.judging import are_same, judge_request, verdict_of
+from gateway.shadow.store import (
+    AT_ONCE,
+    Asked,
+    Found,
+    Recalibration,
+    ask_waiting,
+    ended_calls,
+    keep_found,
+    keep_recalibration,
+    outcomes_of,
+    purge_held_back,
+    recalibrations,
+)
+from protocol.chat import ChatRequest
+from protocol.decoding import decode_with_extra
+from router.catalog.catalog import AutoRoute, Catalog
+from router.recalibration import recalibrated
+
+COMPARE_EVERY = 10.0  # seconds
+ASK_EVERY = 600.0  # seconds: what waits meanwhile goes into one batch
+
+log = structlog.get_logger(__name__)
+
+
+class Comparer:
+    """Asks and compares until it is cancelled. Any number may: each takes calls that no other has locked."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def follow(self, edition: Services) -> None:
+        """Go by another configuration from now on."""
+        self._services = edition
+
+    async def run(self) -> None:
+        """Ask and compare, for ever."""
+        asked = float("-inf")
+        while True:
+            try:
+                if (now := self._services.clock.monotonic()) - asked > ASK_EVERY:
+                    await self.ask()
+                    await self.recalibrate()
+                    asked = now
+                await self.compare()
+            except POSTGRES_AWAY as exc:
+                log.warning("held_back_calls_wait", error=repr(exc))
+            await asyncio.sleep(COMPARE_EVERY)
+
+    async def ask(self) -> None:
+        """Put what waits into batches, and drop what is too old."""
+        services = self._services
+        async with services.database.begin() as connection:
+            await purge_held_back(connection, services.clock, services.settings.retention.usage)
+        sent = AT_ONCE
+        while sent == AT_ONCE:
+            async with services.database.begin() as connection:
+                sent = await ask_waiting(connection, services.clock)
+
+    async def recalibrate(self) -> None:
+        """Work out the thresholds of teams that go by their own outcomes, and store those that change."""
+        services = self._services
+        routes = {name: route for name, route in services.catalog.auto.items() if recalibrating(route)}
+        if not routes:
+            return
+        async with services.database.begin() as connection:
+            known = {(one.team_id, one.route): one for one in await recalibrations(connection)}
+            for name, route in routes.items():
+                for team_id in sorted(recalibrating(route)):
+                    before = known.get((team_id, name))
+                    now = before.applied if before is not None and before.quality == route.quality else None
+                    outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
+                    applied = recalibrated(outcomes, route.quality, now)
+                    if applied is None or applied == now:
+                        continue
+                    found = Recalibration(team_id=team_id, route=name, quality=route.quality, applied=applied)
+                    await keep_recalibration(connection, services.clock, found, len(outcomes))
+                    log.info("route_recalibrated", team_id=team_id, route=name, before=now, applied=applied)
+
+    async def compare(self) -> None:
+        """Compare what was answered."""
+        services = self._services
+        async with services.database.begin() as connection:
+            ended = await ended_calls(connection)
+            await keep_found(connection, services.clock, [found_of(one, services.catalog) for one in ended])
+
+
+class _Line(Struct, frozen=True):
+    status_code: int
+    body: dict[str, Any]
+
+
+def found_of(asked: Asked, catalog: Catalog) -> Found:
+    """Return what the answer to a held-back call's question says. Pure."""
+    answer = None if asked.response is None else msgspec.json.decode(asked.response, type=_Line)
+    route = catalog.auto.get(asked.route)
+    if answer is None or answer.status_code != 200:
+        # Of what was asked in vain only what the policy blocked is owed; how much, the ledger knows: at most the rest.
+        is_owed = answer is not None and answer.body["error"]["code"] == ContentPolicyViolation.code
+        return _dropped(asked, "not_answered", asked.reserved_nanousd - asked.asked_nanousd if is_owed else 0)
+    cost = to_nano(str(answer.body["usage"]["cost_usd"]))
+    if route is None or route.held_back is None:
+        return _dropped(asked, "switched_off", cost)
+    text = answer.body["choices"][0]["message"].get("content")
+    if asked.status == "judging":
+        return _judged(asked, text or "", cost)
+    return _compared(asked, route, answer.body["model_used"], text, cost)
+
+
+def _compared(asked: Asked, route: AutoRoute, model: str, text: str | None, cost: int) -> Found:
+    assert route.held_back is not None
+    if model not in (route.small if asked.is_explored else route.large):
+        return _dropped(asked, "not_small" if asked.is_explored else "not_large", cost)
+    if not text:
+        return _dropped(asked, "no_text", cost)
+    answer = asked.answer.decode()
+    small, large = (text, answer) if asked.is_explored else (answer, text)
+    is_same = are_same(small, large)
+    if is_same or route.held_back.judge is None:
+        return Found(request_id=asked.request_id, status="compared", model=model, suffices=is_same, asked_nanousd=cost)
+    request, _ = decode_with_extra(asked.body, ChatRequest)
+    judge = judge_request(route.held_back.judge, request, small, large, small_first=_small_first(asked))
+    # What is left of the reserve is the most that the judge may cost, whichever it is by now.
+    left = max(0, asked.reserved_nanousd - cost)
+    body = {**msgspec.to_builtins(judge), "max_cost_usd": to_text(left)}
+    return Found(
+        request_id=asked.request_id,
+        status="to_judge",
+        body=msgspec.json.encode(body),
+        model=model,
+        asked_nanousd=cost,
+    )
+
+
+def _judged(asked: Asked, answer: str, cost: int) -> Found:
+    suffices = verdict_of(answer, small_first=_small_first(asked))
+    if suffices is None:
+        return _dropped(asked, "unclear", cost)
+    return Found(request_id=asked.request_id, status="compared", suffices=suffices, judge_nanousd=cost)
+
+
+def _dropped(asked: Asked, reason: str, cost: int) -> Found:
+    other, judge = (0, cost) if asked.status == "judging" else (cost, 0)
+    return Found(request_id=asked.request_id, status="dropped", reason=reason, asked_nanousd=other, judge_nanousd=judge)
+
+
+def _small_first(asked: Asked) -> bool:
+    return asked.request_id.int % 2 == 0  # the dice at the end of a UUIDv7

@@ -1,0 +1,1 @@
+# Postgres and Redis: connections, tables, schema, encryption at rest.

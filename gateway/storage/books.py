@@ -1,0 +1,71 @@
+# Who keeps the house's books in one process, wired together: quotas, journal, flusher, owner, sweeper, auditor.
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from msgspec import Struct
+from redis.asyncio import Redis
+
+from billing.journal.journal import Journal
+from billing.ledger.price_editions import PriceEditions
+from billing.quotas.lease_store import PostgresLeases
+from billing.quotas.leases import Leases
+from billing.quotas.quotas import Quotas
+from billing.quotas.rates import RateLimits
+from billing.upkeep.auditor import Auditor
+from billing.upkeep.flusher import Flusher
+from billing.upkeep.owner import Owner, owner_id
+from billing.upkeep.sweep import Sweeper
+from billing.upkeep.turns import Turns
+from gateway.core.clock import Clock
+from gateway.core.settings import Settings
+from gateway.core.version import VERSION
+from gateway.storage.audit_log import record_healing
+from gateway.storage.database import Database
+
+
+class Books(Struct, frozen=True, kw_only=True):
+    """The keepers of the books. Owner, rates, flusher, sweeper and auditor keep them once somebody runs them."""
+
+    quotas: Quotas
+    journal: Journal
+    flusher: Flusher
+    owner: Owner
+    sweeper: Sweeper
+    auditor: Auditor
+    prices: PriceEditions
+
+    def follow(self, settings: Settings) -> None:
+        """Go by other settings, as far as they may change while the house runs."""
+        self.quotas.follow(settings.quotas.standalone_share)
+        self.sweeper.keep_rows = settings.retention.usage
+        self.prices.add(model.price for model in settings.models.values())
+
+
+@asynccontextmanager
+async def open_books(settings: Settings, clock: Clock, database: Database, redis: Redis) -> AsyncIterator[Books]:
+    """Open the books, and wait a moment for the database, before anything is flushed or held."""
+    async with AsyncExitStack() as stack:
+        journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
+        stack.callback(journal.close)
+        store = PostgresLeases(database, clock)
+        leases = Leases(store, clock, owner_id(journal), share=settings.quotas.standalone_share)
+        rates = RateLimits(redis, clock, owner=leases.owner)
+        stack.push_async_callback(rates.close)
+        prices = PriceEditions(model.price for model in settings.models.values())
+        flusher = Flusher(journal, database, clock, leases, prices)
+        owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
+        stack.push_async_callback(owner.stop)
+        await owner.start()
+        turns = Turns(database, clock)
+        yield Books(
+            quotas=Quotas(leases, rates),
+            journal=journal,
+            flusher=flusher,
+            owner=owner,
+            sweeper=Sweeper(database, clock, turns, keep_rows=settings.retention.usage),
+            auditor=Auditor(database, turns, record=record_healing),
+            prices=prices,
+        )

@@ -1,0 +1,108 @@
+# The way into Postgres: one engine per process, short transactions, a deadline on everything.
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import msgspec
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from billing.core.store_errors import drop_values
+from gateway.storage.schema import DRIVER_ERRORS
+
+CONNECT_TIMEOUT = 3.0  # seconds
+COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
+POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
+ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
+SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
+
+
+class Database:
+    """Postgres, through a small pool. One object per process, closed by whoever made it."""
+
+    def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
+        self.url = url
+        self._heard = 0.0  # monotonic seconds; when a transaction last went through
+        self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
+        self._at_once = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Give a connection inside one short transaction: committed at the end, rolled back by an exception.
+
+        Never wait for an upstream, a client or a lock of your own inside it. Raises one of
+        POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer. No error
+        that leaves it quotes a value.
+        """
+        return self._begin(self.engine)
+
+    def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Give a connection whose statements are transactions each, so that the server ends them without a word of
+        ours: what one locks is free as it ends. Raises what ``begin`` does.
+        """
+        return self._begin(self._at_once)
+
+    @asynccontextmanager
+    async def _begin(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with engine.begin() as connection:
+                if time.monotonic() - self._heard > SILENT_FOR:
+                    await _greet(connection)
+                yield connection
+            self._heard = time.monotonic()
+        except DRIVER_ERRORS as exc:  # of a connection that was lost while it was being made
+            drop_values(exc)
+            raise ConnectionError(f"Postgres cannot be spoken to: {exc}") from exc
+        except Exception as exc:
+            drop_values(exc)
+            raise
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.engine.dispose()
+
+
+async def _greet(connection: AsyncConnection) -> None:
+    """Ask whether anybody is there, beside the transaction: its first statement may have to be another."""
+    raw = await connection.get_raw_connection()
+    assert raw.driver_connection is not None
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            await raw.driver_connection.execute("SELECT 1")
+    except BaseException:
+        await connection.invalidate()
+        raise
+
+
+def create_engine(url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> AsyncEngine:
+    """Return an engine on asyncpg for a ``postgresql://`` URL.
+
+    The server ends what the client has given up: statements past the command timeout, and transactions left open.
+    """
+    server_settings = {
+        "application_name": application_name,
+        "jit": "off",
+        "timezone": "UTC",
+        "synchronous_commit": "on",  # what is committed is freed from the journal: a killed server must still know it
+        "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",
+        "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
+        "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",
+    }
+    return create_async_engine(
+        make_url(url).set(drivername="postgresql+asyncpg"),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_timeout=POOL_TIMEOUT,
+        pool_recycle=900,
+        connect_args={
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": COMMAND_TIMEOUT,
+            "server_settings": server_settings,
+        },
+        json_serializer=lambda value: msgspec.json.encode(value).decode(),
+        json_deserializer=msgspec.json.decode,
+        hide_parameters=True,
+    )

@@ -1,0 +1,307 @@
+# The tables of the service: teams and their keys, batches and files, callbacks, the audit log, idempotency.
+# A change here needs a file in migrations/versions/; a test compares the two.
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Computed,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    false,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from billing.ledger.tables import ZERO, metadata
+
+NOW = text("now()")
+
+
+def moment(name: str) -> Column:
+    """Return a column for a moment that may not have come yet."""
+    return Column(name, DateTime(timezone=True))
+
+
+def since() -> Column:
+    """Return the column that says when a row was made."""
+    return Column("created_at", DateTime(timezone=True), nullable=False, server_default=NOW)
+
+
+teams = Table(
+    "teams",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("weight", Double, nullable=False, server_default=text("1")),
+    Column("allowed_models", ARRAY(Text)),  # null: all
+    Column("allow_smaller", Boolean, nullable=False, server_default=text("true")),
+    Column("safety", JSONB),  # gateway.core.settings.TeamSafety; null: the house's
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
+    moment("suspended_at"),
+    Column("webhook_url", Text),  # where its events go; null: nowhere
+    since(),
+    Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Text, primary_key=True),  # "key_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("name", Text, nullable=False, server_default=text("''")),
+    Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
+    Column("pepper", Text),  # its name, see gateway.core.keys.pepper_name; null: not noted yet
+    Column("prefix", Text, nullable=False),  # "tg-ab12": enough for people to tell keys apart
+    Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
+    since(),
+    moment("expires_at"),
+    moment("revoked_at"),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", Text, primary_key=True),  # "file-…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),  # "batch" or "batch_output"
+    Column("bytes", BigInteger, nullable=False, server_default=ZERO),
+    Column("status", Text, nullable=False),  # "uploading", then "processed"
+    since(),
+    moment("expires_at"),
+    Index("files_team_id_created_at_idx", "team_id", "created_at"),
+    Index("files_expires_at_idx", "expires_at"),
+)
+
+# The bytes of a file, in order; their concatenation is the file.
+file_chunks = Table(
+    "file_chunks",
+    metadata,
+    Column("file_id", Text, ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Text, primary_key=True),  # "batch_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("key_id", Text, ForeignKey("api_keys.id"), nullable=False),
+    Column("endpoint", Text, nullable=False),  # "/v1/chat/completions"
+    Column("model", Text),  # when all items name the same
+    Column("status", Text, nullable=False),
+    Column("priority", Text, nullable=False, server_default=text("'normal'")),
+    Column("completion_window", Text, nullable=False, server_default=text("'24h'")),
+    Column("callback_url", Text),
+    Column("input_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("output_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("error_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
+    Column("errors", JSONB),  # [{"code", "line", "message", "param"}]
+    Column("metadata", JSONB),
+    Column("is_aside", Boolean, nullable=False, server_default=false()),  # made by the house itself
+    Column("input_bytes", BigInteger, nullable=False, server_default=ZERO),  # of its requests, or of their file
+    Column("total", Integer, nullable=False, server_default=ZERO),
+    Column("completed", Integer, nullable=False, server_default=ZERO),
+    Column("failed", Integer, nullable=False, server_default=ZERO),
+    Column("input_tokens", BigInteger, nullable=False, server_default=ZERO),  # of the finished items
+    Column("output_tokens", BigInteger, nullable=False, server_default=ZERO),
+    Column("cost_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("tries", Integer, nullable=False, server_default=ZERO),  # to check the input file
+    since(),
+    moment("estimated_completion"),
+    moment("in_progress_at"),
+    moment("expires_at"),
+    moment("finalizing_at"),
+    moment("completed_at"),
+    moment("failed_at"),
+    moment("expired_at"),
+    moment("cancelling_at"),
+    moment("cancelled_at"),
+    Index("batches_team_id_created_at_idx", "team_id", "created_at"),
+    Index("batches_output_file_id_idx", "output_file_id"),
+    Index("batches_error_file_id_idx", "error_file_id"),
+    Index(
+        "batches_open_idx",
+        "expires_at",
+        postgresql_where=text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+    ),
+)
+
+batch_items = Table(
+    "batch_items",
+    metadata,
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("custom_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # JSON as it came
+    Column("status", Text, nullable=False),
+    Column("lease_owner", Text),  # the worker that has claimed it
+    moment("lease_until"),
+    Column("tries", Integer, nullable=False, server_default=ZERO),
+    moment("not_before"),  # the earliest next try
+    Column("losses", SmallInteger, nullable=False, server_default=ZERO),  # tries whose lease ended by itself
+    Column("request_id", Uuid),  # of the try whose answer is kept
+    Column("response", LargeBinary),  # JSON of the output line's "response"
+    Column("error", LargeBinary),  # JSON of the output line's "error"
+    moment("finished_at"),
+    Index(
+        "batch_items_due_idx",
+        "batch_id",
+        text("coalesce(not_before, '-infinity')"),
+        "position",
+        postgresql_where=text("status IN ('queued', 'running')"),
+    ),
+    Index(
+        "batch_items_lost_idx",
+        "batch_id",
+        "position",
+        postgresql_where=text("losses > 0 AND status IN ('queued', 'running')"),
+    ),
+)
+
+# The outbox: callbacks to deliver, written in the transaction that ends the batch.
+callbacks = Table(
+    "callbacks",
+    metadata,
+    Column("id", Text, primary_key=True),  # "evt_…", also the webhook-id
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="SET NULL")),
+    Column("event", Text, nullable=False),  # "batch.completed"
+    Column("url", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # JSON, as signed and sent
+    Column("tries", Integer, nullable=False, server_default=ZERO),
+    Column("next_try_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    Column("last_status", Integer),
+    Column("last_error", Text),
+    since(),
+    moment("delivered_at"),
+    moment("given_up_at"),  # undelivered for 24 hours
+    Column("receiver", Text, Computed("substring(url, '://([^/?#]+)')", persisted=True)),  # host and port
+    # After it there is one last try.
+    Column("expires_at", DateTime(timezone=True), nullable=False, server_default=text("now() + interval '24 hours'")),
+    Index(
+        "callbacks_due_idx",
+        "next_try_at",
+        postgresql_where=text("delivered_at IS NULL AND given_up_at IS NULL"),
+    ),
+)
+
+webhook_secrets = Table(
+    "webhook_secrets",
+    metadata,
+    Column("id", Text, primary_key=True),  # "whs_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("secret", LargeBinary, nullable=False),  # encrypted
+    since(),
+)
+
+# What admins did, and what the safety checks found. Never prompts, never secrets.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    since(),
+    Column("actor", Text, nullable=False),  # an admin key's fingerprint, "cli:USER" or "system"
+    Column("action", Text, nullable=False),  # "team.created", "key.revoked", "safety.input_blocked"
+    Column("team_id", Text),
+    Column("subject", Text),  # the id of what was acted on
+    Column("request_id", Text),
+    Column("details", JSONB),
+    Index("audit_log_created_at_idx", "created_at"),
+    Index("audit_log_team_id_created_at_idx", "team_id", "created_at"),
+)
+
+# Calls that came with an Idempotency-Key, and the stored answers of those that ended well.
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), primary_key=True),
+    Column("endpoint", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_digest", LargeBinary, nullable=False),  # HMAC-SHA-256 of all that was asked, under the pepper
+    Column("request_id", Text, nullable=False),  # of the call that answers
+    Column("owner", Text, nullable=False),  # the gateway that runs it
+    moment("lease_until"),  # null once it is answered
+    Column("status", Integer),  # HTTP, once it is answered
+    Column("answer", LargeBinary),  # status, headers and body, compressed and encrypted
+    since(),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Index("idempotency_expires_at_idx", "expires_at"),
+    Index("idempotency_running_idx", "request_id", postgresql_where=text("lease_until IS NOT NULL")),
+)
+
+# Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less
+# than the threshold is used: then it may be reached again.
+budget_alerts = Table(
+    "budget_alerts",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id"), primary_key=True),
+    Column("key_id", Text, primary_key=True),  # "" for the team's own limit
+    Column("limit_name", Text, primary_key=True),  # "usd_per_day", "usd_per_month" or "tokens_per_day"
+    Column("period", Text, primary_key=True),  # "2026-11-21" or "2026-11"
+    Column("threshold", Integer, primary_key=True),  # percent of the cap
+    Column("cap", BigInteger, nullable=False),  # nano-dollars or tokens
+    Column("used", BigInteger, nullable=False),  # when it was noticed
+    Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: nobody was told
+    since(),
+    Index("budget_alerts_created_at_idx", "created_at"),
+)
+
+# What an automatic route's quality takes for one team, as its held-back calls show it.
+recalibrations = Table(
+    "recalibrations",
+    metadata,
+    Column("team_id", Text, ForeignKey("teams.id"), primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("quality", Double, nullable=False),  # the route's own, when this was measured
+    Column("applied", Double, nullable=False),  # the score asked for in its place
+    Column("outcomes", Integer, nullable=False),  # that it rests on
+    Column("changed_at", DateTime(timezone=True), nullable=False),
+)
+
+# Calls that a small model answered and that are asked of a large one too, or the other way round (explored). What they
+# said is kept until it is compared.
+held_back = Table(
+    "held_back",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),  # of the call that was answered
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("key_id", Text, ForeignKey("api_keys.id"), nullable=False),
+    Column("route", Text, nullable=False),
+    Column("score", Double, nullable=False),
+    Column("scored_by", Text),  # version of the complexity model
+    Column("is_explored", Boolean, nullable=False, server_default=false()),  # a large model answered
+    Column("small_model", Text),  # the one that answered
+    Column("large_model", Text),  # likewise
+    Column("status", Text, nullable=False),  # "waiting", "asked", "to_judge", "judging", "compared" or "dropped"
+    Column("reason", Text),  # why it was dropped
+    Column("body", LargeBinary),  # JSON of what is to be asked next
+    Column("answer", LargeBinary),  # what the caller got
+    Column("batch_id", Text),  # in which it is asked
+    Column("position", Integer),
+    Column("suffices", Boolean),  # what was found
+    Column("small_nanousd", BigInteger, nullable=False),  # what its answer cost
+    Column("large_nanousd", BigInteger, nullable=False, server_default=ZERO),  # likewise
+    Column("judge_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("reserved_nanousd", BigInteger, nullable=False),  # of the day's budget: the most, then what it was
+    since(),
+    moment("ended_at"),
+    Index("held_back_team_id_created_at_idx", "team_id", "created_at"),
+    Index("held_back_created_at_idx", "created_at"),
+    Index("held_back_open_idx", "status", postgresql_where=text("status NOT IN ('compared', 'dropped')")),
+)

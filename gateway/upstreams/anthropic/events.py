@@ -1,0 +1,119 @@
+# Streamed messages of Anthropic's Messages API: its events become ours. Only what we read is named in the shapes.
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.upstreams.anthropic.replies import Block, UsageObject, read_stop_reason
+from gateway.upstreams.wire.errors import UpstreamError
+from gateway.upstreams.wire.filters import read_filtered
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, object_in, read_error_fields, read_usage
+from protocol.events import Delta, Event, ToolCallDelta, UsageReport
+
+
+class AnthropicEvents(SseEvents):
+    """Reads one streamed message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._usage = UsageObject()
+        self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
+        self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
+        self._stop_reason: str | None = None
+
+    def _has_reason(self) -> bool:
+        return self._stop_reason is not None
+
+    def _read_event(self, data: bytes, events: list[Event]) -> None:
+        try:
+            event = _event_decoder.decode(data)
+        except NOT_JSON as exc:
+            raise UpstreamError("The upstream sent an event that is not JSON.", outcome="malformed") from exc
+        match event.type:
+            case "content_block_delta" if event.delta is not None:
+                self._read_delta(event.index, event.delta, events)
+            case "content_block_start" if event.content_block is not None:
+                self._begin_block(event.index, event.content_block, events)
+            case "content_block_stop" if event.index in self._unsaid:
+                self._unsaid.discard(event.index)
+                events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], "{}"),)))
+            case "message_start" if event.message is not None:
+                self._count(event.message.usage, events)
+            case "message_delta":
+                self._count(event.usage, events)
+                if event.delta is not None and (reason := event.delta.stop_reason):
+                    self._stop_reason = reason
+                    why = read_stop_reason(reason)
+                    events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence))
+            case "message_stop":
+                self._end(events)
+            case "error":
+                if (filtered := read_filtered(read_error_fields(data))) is not None:
+                    raise filtered
+                is_full = event.error is not None and event.error.type == "overloaded_error"
+                raise UpstreamError(
+                    "The upstream reported an error.", outcome="overloaded" if is_full else "error_frame"
+                )
+
+    def _begin_block(self, place: int, block: Block, events: list[Event]) -> None:
+        if block.type == "tool_use":
+            self._tools[place] = index = len(self._tools)
+            arguments = object_in(block.input)
+            if not arguments:  # else they are said at once, as some compatible services do
+                self._unsaid.add(place)
+            events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", block.name or ""),)))
+        elif block.text or block.thinking or block.data:
+            events.append(Delta(text=block.text or "", reasoning=block.thinking or "", redacted=block.data or ""))
+
+    def _read_delta(self, place: int, delta: _EventDelta, events: list[Event]) -> None:
+        if delta.text:
+            events.append(Delta(text=delta.text))
+        elif delta.thinking:
+            events.append(Delta(reasoning=delta.thinking))
+        elif delta.signature:
+            events.append(Delta(signature=delta.signature))
+        elif delta.partial_json and place in self._tools:
+            self._unsaid.discard(place)
+            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], delta.partial_json),)))
+
+    def _count(self, said: Raw, events: list[Event]) -> None:
+        """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest.
+
+        One that names no output says nothing of what was written since the last one.
+        """
+        if (usage := read_usage(said, UsageObject)) is None:
+            return
+        self._usage = self._usage.replaced_by(usage)
+        if usage.output_tokens is not None and (counted := self._usage.count()) is not None:
+            events.append(UsageReport(counted))
+
+
+class _EventMessage(Struct, frozen=True):
+    usage: Raw = NOTHING
+
+
+class _EventDelta(Struct, frozen=True):
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+
+
+class _Error(Struct, frozen=True):
+    type: str | None = None
+
+
+class _Event(Struct, frozen=True):
+    type: str = ""
+    index: int = 0
+    message: _EventMessage | None = None
+    content_block: Block | None = None
+    delta: _EventDelta | None = None
+    usage: Raw = NOTHING
+    error: _Error | None = None
+
+
+_event_decoder = msgspec.json.Decoder(_Event)

@@ -1,0 +1,318 @@
+# A chat completion as Anthropic's Messages API has it. Pure: a ChatRequest in, a body out, and the names of what had to
+# be left out of it. What changes the meaning of a request is refused by name; nothing is dropped in silence.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.model_facts.claude_models import rules_of
+from gateway.upstreams.anthropic.fit import Unsayable, fit
+from gateway.upstreams.anthropic.schema import binding_schema
+from gateway.upstreams.wire.errors import UpstreamRefused
+from gateway.upstreams.wire.short_ids import short_id
+from protocol.chat import (
+    ChatRequest,
+    ContentPart,
+    ImagePart,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    NamedTool,
+    RedactedThinkingBlock,
+    RefusalPart,
+    TextPart,
+    ThinkingBlock,
+    Tool,
+    ToolCall,
+)
+from protocol.messages import CountRequest, MessagesRequest, Turn
+
+Block = dict[str, Any]
+
+# A cache write costs a quarter more than plain input and a read a tenth of it (Anthropic, "Prompt caching"): a prefix
+# is marked only where it is long enough to be cached at all, and stable enough to be read again.
+CACHED_FROM = 8192  # bytes; the shortest prefix that is cached has 1,024 to 4,096 tokens, by model
+CACHE = {"type": "ephemeral"}
+DATA_URL = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,(.+)", re.DOTALL | re.IGNORECASE)
+COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
+ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
+LONGEST_USER_ID = 256  # characters
+AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
+FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
+
+Written = tuple[Block, list[str]]  # a body, and the caller's names of the fields that it leaves out
+
+
+def message_body(request: ChatRequest, model: str, max_output: int, *, streams: bool) -> Written:
+    """Return the body of POST /v1/messages. Raises Unsayable, or UpstreamRefused for what no upstream would take."""
+    _refuse_unsayable(request)
+    body: Block = {
+        "model": model,
+        "max_tokens": request.output_limit if request.output_limit is not None else max_output,
+        "messages": _turns(request.messages),
+    }
+    if streams:
+        body["stream"] = True
+    if system := _system(request.messages):
+        body["system"] = system
+    if request.tools:
+        body["tools"] = [_tool(tool) for tool in request.tools]
+        body |= _tool_choice(request)
+    if request.temperature is not None:
+        body["temperature"] = min(1.0, request.temperature)  # its scale ends at 1
+    if request.top_p is not None and request.top_p < 1:
+        body["top_p"] = request.top_p
+    if stops := _stop_sequences(request):
+        body["stop_sequences"] = stops
+    if who := request.safety_identifier or request.user:
+        body["metadata"] = {"user_id": short_id(who, LONGEST_USER_ID)}
+    body |= _thinking_and_format(request)
+    dropped = [*_left_out(request), *(AS_CHAT.get(name, name) for name in fit(body, rules_of(model)))]
+    if not any(_is_marked(message) for message in request.messages):
+        _mark_stable_prefixes(body)
+    return body, dropped
+
+
+def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool) -> Written:
+    """Return the body for a request that came in this very dialect: as it was decoded, with thinking and cache marks.
+
+    ``request`` is the same as a chat, whose output limit may have been lowered to what the model can do.
+    """
+    limit = asked.max_tokens if request.output_limit is None else request.output_limit
+    turns = tuple(turn for turn in map(_signed_alone, asked.messages) if turn.content)
+    mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
+    body: Block = msgspec.to_builtins(mine)
+    return body, fit(body, rules_of(model))
+
+
+def count_body(asked: CountRequest, model: str) -> Block:
+    """Return the body of POST /v1/messages/count_tokens: what makes the prompt, and nothing else of a request."""
+    unlimited = replace(asked, max_tokens=ANY_LIMIT)
+    body, _ = native_body(unlimited, unlimited.as_chat(), model, streams=False)
+    return {name: value for name, value in body.items() if name in COUNTED}
+
+
+def _signed_alone(turn: Turn) -> Turn:
+    """Return a turn without the thinking of another maker's models, which is not signed and would be refused."""
+    if isinstance(turn.content, str):
+        return turn
+    kept = tuple(block for block in turn.content if not isinstance(block, ThinkingBlock) or block.signature)
+    return replace(turn, content=kept)
+
+
+def _refuse_unsayable(request: ChatRequest) -> None:
+    asked = {
+        "n": (request.n or 1) > 1,
+        "logprobs": bool(request.logprobs),
+        "logit_bias": any((request.logit_bias or {}).values()),
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
+    if isinstance(request.response_format, JsonObjectFormat):
+        words = "The model that answers here knows no json_object. Send a json_schema, or ask for JSON in words alone."
+        raise Unsayable(words, param="response_format")
+
+
+def _left_out(request: ChatRequest) -> Iterator[str]:
+    """Yield the fields that this dialect lacks and that say nothing about what the answer is to be."""
+    asked = {
+        "seed": request.seed is not None,
+        "presence_penalty": bool(request.presence_penalty),
+        "frequency_penalty": bool(request.frequency_penalty),
+        "verbosity": request.verbosity is not None,
+        "prompt_cache_key": request.prompt_cache_key is not None,
+        "store": bool(request.store),
+        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+    }
+    yield from (name for name, is_asked in asked.items() if is_asked)
+
+
+def _system(messages: Iterable[Message]) -> list[Block]:
+    """Return the instructions, from wherever they stand, as blocks at the top: the only place that this dialect has."""
+    told = (message for message in messages if message.role in ("system", "developer"))
+    return [block for message in told for block in _content(message)]
+
+
+def _turns(messages: Iterable[Message]) -> list[Block]:
+    """Return the conversation as turns that alternate, beginning with the user's; neighbours of one role are merged."""
+    turns: list[Block] = []
+    for message in messages:
+        if message.role in ("system", "developer"):
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        blocks = _blocks(message)
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+    for turn in turns:
+        if turn["role"] == "user":
+            turn["content"].sort(key=_is_no_result)  # the calls before it are answered first
+    if not turns or turns[0]["role"] == "assistant":
+        turns.insert(0, {"role": "user", "content": [{"type": "text", "text": FIRST_WORDS}]})
+    if turns[-1]["role"] == "assistant":
+        _strip_end(turns[-1]["content"])
+        if not turns[-1]["content"]:
+            turns.pop()
+    return turns
+
+
+def _blocks(message: Message) -> list[Block]:
+    match message.role:
+        case "tool":
+            result: Block = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+            content = list(_content(message))
+            return [result | {"content": content} if content else result]
+        case "assistant":
+            said = [*_content(message), *map(_tool_use, message.tool_calls or ())]
+            return [*_thinking(message), *said] if said else []  # no turn is thinking alone
+    return list(_content(message))
+
+
+def _thinking(message: Message) -> Iterator[Block]:
+    """Yield what the model thought before it said this, verbatim; what is not signed is another maker's."""
+    for block in message.thinking_blocks or ():
+        if isinstance(block, RedactedThinkingBlock) or block.signature:
+            yield msgspec.to_builtins(block)
+
+
+def _content(message: Message) -> Iterator[Block]:
+    """Yield the blocks of a message's content. Empty text is left out: it would be refused."""
+    parts = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
+    for part in parts:
+        match part:
+            case TextPart(text) | RefusalPart(text):
+                if text:
+                    yield {"type": "text", "text": text} | _mark(part)
+            case ImagePart(image):
+                yield {"type": "image", "source": _image_source(image.url)} | _mark(part)
+    if message.refusal:
+        yield {"type": "text", "text": message.refusal}
+
+
+def _mark(part: ContentPart) -> Block:
+    """Return the mark that a caller set at the end of a prefix that shall be cached, if there is one."""
+    control = None if isinstance(part, RefusalPart) else part.cache_control
+    return {} if control is None else {"cache_control": msgspec.to_builtins(control)}
+
+
+def _image_source(url: str) -> Block:
+    """Return where an image is: inside the request, or at an address that the upstream fetches, never we."""
+    if found := DATA_URL.fullmatch(url):
+        return {"type": "base64", "media_type": found[1].lower(), "data": found[2]}
+    if url.startswith("https://"):
+        return {"type": "url", "url": url}
+    raise UpstreamRefused(
+        "An image is a data URL (JPEG, PNG, GIF or WebP in base64) or an https address.",
+        outcome="unsayable",
+        param="messages",
+        code="invalid_image_url",
+    )
+
+
+def _tool_use(call: ToolCall) -> Block:
+    """Return a call that the model made earlier. Its arguments are an object here, where OpenAI has a JSON text."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UpstreamRefused(
+            f"The arguments of the tool call {call.id!r} are not a JSON object.",
+            outcome="unsayable",
+            param="messages",
+            code="invalid_tool_arguments",
+        )
+    return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
+
+
+def _is_no_result(block: Block) -> bool:
+    return block["type"] != "tool_result"
+
+
+def _strip_end(blocks: list[Block]) -> None:
+    """Take white space off the end of a reply that the model shall go on with: it would be refused."""
+    if blocks[-1]["type"] == "text":
+        blocks[-1]["text"] = blocks[-1]["text"].rstrip()
+        if not blocks[-1]["text"]:
+            blocks.pop()
+
+
+def _tool(tool: Tool) -> Block:
+    function = tool.function
+    shown: Block = {"name": function.name, "input_schema": function.parameters or {"type": "object", "properties": {}}}
+    if function.description:
+        shown["description"] = function.description
+    if function.strict:
+        shown |= {"strict": True, "input_schema": binding_schema(shown["input_schema"])}
+    return shown
+
+
+def _tool_choice(request: ChatRequest) -> Block:
+    match request.tool_choice:
+        case NamedTool(function):
+            choice: Block = {"type": "tool", "name": function.name}
+        case "required":
+            choice = {"type": "any"}
+        case "none":
+            return {"tool_choice": {"type": "none"}}
+        case _:
+            choice = {"type": "auto"}
+    if request.parallel_tool_calls is False:
+        choice["disable_parallel_tool_use"] = True
+    return {"tool_choice": choice} if choice != {"type": "auto"} else {}
+
+
+def _stop_sequences(request: ChatRequest) -> list[str]:
+    stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or ())
+    if any(not stop.strip() for stop in stops):
+        raise Unsayable("The model that answers here takes no 'stop' of white space alone.", param="stop")
+    return stops
+
+
+def _thinking_and_format(request: ChatRequest) -> Block:
+    """Return how hard to think, and the schema that the answer must follow.
+
+    Models think as long as the effort says (``thinking: adaptive``); without a wish, as they do by default.
+    """
+    found: Block = {}
+    config: Block = {}
+    match request.reasoning_effort:
+        case None:
+            pass
+        case "none" | "minimal":
+            found["thinking"] = {"type": "disabled"}
+        case effort:
+            found["thinking"] = {"type": "adaptive"}
+            config["effort"] = effort
+    if isinstance(request.response_format, JsonSchemaFormat):
+        schema = request.response_format.json_schema.schema or {"type": "object"}
+        config["format"] = {"type": "json_schema", "schema": binding_schema(schema)}
+    return found | ({"output_config": config} if config else {})
+
+
+def _is_marked(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(map(_mark, message.content))
+
+
+def _mark_stable_prefixes(body: Block) -> None:
+    """Ask for a cache of what the next request will begin with again, where nobody else has placed marks.
+
+    Tools and system, which a product sends every time; and a conversation that has already been gone on with.
+    """
+    instructions = body.get("system") or body.get("tools") or []
+    size = sum(len(msgspec.json.encode(body.get(name, []))) for name in ("tools", "system"))
+    if instructions and size >= CACHED_FROM:
+        instructions[-1]["cache_control"] = CACHE
+    turns = body["messages"]
+    is_going_on = any(turn["role"] == "assistant" for turn in turns) and turns[-1]["role"] == "user"
+    if is_going_on and size + len(msgspec.json.encode(turns)) >= CACHED_FROM:
+        turns[-1]["content"][-1]["cache_control"] = CACHE

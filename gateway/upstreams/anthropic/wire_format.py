@@ -1,0 +1,92 @@
+# The Anthropic wire format: the Messages API. Requests are written in request.py, replies read in
+# replies.py and events.py; here is how they are sent, and what failures of its own kind mean.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.upstreams.anthropic.events import AnthropicEvents
+from gateway.upstreams.anthropic.fit import Unsayable
+from gateway.upstreams.anthropic.replies import read_count, read_message
+from gateway.upstreams.anthropic.request import count_body, message_body, native_body
+from gateway.upstreams.wire.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
+from gateway.upstreams.wire.filters import STATUSES, read_filtered
+from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, usual_failure
+from protocol.chat import ChatRequest
+from protocol.messages import CountRequest, MessagesRequest
+from protocol.usage import Usage
+from router.catalog.targets import Target
+
+VERSION = "2023-06-01"
+TOO_LONG = re.compile(r"prompt is too long|input length and `max_tokens` exceed")  # how it words this one fault
+
+
+class AnthropicFormat:
+    """Speaks Anthropic's dialect to an upstream. Its base URL is written as Anthropic's SDK takes it, without /v1."""
+
+    def build_request(self, asking: Asking) -> UpstreamRequest:
+        """Return the request for POST /v1/messages. Raises Unsayable for what this dialect does not know."""
+        request, model = asking.request, asking.target.model
+        if not isinstance(request, ChatRequest):
+            raise Unsayable("The model that answers here takes chat completions alone.", param="model")
+        if asking.native is not None:
+            body, dropped = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
+        else:
+            body, dropped = message_body(request, model.upstream_model, model.usual_output, streams=asking.streams)
+        dropped += [name for name in asking.left_out if name not in body]
+        return _post("/v1/messages", body | dict(asking.extra), asking.target, asking.api_key, asking.native, dropped)
+
+    def build_count(self, asked: CountRequest, target: Target, api_key: str | None) -> UpstreamRequest:
+        """Return the request for POST /v1/messages/count_tokens."""
+        body = count_body(asked, target.model.upstream_model)
+        return _post("/v1/messages/count_tokens", body, target, api_key, asked)
+
+    def read_count(self, body: bytes) -> int | None:
+        """Return the count that ``body`` holds, or ``None`` when it is none."""
+        return read_count(body)
+
+    def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+        """Return the message that ``body`` holds."""
+        return read_message(body)
+
+    def open_events(self, request: Request) -> EventStream:
+        """Return a reader for a streamed message."""
+        return AnthropicEvents()
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
+        """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
+        error = read_error_fields(body)
+        if status in STATUSES and (filtered := read_filtered(error, status)) is not None:
+            return filtered
+        message, details = error.get("message", ""), error.get("details")
+        is_spent = isinstance(details, dict) and details.get("error_code") == "enforced_spend_limit_reached"
+        if status == 402 or (status == 429 and is_spent):
+            return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
+        if status == 529:
+            failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
+            failure.retry_after = read_retry_after(headers)
+            return failure
+        code = "context_length_exceeded" if TOO_LONG.match(message) else None
+        return usual_failure(status, headers, message, code=code)
+
+
+def _post(
+    path: str,
+    body: dict[str, Any],
+    target: Target,
+    api_key: str | None,
+    native: MessagesRequest | None,
+    dropped: Iterable[str] = (),
+) -> UpstreamRequest:
+    headers = {"content-type": "application/json", "accept-encoding": "identity", "anthropic-version": VERSION}
+    if api_key:
+        headers["x-api-key"] = api_key
+    if native is not None and (betas := native.betas):
+        headers["anthropic-beta"] = ",".join(sorted(betas))
+    url = target.endpoint.base_url.rstrip("/") + path
+    return UpstreamRequest("POST", url, headers, msgspec.json.encode(body), dropped=tuple(dropped))

@@ -1,0 +1,178 @@
+# Whole replies in OpenAI's dialect. Only what we read is named in the shapes; the rest is skipped without being built.
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.upstreams.openai.parts import (
+    Content,
+    made_up_id,
+    present,
+    read_arguments,
+    read_content,
+    read_finish_reason,
+    told_apart,
+    told_usage,
+)
+from gateway.upstreams.wire.base import Request, WholeReply
+from gateway.upstreams.wire.errors import UpstreamError
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
+from protocol.chat import ChatReply, ChatRequest, Choice, FunctionCall, ReplyMessage, ToolCall
+from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.usage import Usage
+
+LARGEST_FLOAT32 = 3.4028235e38
+
+
+def read_whole(request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+    """Return the reply that ``body`` holds, whichever kind ``request`` asked for. Raises UpstreamError."""
+    try:
+        match request:
+            case ChatRequest():
+                chat = _chat_decoder.decode(body)
+                if chat.choices:
+                    return chat.reply(), told_usage(chat.usage)
+            case CompletionRequest():
+                completion = _completion_decoder.decode(body)
+                if completion.choices:
+                    return completion.reply(), told_usage(completion.usage)
+            case _:
+                vectors = _embedding_decoder.decode(body)
+                reply = vectors.reply()
+                if _are_vectors(reply, request):
+                    return reply, told_usage(vectors.usage)
+    except NOT_JSON as exc:
+        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")
+
+
+class _Function(Struct, frozen=True):
+    name: str
+    arguments: Raw = NOTHING
+
+
+class _ToolCall(Struct, frozen=True):
+    function: _Function
+    id: str | None = None
+
+    def call(self, reply: str, choice: int, place: int) -> ToolCall:
+        # Some services send no arguments, or none that are JSON, where the function takes none.
+        arguments = read_arguments(self.function.arguments) or "{}"
+        ident = self.id or made_up_id(reply, choice, place)
+        return ToolCall(ident, FunctionCall(self.function.name, arguments))
+
+
+class _Message(Struct, frozen=True):
+    content: Content = None
+    refusal: str | None = None
+    tool_calls: tuple[_ToolCall, ...] | None = None
+    reasoning_content: str | None = None
+    reasoning: Raw = NOTHING  # what OpenRouter, Groq and newer vLLM call it
+
+    def message(self, reply: _Chat, choice: int) -> ReplyMessage:
+        text, thought = read_content(self.content)
+        calls = None
+        if self.tool_calls:
+            told = told_apart(reply.id, reply.created)
+            calls = tuple(call.call(told, choice, place) for place, call in enumerate(self.tool_calls))
+        return ReplyMessage(
+            content=None if self.content is None else text,
+            refusal=self.refusal,
+            tool_calls=calls,
+            reasoning_content=self.reasoning_content or text_in(self.reasoning) or thought or None,
+        )
+
+
+class _Choice(Struct, frozen=True):
+    message: _Message
+    index: int | None = None
+    finish_reason: str | None = None
+    logprobs: Raw = NOTHING
+    token_ids: tuple[int, ...] | None = None
+    stop_reason: Raw = NOTHING  # vLLM's: the stop sequence, or a token's id
+
+
+class _Chat(Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+    id: Raw = NOTHING
+    created: Raw = NOTHING
+    usage: Raw = NOTHING
+    system_fingerprint: Raw = NOTHING
+
+    def reply(self) -> ChatReply:
+        choices = tuple(
+            Choice(
+                index=choice.index or 0,
+                message=choice.message.message(self, choice.index or 0),
+                finish_reason=read_finish_reason(choice.finish_reason or "stop"),
+                logprobs=present(choice.logprobs),
+                token_ids=choice.token_ids,
+                stop_sequence=text_in(choice.stop_reason),
+            )
+            for choice in self.choices
+        )
+        return ChatReply(choices=choices, system_fingerprint=text_in(self.system_fingerprint))
+
+
+class _TextChoice(Struct, frozen=True):
+    text: str
+    index: int | None = None
+    finish_reason: str | None = None
+    logprobs: Raw = NOTHING
+    token_ids: tuple[int, ...] | None = None
+
+
+class _Completion(Struct, frozen=True):
+    choices: tuple[_TextChoice, ...]
+    usage: Raw = NOTHING
+
+    def reply(self) -> CompletionReply:
+        choices = tuple(
+            CompletionChoice(
+                index=choice.index or 0,
+                text=choice.text,
+                finish_reason=read_finish_reason(choice.finish_reason or "stop"),
+                logprobs=present(choice.logprobs),
+                token_ids=choice.token_ids,
+            )
+            for choice in self.choices
+        )
+        return CompletionReply(choices=choices)
+
+
+class _Vector(Struct, frozen=True):
+    embedding: tuple[float, ...] | str
+    index: int = 0
+
+
+class _Embeddings(Struct, frozen=True):
+    data: tuple[_Vector, ...]
+    usage: Raw = NOTHING
+
+    def reply(self) -> EmbeddingReply:
+        return EmbeddingReply(tuple(item.embedding for item in sorted(self.data, key=lambda item: item.index)))
+
+
+def _are_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> bool:
+    """Whether there is one vector for each input, each of float32 numbers."""
+    given = request.input
+    wanted = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    return len(reply.vectors) == wanted and all(map(_is_vector, reply.vectors))
+
+
+def _is_vector(vector: tuple[float, ...] | str) -> bool:
+    if not isinstance(vector, str):
+        return max(map(abs, vector), default=LARGEST_FLOAT32 * 2) <= LARGEST_FLOAT32
+    try:
+        return bool(vector) and len(base64.b64decode(vector, validate=True)) % 4 == 0
+    except ValueError:
+        return False
+
+
+_chat_decoder = msgspec.json.Decoder(_Chat)
+_completion_decoder = msgspec.json.Decoder(_Completion)
+_embedding_decoder = msgspec.json.Decoder(_Embeddings)

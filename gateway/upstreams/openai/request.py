@@ -1,0 +1,130 @@
+# Requests in OpenAI's dialect: the decoded fields encoded again, and what our own engine is told beyond them.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.upstreams.wire.base import Asking, Request, UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamUnable
+from gateway.upstreams.wire.short_ids import short_id
+from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+
+# What our own engine understands beyond OpenAI's fields, and any caller may say.
+ENGINE_FIELDS = frozenset(
+    {"top_k", "min_p", "stop_token_ids", "ignore_eos", "min_tokens", "repetition_penalty"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
+)
+ENGINE_LACKS = (
+    "verbosity",
+    "prompt_cache_key",
+    "store",
+)  # fields of a chat that it takes and that change nothing there
+
+LONGEST_ID = 64  # characters of each of these
+NAMED = ("user", "safety_identifier", "prompt_cache_key")
+PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
+
+
+def write_request(asking: Asking) -> UpstreamRequest:
+    """Return the request, the model under its upstream name. Raises UpstreamUnable for tools of Claude's own."""
+    request, dropped = replace(asking.request, model=asking.target.model.upstream_model), [*asking.left_out]
+    if isinstance(request, EmbeddingRequest):
+        path = "/embeddings"
+    else:
+        path = PATHS[type(request)]
+        options = StreamOptions(include_usage=True) if asking.streams and asking.manners.stream_options else None
+        request = replace(request, stream=asking.streams or None, stream_options=options)
+    if isinstance(request, ChatRequest):
+        request = _plain_chat(request, asking, dropped)
+    if not asking.self_hosted:
+        request = _with_short_ids(request)
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    if asking.api_key:
+        headers["authorization"] = f"Bearer {asking.api_key}"
+    extra: dict[str, Any] = dict(asking.extra)
+    if asking.self_hosted:
+        headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
+        if asking.fails_over:
+            headers["x-fails-over"] = "1"
+        if not isinstance(request, EmbeddingRequest):
+            extra["return_token_ids"] = True
+            extra["return_gpu_seconds"] = True
+            if request.seed is None:
+                request = replace(request, seed=asking.seed)
+            if asking.resume is not None and asking.resume.token_ids:
+                extra["resume_token_ids"] = asking.resume.token_ids
+                extra["resume_text_chars"] = asking.resume.text_chars
+    url = asking.target.endpoint.base_url + path
+    return UpstreamRequest("POST", url, headers, _encode_with(request, extra), dropped=tuple(dropped))
+
+
+def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> ChatRequest:
+    """Return a chat as the target is asked it; the names of what it does not know go into ``dropped``."""
+    if not asking.self_hosted and (limit := request.output_limit) is not None:
+        is_newer = asking.manners.output_limit == "max_completion_tokens"
+        limits = (None, limit) if is_newer else (limit, None)
+        request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
+    messages = tuple(map(_plain, request.messages))
+    if messages != request.messages:
+        dropped += _marks_in(request.messages)
+    request = replace(request, messages=messages)
+    if asking.self_hosted:
+        dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
+    if not request.tools:  # what is said of none would be refused
+        request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
+    if (native := asking.native) is not None:
+        if native.has_cache_marks:
+            dropped.append("cache_control")
+        if (tool := next((tool.type for tool in native.tools or () if tool.is_anthropics), None)) is not None:
+            raise UpstreamUnable(
+                f"The model that answers here does not know the tool '{tool}'. Describe it with an 'input_schema', or "
+                "ask one of Anthropic's models.",
+                param="tools",
+            )
+        if not asking.manners.effort and request.reasoning_effort is not None:
+            dropped.append("thinking")
+            request = replace(request, reasoning_effort=None)
+    return request
+
+
+def _with_short_ids(request: Request) -> Request:
+    """Return a request whose names of users and caches are as short as OpenAI, and others, want them."""
+    said = {name: value for name in NAMED if (value := getattr(request, name, None)) and len(value) > LONGEST_ID}
+    return replace(request, **{name: short_id(value, LONGEST_ID) for name, value in said.items()}) if said else request
+
+
+def _marks_in(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the names of what ``_plain`` takes out of messages."""
+    if any(message.thinking_blocks for message in messages):
+        yield "thinking_blocks"
+    if any(map(_is_marked, messages)):
+        yield "cache_control"
+
+
+def _is_marked(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content)
+
+
+def _plain(message: Message) -> Message:
+    """Return a message without what only Anthropic's models understand: signed thinking and marks for the cache."""
+    if message.thinking_blocks:
+        message = replace(message, thinking_blocks=None)
+    if _is_marked(message):
+        assert isinstance(message.content, tuple)
+        parts = tuple(
+            part if isinstance(part, RefusalPart) else replace(part, cache_control=None) for part in message.content
+        )
+        message = replace(message, content=parts)
+    return message
+
+
+def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
+    body = msgspec.json.encode(request)
+    return body[:-1] + b"," + msgspec.json.encode(extra)[1:] if extra else body

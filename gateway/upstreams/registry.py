@@ -1,0 +1,67 @@
+# Which format, credentials and patience each provider of tollgate.yaml has.
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from gateway.core.settings import ProviderSettings
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.wire.base import Provider
+from gateway.upstreams.wire.quirks import KnownManners
+from router.catalog.targets import Endpoint, Target
+
+FORMATS: dict[str, Provider] = {"openai": OpenAIFormat(), "anthropic": AnthropicFormat()}
+
+
+class ProviderRegistry:
+    """The providers by name; deals their keys out in turn.
+
+    ``before``: what the file said until it was read again. A call that began then may still ask an endpoint that is no
+    longer named, with the keys that belonged there; a key is never sent to an endpoint that it did not stand beside.
+    """
+
+    def __init__(self, providers: dict[str, ProviderSettings], before: ProviderRegistry | None = None) -> None:
+        self._settings = providers
+        self.manners: KnownManners = before.manners if before is not None else KnownManners()
+        self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+        self._retired: dict[tuple[str, Endpoint], ProviderSettings] = {}  # by places that are no longer named
+        if before is not None:
+            known = before._retired | before._by_place()
+            self._retired = {place: known[place] for place in known.keys() - self._by_place().keys()}
+
+    def names(self) -> Iterable[str]:
+        """Return every provider's name."""
+        return self._settings.keys()
+
+    def settings(self, name: str) -> ProviderSettings:
+        """Return what tollgate.yaml says of a provider."""
+        return self._settings[name]
+
+    def settings_at(self, target: Target) -> ProviderSettings:
+        """Return what tollgate.yaml says, or said, of a target's provider at its endpoint."""
+        name = target.model.provider
+        if self._retired and (retired := self._retired.get((name, target.endpoint))) is not None:
+            return retired
+        return self._settings[name]
+
+    def format(self, name: str) -> Provider:
+        """Return the wire format that a provider speaks."""
+        return FORMATS[self._settings[name].format]
+
+    def next_key(self, name: str) -> str | None:
+        """Return the provider's next key, each in its turn, or ``None`` when it has none."""
+        return self._next_of(self._settings[name])
+
+    def next_key_at(self, target: Target) -> str | None:
+        """Return the next key for a target, each in its turn, or ``None`` when it needs none."""
+        return self._next_of(self.settings_at(target))
+
+    def _next_of(self, provider: ProviderSettings) -> str | None:
+        keys = provider.api_keys
+        return keys[next(self._turns[provider.name]) % len(keys)] if keys else None
+
+    def _by_place(self) -> dict[tuple[str, Endpoint], ProviderSettings]:
+        return {(each.name, endpoint): each for each in self._settings.values() for endpoint in each.endpoints}

@@ -1,0 +1,1 @@
+# How calls live with upstreams that fail: breakers, cooldowns, retries, deadlines.

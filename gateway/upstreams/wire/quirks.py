@@ -1,0 +1,92 @@
+# What OpenAI-compatible upstreams differ in: under which name they take the output limit, and whether they know
+# ``stream_options`` and ``reasoning_effort``. A refusal that names one of these fields in its structure is answered by
+# asking again without it; other calls are asked so once that answer came whole, within its limit and with its usage.
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+from urllib.parse import urlsplit
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.upstreams.wire.errors import UpstreamRefused
+from router.catalog.targets import Target
+
+log = structlog.get_logger()
+
+# Whose newer models take no ``max_tokens``. Elsewhere that is the name which everybody knows, and some that don't know
+# the other one ignore it in silence.
+NEWER_NAME = ("openai.com", "azure.com")
+# Codes of a refusal that speak of a field's name, not of its value: OpenAI's two, pydantic's two.
+UNKNOWN = frozenset({"unsupported_parameter", "unknown_parameter", "extra_forbidden", "value_error.extra"})
+IN_WORDS = re.compile(r"Unrecognized request arguments? supplied: reasoning_effort")  # OpenAI's older models
+LEARNT_FOR = 3600.0  # seconds for which other calls go by what one has found
+
+OutputLimit = Literal["max_tokens", "max_completion_tokens"]
+OTHER_NAME: dict[OutputLimit, OutputLimit] = {
+    "max_tokens": "max_completion_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+
+
+class Manners(Struct, frozen=True):
+    """How one target wants to be asked."""
+
+    output_limit: OutputLimit = "max_completion_tokens"
+    stream_options: bool = True  # without them, an upstream that tells no usage is counted by its pieces
+    effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
+    in_words: bool = False  # by an upstream's words, which may echo a caller: good for the call that heard them alone
+
+    def bettered_by(self, refusal: UpstreamRefused, is_native: bool) -> Manners | None:
+        """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else.
+
+        The field is believed where the refusal has it in a place of its own, never from prose: a text may repeat what
+        a caller wrote. Prose may drop an effort, which neither caps nor prices a call, for its own call.
+        ``is_native``: the caller spoke Anthropic's dialect, and an effort is what we made of its thinking.
+        """
+        if refusal.code not in UNKNOWN:
+            if self.effort and is_native and IN_WORDS.fullmatch(refusal.message):
+                return replace(self, effort=False, in_words=True)
+            return None
+        field = (refusal.param or "").partition(".")[0]
+        if field == "stream_options" and self.stream_options:
+            return replace(self, stream_options=False)
+        if refusal.param == self.output_limit:
+            return replace(self, output_limit=OTHER_NAME[self.output_limit])
+        if field == "reasoning_effort" and self.effort and is_native:
+            return replace(self, effort=False)
+        return None
+
+
+class KnownManners:
+    """What was learnt of each target, and until when it holds. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[str, tuple[Manners, float]] = {}
+
+    def of(self, target: Target, now: float) -> Manners:
+        """Return how to ask a target."""
+        if self._learnt and (learnt := self._learnt.get(target.key)) is not None and now < learnt[1]:
+            return learnt[0]
+        return usual_manners(target.endpoint.base_url)
+
+    def learn(self, target: Target, manners: Manners, now: float) -> None:
+        """Ask a target by ``manners`` from now on: they brought a whole answer, within its limit and counted."""
+        if manners.in_words:
+            return
+        self._learnt[target.key] = (manners, now + LEARNT_FOR)
+        usual = usual_manners(target.endpoint.base_url)
+        changed = [name for name in Manners.__struct_fields__ if getattr(manners, name) != getattr(usual, name)]
+        log.info("upstream_manners_learnt", target=target.key, fields=changed, seconds=LEARNT_FOR)
+
+
+@lru_cache(256)
+def usual_manners(base_url: str) -> Manners:
+    """Return how an upstream is asked of which nothing is known yet."""
+    host = urlsplit(base_url).hostname or ""
+    is_newer = any(host == name or host.endswith(f".{name}") for name in NEWER_NAME)
+    return Manners("max_completion_tokens" if is_newer else "max_tokens")

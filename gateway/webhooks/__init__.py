@@ -1,0 +1,1 @@
+# Delivers the outbox to the teams' own servers, at least once; and watches budgets.

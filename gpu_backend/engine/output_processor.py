@@ -1,0 +1,249 @@
+# What a step's result means for its sequences: they take the tokens that they were given, those that end leave, the
+# step's time is shared out, and whoever asked is told.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from gpu_backend.scheduling.load import LoadMeter
+from gpu_backend.scheduling.scheduler import Scheduler
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import plan_work
+from gpu_backend.step.messages import Embedding, Event, NewTokens, Timings
+from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.step.sequence import FinishReason, Sequence
+from gpu_backend.step.step_outputs import Gain, Gains
+
+
+class Acceptor:
+    """Books results and makes events.
+
+    The time of a step belongs to the sequences that it computed for, in proportion to their tokens in it: a step is one
+    pass over all of them, and nothing measures apart what a prompt's token and a decode took of it. So prompt tokens
+    pay like decodes, tokens found in the prefix cache pay nothing, and what a preempted sequence computes again it pays
+    again. The shares of all sequences, whatever became of them, add up to the busy seconds of the load report, times
+    the devices that compute each step together.
+
+    Where steps overlap, a stop token is known when the next step is launched already: what that computes for a reply
+    that has ended is dropped, and its time belongs to the others in the step; without others the device was idle.
+    """
+
+    def __init__(
+        self, config: EngineConfig, scheduler: Scheduler, meter: LoadMeter, clock: Callable[[], float]
+    ) -> None:
+        self._num_ranks = config.num_ranks
+        self._scheduler = scheduler
+        self._meter = meter
+        self._clock = clock
+
+    def accept(self, plan: StepPlan, result: StepResult, planned: float) -> list[Event]:
+        """Give each sequence of a plan, made at the clock reading ``planned``, what the step brought it."""
+        events: list[Event] = []
+        now = self._clock()
+        # None in place of those that have ended since this was planned.
+        owners = list(map(self._scheduler.running, [step.sequence_id for step in plan.sequences]))
+        sizes = [step.num_tokens for step in plan.sequences]
+        gpu_seconds_per_token = self._book(plan, result, owners, sizes)
+        gains = Gains(result)
+        is_plain = gains.is_plain and self._scheduler.speculator is None
+        for step, sequence, size in zip(plan.sequences, owners, sizes, strict=True):
+            if is_plain and sequence is not None and sequence.first_token is not None and sequence.constraint is None:
+                # As most are: another token of a reply, and nothing else. What follows comes to the same.
+                sequence.gpu_seconds += gpu_seconds_per_token * size
+                if step.samples:
+                    events.append(self._accept_token(sequence, step, next(gains.tokens)))
+                else:  # computed again after it gave way
+                    self._scheduler.advance(sequence, step.start + len(step.token_ids))
+                continue
+            gain = gains.take(step)
+            if sequence is not None:
+                if sequence.admitted is None:
+                    sequence.admitted = planned
+                sequence.gpu_seconds += gpu_seconds_per_token * size
+                events += self._accept_gain(sequence, step, gain, now)
+        return events
+
+    def fail(self, plan: StepPlan, error: Exception, seconds: float) -> list[Event]:
+        """Let the sequences of a step go that raised after so many seconds.
+
+        They used the device, whatever they got for it, so its time is booked. If it was to copy blocks, everybody who
+        runs goes: who was let in with copied blocks need not have been computed in the same step.
+        """
+        owners = [(step, self._scheduler.running(step.sequence_id)) for step in plan.sequences]
+        staying = [(step, sequence) for step, sequence in owners if sequence is not None]
+        num_tokens = sum(step.num_tokens for step, _ in staying)
+        self._meter.count_failed_step(seconds if staying else 0.0)
+        for step, sequence in staying:
+            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
+        problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
+        leaving = self._scheduler.everyone_running() if plan.copies else [sequence for _, sequence in staying]
+        self._scheduler.distrust_copies(plan.copies)
+        for sequence in leaving:
+            self._scheduler.distrust(sequence)
+        return [self.finish(sequence, FinishReason.ERROR, problem) for sequence in leaving]
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, *, is_bad_grammar: bool = False
+    ) -> Event:
+        """Let a sequence go without another token."""
+        if sequence.pools:
+            return Embedding(sequence.request_id, (), self._leave(sequence), error or "the request was aborted")
+        return NewTokens(
+            request_id=sequence.request_id,
+            reply_index=sequence.reply_index,
+            token_ids=(),
+            finish_reason=reason,
+            cached_tokens=sequence.cached_tokens or 0,
+            gpu_seconds=sequence.gpu_seconds,
+            timings=self._leave(sequence),
+            error=error,
+            is_bad_grammar=is_bad_grammar,
+        )
+
+    def _book(
+        self, plan: StepPlan, result: StepResult, owners: SequenceOf[Sequence | None], sizes: SequenceOf[int]
+    ) -> float:
+        """Book what a step took, and what it gained; return the seconds that each token pays for, all devices together.
+
+        ``sizes`` are the tokens computed for each of the plan's sequences.
+        """
+        scheduler = self._scheduler
+        gains = result.counts or (1,) * len(result.token_ids)
+        computed, gained = sum(sizes), sum(gains)
+        num_staying, by_guesses = computed, gained - len(gains)
+        if not all(owners):
+            num_staying = sum(size for size, owner in zip(sizes, owners, strict=True) if owner)
+            samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
+            of_staying = [gain for gain, owner in zip(gains, samplers, strict=True) if owner]
+            gained, by_guesses = sum(of_staying), sum(of_staying) - len(of_staying)
+        if scheduler.swapping is not None and scheduler.swapping.wants(plan.step) and plan.sequences:
+            scheduler.swapping.learn(plan_work(plan.sequences), result.seconds)
+        if scheduler.speculator is not None:
+            scheduler.speculator.note_step(plan, by_guesses, result.seconds)
+        seconds_per_token = result.seconds / max(1, num_staying)
+        least = result.least_seconds if num_staying else 0.0
+        self._meter.count_step(computed, gained, seconds_per_token * num_staying, least)
+        return seconds_per_token * self._num_ranks
+
+    def _accept_gain(self, sequence: Sequence, step: SequenceStep, gain: Gain, now: float) -> list[Event]:
+        if gain.scores:  # what was scored before a preemption is not reported again
+            sequence.prompt_scores += gain.scores[len(sequence.prompt_scores) - step.start :]
+        if sequence.is_void:
+            sequence.is_void, sequence.num_awaited = False, 0
+            sequence.num_computed = len(sequence.token_ids) - 1
+            self._scheduler.advance(sequence, sequence.num_computed)
+            return []
+        if gain.has_failed:
+            self._scheduler.distrust(sequence)
+            problem = "the model's numbers for this request are not finite; change the prompt"
+            return [self.finish(sequence, FinishReason.ERROR, problem)]
+        if step.pools:
+            return self._accept_hidden(sequence, step, gain.hidden_sum)
+        if step.samples:
+            return self._accept_tokens(sequence, step, gain, now)
+        self._scheduler.advance(sequence, step.start + len(step.token_ids))
+        return []
+
+    def _accept_token(self, sequence: Sequence, step: SequenceStep, token: int) -> Event:
+        sequence.num_awaited -= 1
+        reason = sequence.append(token)
+        self._scheduler.advance(sequence, step.start + len(step.token_ids))
+        return NewTokens(
+            sequence.request_id,
+            sequence.reply_index,
+            (token,),
+            (),
+            reason,
+            sequence.cached_tokens or 0,
+            sequence.gpu_seconds,
+            self._leave(sequence) if reason else None,
+        )
+
+    def _accept_tokens(self, sequence: Sequence, step: SequenceStep, gain: Gain, now: float) -> list[Event]:
+        if (step.num_proposed or step.draft_ids) and self._scheduler.speculator is not None:
+            self._scheduler.speculator.learn(sequence, step, len(gain.token_ids), self._scheduler.blocks)
+        sequence.num_awaited -= 1 + step.num_unsure
+        has_text = step.num_unsure > 0 and sequence.num_told == len(sequence.token_ids)
+        reason: FinishReason | None = None
+        problem: str | None = None
+        taken = 0
+        for token in gain.token_ids:
+            constraint = sequence.constraint
+            if constraint is not None and (problem := constraint.accept((token,))):
+                break
+            taken += 1
+            reason = sequence.append(token)
+            if constraint is not None and constraint.is_complete:
+                reason = FinishReason.STOP
+            if reason is not None:
+                break
+        if has_text:  # the device has kept what it accepted
+            sequence.num_told = len(sequence.token_ids)
+        # The last token is known, but not computed; without any, nothing that the step computed counts.
+        end = len(sequence.token_ids) - 1
+        if step.num_proposed or step.num_to_draft or step.slack:
+            sequence.num_computed = end + sequence.num_awaited
+            sequence.is_void = not gain.token_ids and sequence.num_awaited > 0
+        self._scheduler.advance(sequence, end)
+        events: list[Event] = []
+        if taken:
+            events.append(self._tell(sequence, gain.token_ids[:taken], gain.logprobs[:taken], reason, now))
+        if problem:
+            error = f"after {sequence.num_generated} tokens, {problem}"
+            events.append(self.finish(sequence, FinishReason.ERROR, error, is_bad_grammar=True))
+        return events
+
+    def _tell(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob | None, ...],
+        reason: FinishReason | None,
+        now: float,
+    ) -> Event:
+        is_first = sequence.first_token is None
+        if is_first:
+            sequence.first_token = now
+            sequence.first_token_step = self._meter.steps
+        return NewTokens(
+            sequence.request_id,
+            sequence.reply_index,
+            token_ids,
+            logprobs if sequence.sampling.logprobs is not None else (),
+            reason,
+            sequence.cached_tokens or 0,
+            sequence.gpu_seconds,
+            self._leave(sequence) if reason else None,
+            prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
+        )
+
+    def _accept_hidden(self, sequence: Sequence, step: SequenceStep, hidden_sum: tuple[float, ...]) -> list[Event]:
+        """Add a chunk's hidden states to an embedding; with the last chunk, pool and normalise them."""
+        so_far = sequence.hidden_sum or [0.0] * len(hidden_sum)
+        sequence.hidden_sum = [a + b for a, b in zip(so_far, hidden_sum, strict=True)]
+        end = step.start + len(step.token_ids)
+        if end < sequence.num_prompt:
+            self._scheduler.advance(sequence, end)
+            return []
+        # The mean's divisor cancels out against the norm.
+        length = math.hypot(*sequence.hidden_sum) or 1.0
+        vector = tuple(value / length for value in sequence.hidden_sum)
+        return [Embedding(sequence.request_id, vector, self._leave(sequence))]
+
+    def _leave(self, sequence: Sequence) -> Timings:
+        """Free what a sequence holds, and say where its time went."""
+        self._scheduler.remove(sequence)
+        self._meter.finished += 1
+        end = self._clock()
+        admitted = end if sequence.admitted is None else sequence.admitted
+        first_token = end if sequence.first_token is None else sequence.first_token
+        steps = self._meter.steps if sequence.first_token_step is None else sequence.first_token_step
+        return Timings(
+            queue_ms=(admitted - sequence.arrived) * 1e3,
+            prefill_ms=(first_token - admitted) * 1e3,
+            decode_ms=(end - first_token) * 1e3,
+            gpu_seconds=sequence.gpu_seconds,
+            first_token_steps=steps - sequence.arrived_step,
+        )

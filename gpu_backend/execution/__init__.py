@@ -1,0 +1,1 @@
+# Computes one step plan at a time: runner, CUDA graphs, draft model, ranks.

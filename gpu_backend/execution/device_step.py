@@ -1,0 +1,249 @@
+# A step that the device computes. What the host will read of it is copied to pinned memory behind the computation, so
+# that the copies of one step are read while the next one runs.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import chain, islice
+
+import torch
+from torch import Tensor
+
+from gpu_backend.execution.graphs import Drawing
+from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE
+from gpu_backend.hardware.roofline import Roofline
+from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.models.layers import Decoder
+from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sample
+from gpu_backend.sampling.verification import num_gained
+from gpu_backend.step.batch import Batch
+from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+
+
+class Timer:
+    """Measures the device's seconds between its making and ``stop``; on the CPU, which waits for itself, the host's."""
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._begin = torch.cuda.Event(enable_timing=True) if on_gpu else None
+        self._end = torch.cuda.Event(enable_timing=True) if on_gpu else None
+        self._seconds = -time.perf_counter()
+        if self._begin is not None:
+            self._begin.record()
+
+    def begin(self, after: Sequence[object]) -> None:
+        """Let the device's time begin here, unless it had this to do before: what the host prepared is not its time."""
+        if self._begin is not None and not after:
+            self._begin.record()
+
+    def stop(self) -> None:
+        """Mark the end of the work."""
+        self._seconds += time.perf_counter()
+        if self._end is not None:
+            self._end.record()
+
+    def wait(self) -> float:
+        """Wait for the end, and return the seconds."""
+        if self._begin is None or self._end is None:
+            return self._seconds
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3
+
+
+class DeviceStep:
+    """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
+
+    ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
+    Slots in which its guesses leave what is not a number are added to ``spoilt``, for the next step to clear.
+    ``drawing`` is what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        batch: Batch,
+        places: list[SequenceStep],
+        masks: Future[Tensor] | None,
+        model: Decoder,
+        hidden: Tensor,
+        spoilt: list[int],
+        block_size: int,
+        last_tokens: Tensor,
+        timer: Timer,
+        roofline: Roofline | None = None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        self._plan = plan
+        self._batch = batch
+        self._places = places
+        self._masks = masks
+        self._model = model
+        self._hidden = hidden
+        self._spoilt = spoilt
+        self._block_size = block_size
+        self._last_tokens = last_tokens
+        self._timer = timer
+        self._roofline = roofline
+        self._drawing = drawing
+        self._drawn: Tensor | None = None
+        self._finite: Tensor | None = None
+        self._logprobs: Logprobs | None = None
+        self._is_sampled = False
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether some token is for a grammar to say, which may have to hear of the step before."""
+        return any(step.constraint for step in self._batch.samplers)
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Launch what follows the model: tokens, scores and sums, and their copies to the host. Once is enough."""
+        if self._is_sampled:
+            return
+        self._is_sampled = True
+        batch, hidden = self._batch, self._hidden
+        if self._drawing is not None:
+            self._drawing.launch()
+            drawn = self._drawing.drawn
+            self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
+        else:
+            if len(batch.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
+                self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
+            self._sample_rows()
+        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
+        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
+        self._timer.stop()
+
+    def _sample_rows(self) -> None:
+        batch = self._batch
+        if batch.samplers:
+            rows, last = self._hidden, batch.token_ids
+            if batch.sample_rows is not None:
+                rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+            sampled = sample(self._model.logits(rows), self._places, last, self._masks)
+            if len(self._places) == len(batch.samplers):  # which guesses hold is for the host to say
+                self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
+            self._keep(sampled)
+
+    def _keep(self, sampled: Sampled) -> None:
+        self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
+        self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
+
+    def result(self) -> StepResult:
+        """Wait for the copies, and read them."""
+        seconds = self._timer.wait()
+        plan, batch = self._plan, self._batch
+        least_seconds = self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0
+        if (plain := self._plain_tokens()) is not None:
+            return StepResult(plan.step, plain, seconds, least_seconds=least_seconds)
+        tokens, logprobs, failed = self._gained()
+        failed |= self._not_finite()
+        unsure = [step for step in batch.samplers if step.num_proposed or step.slack] if failed else []
+        if retracted := [step for step in unsure if step.sequence_id in failed]:
+            self._retract(retracted)
+            failed -= {step.sequence_id for step in retracted}
+            for step in retracted:
+                tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
+        samplers = [step.sequence_id for step in plan.sequences if step.samples]
+        guessed = any(step.num_proposed or step.slack for step in batch.samplers)
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
+            logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
+            counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
+            failed=frozenset(failed),
+            pooled=tuple(tuple(self._pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
+            scored=tuple(
+                tuple(score for part in self._scored[step.sequence_id] for score in part.read())
+                for step in plan.sequences
+                if step.targets
+            ),
+            seconds=seconds,
+            least_seconds=least_seconds,
+        )
+
+    def _plain_tokens(self) -> tuple[int, ...] | None:
+        """Return each sampling sequence's token, where all got one and nobody anything else, as in most steps."""
+        batch = self._batch
+        if self._logprobs is not None or not batch.samplers or batch.poolers or batch.scorers:
+            return None
+        sampled, usable = self._read()
+        if len(sampled) != len(batch.samplers) or not all(usable) or self._not_finite():
+            return None
+        token_of = dict(zip([step.sequence_id for step in batch.samplers], sampled, strict=True))
+        return tuple([token_of[step.sequence_id] for step in self._plan.sequences if step.samples])
+
+    def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
+        """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
+        failed: set[int] = set()
+        if not self._batch.samplers:
+            return tokens, logprobs, failed
+        sampled, usable = self._read()
+        reports = iter(self._logprobs.read() if self._logprobs is not None else ())
+        first = 0
+        known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
+        for step in self._batch.samplers:
+            places = step.num_proposed + 1
+            count = next(known) if self._drawn is not None else num_gained(step, sampled[first : first + places])
+            tokens[step.sequence_id] = tuple(sampled[first : first + count])
+            if self._logprobs is not None:
+                asks = step.sampling.logprobs is not None
+                own = tuple(islice(reports, places)) if asks else (None,) * count
+                logprobs[step.sequence_id] = own[:count]
+            if not all(usable[first : first + count]):
+                failed.add(step.sequence_id)
+            first += places
+        return tokens, logprobs, failed
+
+    def _read(self) -> tuple[list[int], list[bool]]:
+        """Return the token drawn at each place, and whether its logits were numbers."""
+        if self._drawn is None or self._drawing is None:
+            return self._tokens.tolist(), self._usable.tolist()
+        width = self._drawn.shape[1] // 2 - 1
+        tokens, usable = self._drawn[:, :width].flatten().tolist(), self._drawn[:, width : 2 * width].flatten().tolist()
+        if (rows := self._drawing.rows) is not None:
+            tokens, usable = [tokens[row] for row in rows], [usable[row] for row in rows]
+        return tokens, usable
+
+    def _retract(self, steps: list[SequenceStep]) -> None:
+        """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
+        ids = {step.sequence_id for step in steps}
+        starts = self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self._batch.steps]
+        for step, start in zip(self._batch.steps, starts, strict=True):
+            if step.sequence_id in ids:
+                where = range(start, start + len(step.token_ids))
+                size = self._block_size
+                self._spoilt += [step.block_table[at // size] * size + at % size for at in where]
+
+    def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
+        """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""
+        targets = upload(step.targets, hidden.device, torch.long)
+        wanted = step.sampling.prompt_logprobs or 0
+        parts = zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True)
+        return [_to_host(report_logprobs(self._model.logits(rows), own, [wanted] * len(own))) for rows, own in parts]
+
+    def _not_finite(self) -> set[int]:
+        """Return who has a hidden state which is not a number, before anyone shares their blocks.
+
+        Even positions before the fault are lost: what is not a number stays so when it is masked.
+        """
+        if self._finite is None or bool(self._finite.all()):
+            return set()
+        steps = self._batch.steps
+        parts = self._finite.split([len(step.token_ids) for step in steps])
+        return {step.sequence_id for step, rows in zip(steps, parts, strict=True) if not rows.all()}
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in pinned memory, which is complete when the device has come so far; on the CPU the same tensor."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _to_host(logprobs: Logprobs) -> Logprobs:
+    return Logprobs(to_host(logprobs.own), to_host(logprobs.top), to_host(logprobs.top_ids), logprobs.counts)

@@ -1,0 +1,221 @@
+# A second, smaller model that guesses what the model will say. It draws with the same filters, penalties, masks and
+# noise, so that the two agree as often as they can. Its keys and values lie in a cache of its own, in the same blocks.
+#
+# Each guess is computed from the one before on the device, from graphs where there are any; the host reads them when
+# all are made. Only where a guess depends on what the host knows (grammars, penalties) it looks at each.
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from gpu_backend.execution.device_state import RequestTable
+from gpu_backend.execution.device_step import to_host
+from gpu_backend.execution.graph_sizes import draws_plainly
+from gpu_backend.execution.graphs import DecodeGraphs
+from gpu_backend.execution.loading import open_weights
+from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.paged import PagedLayouts
+from gpu_backend.models.config import ModelConfig, load_model_config
+from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.layers import Decoder
+from gpu_backend.models.registry import load_model
+from gpu_backend.models.weights import LinearOptions
+from gpu_backend.sampling.sampler import sample
+from gpu_backend.step.batch import build_batch
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
+
+Guesses = dict[int, tuple[int, ...]]  # by sequence id
+MakeGraphs = Callable[[Decoder, Tensor, RequestTable, int], DecodeGraphs]
+
+
+class Drafter:
+    """The draft model on the model's device. Raises ``UnsupportedModel`` for one that does not fit beside the model."""
+
+    def __init__(
+        self, config: EngineConfig, target: ModelConfig, device: torch.device, dtype: torch.dtype, max_model_len: int
+    ) -> None:
+        assert config.speculative_model is not None
+        folder = Path(config.speculative_model)
+        self.config = load_model_config(folder)
+        _check_fit(config.tokenizer_folder, target, folder, self.config, max_model_len)
+        linear = LinearOptions(batch_invariant=config.batch_invariant)
+        weights = open_weights(folder, config.load_format, device, dtype, linear)
+        self._model = load_model(self.config, weights, max_model_len)
+        self._vocab_size = target.vocab_size
+        self._block_size = config.block_size
+        self._max_num_seqs = config.max_num_seqs
+        self._device = device
+        self._dtype = dtype
+        self.share = self.config.products_per_token / target.products_per_token
+        self.block_bytes = self.config.kv_floats_per_token * config.block_size * dtype.itemsize
+
+    def make_room(
+        self, num_blocks: int, max_model_len: int, placement: Grouping | PagedLayouts, graphs: MakeGraphs | None
+    ) -> None:
+        """Allocate the cache, with the two blocks more that the model has, and what its decodes are replayed from."""
+        config = self.config
+        shape = (config.num_layers, num_blocks + 2, self._block_size, 2, config.num_kv_heads, config.head_dim)
+        self.kv_cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._grouping = placement
+        longest = -(-max_model_len // self._block_size)
+        self._table = RequestTable(self._max_num_seqs, longest, num_blocks, self._device)
+        # Of a reply whose guesses all held the draft model lacks two tokens.
+        self.graphs = graphs(self._model, self.kv_cache, self._table, 1) if graphs else None
+
+    def complete(self, plan: StepPlan) -> StepPlan:
+        """Compute what a plan asks of the draft model, and return the plan with its guesses in it.
+
+        A sequence gets fewer than it asks for where its reply would end with the next.
+        """
+        steps = [_draft_step(step) for step in plan.sequences if step.draft_ids]
+        if not steps:
+            return plan
+        asking = {step.sequence_id: step for step in plan.sequences}
+        make = self._guess_at_once if all(map(draws_plainly, steps)) else self._guess_one_by_one
+        guesses = make(steps, asking)
+        return replace(
+            plan, sequences=tuple(self._with(step, guesses.get(step.sequence_id)) for step in plan.sequences)
+        )
+
+    def _guess_at_once(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Guesses:
+        """Launch all passes, each with the last one's tokens from the device's table; then read what was drawn."""
+        guesses: Guesses = {step.sequence_id: () for step in steps}
+        passes: list[tuple[tuple[SequenceStep, ...], Tensor]] = []
+        while steps:
+            samplers, tokens = self._compute(steps)
+            passes.append((samplers, to_host(tokens)))
+            going_on = [step for step in samplers if len(passes) < asking[step.sequence_id].num_to_draft]
+            steps = [self._after(step, UNKNOWN, asking[step.sequence_id].block_table) for step in going_on]
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        ended: set[int] = set()
+        for samplers, tokens in passes:
+            for step, token in zip(samplers, tokens.tolist(), strict=True):
+                id_ = step.sequence_id
+                if id_ in ended or token in step.sampling.stop_token_ids:
+                    ended.add(id_)
+                else:
+                    guesses[id_] += (token,)
+        return guesses
+
+    def _guess_one_by_one(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Guesses:
+        """Read each pass's tokens before the next one, whose masks and penalties they decide."""
+        guesses: Guesses = {step.sequence_id: () for step in steps}
+        while steps:
+            following = []
+            samplers, tokens = self._compute(steps)
+            for step, token in zip(samplers, tokens.tolist(), strict=True):
+                id_ = step.sequence_id
+                after = self._follow(step, token, asking[id_].block_table)
+                if after is None:
+                    continue
+                guesses[id_] += (token,)
+                if len(guesses[id_]) < asking[id_].num_to_draft:
+                    following.append(after)
+            steps = following
+        return guesses
+
+    def _compute(self, steps: list[SequenceStep]) -> tuple[tuple[SequenceStep, ...], Tensor]:
+        """Launch one pass; return the steps that sample, and their tokens, which are in the table, too."""
+        plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s, s.block_table)) for s in steps))
+        last_tokens = self._table.last_tokens
+        if self.graphs is not None and all(map(draws_plainly, steps)):
+            # To a graph, known tokens before the last are computed as guesses are.
+            marked = [replace(step, num_proposed=len(step.token_ids) - 1) for step in plan.sequences]
+            decodes = replace(plan, sequences=tuple(marked))
+            if max(step.num_proposed for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
+                self.graphs.fill(decodes.sequences, size)
+                batch, _, drawing = self.graphs.replay(decodes, size)
+                assert drawing is not None, "they draw plainly"
+                drawing.launch()
+                return plan.sequences, last_tokens.index_select(0, batch.sampled_to)
+        batch = build_batch(plan, self._grouping, self._device)
+        if batch.unknown is not None:
+            rows, origins = batch.unknown
+            batch.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
+        if batch.fresh_blocks is not None:
+            self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+        hidden = self._model.hidden_states(batch, self.kv_cache)
+        if not batch.samplers:
+            return (), last_tokens[:0]
+        rows, last = hidden, batch.token_ids
+        if batch.sample_rows is not None:
+            rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+        # Tokenizers are equal, but tables may be padded to different lengths.
+        padding = self._vocab_size - self.config.vocab_size
+        logits = F.pad(self._model.logits(rows), (0, padding), value=-torch.inf)
+        tokens = sample(logits, batch.samplers, last).token_ids
+        last_tokens.index_copy_(0, batch.sampled_to, tokens)
+        return batch.samplers, tokens
+
+    def _follow(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep | None:
+        """Return the step that computes a guess; None if the reply ends with it, or cannot have it."""
+        if token in step.sampling.stop_token_ids:
+            return None
+        constraint = step.constraint
+        if constraint is not None:
+            constraint = constraint.copy()
+            if constraint.accept((token,)) or constraint.is_complete:
+                return None
+        looks_back = step.sampling.penalises_reply
+        return replace(
+            self._after(step, token, block_table),
+            generated=step.generated + array("i", (token,)).tobytes() if looks_back else b"",
+            constraint=constraint,
+        )
+
+    def _after(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep:
+        """Return the step that computes the token after a step's."""
+        return replace(step, token_ids=(token,), start=step.start + len(step.token_ids), block_table=block_table)
+
+    def _with(self, step: SequenceStep, guesses: tuple[int, ...] | None) -> SequenceStep:
+        if guesses is None:
+            return step
+        step = replace(
+            step, token_ids=step.token_ids + guesses, num_proposed=len(guesses), draft_ids=(), num_to_draft=0
+        )
+        return replace(step, block_table=self._covering(step, step.block_table))
+
+    def _covering(self, step: SequenceStep, block_table: tuple[int, ...]) -> tuple[int, ...]:
+        return block_table[: -(-(step.start + len(step.token_ids)) // self._block_size)]
+
+
+def _draft_step(step: SequenceStep) -> SequenceStep:
+    """Return what the draft model computes first of a step."""
+    return replace(
+        step,
+        token_ids=step.draft_ids,
+        start=step.draft_start,
+        samples=step.num_to_draft > 0,
+        sampling=replace(step.sampling, logprobs=None, prompt_logprobs=None),
+        targets=(),
+    )
+
+
+def _check_fit(folder: Path, model: ModelConfig, draft_folder: Path, draft: ModelConfig, max_model_len: int) -> None:
+    if draft.max_position < max_model_len:
+        raise UnsupportedModel(
+            f"the draft model knows only {draft.max_position} positions, but replies may have {max_model_len}; "
+            "lower max_model_len or take another"
+        )
+    files = [path / "tokenizer.json" for path in (folder, draft_folder)]
+    if all(file.exists() for file in files):
+        known, drafted = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+        if known != drafted:
+            raise UnsupportedModel(
+                f"the tokenizers of {folder} and {draft_folder} differ; a draft model needs the same"
+            )
+    elif draft.vocab_size != model.vocab_size:
+        raise UnsupportedModel(
+            f"the vocabulary of {draft_folder} has {draft.vocab_size} tokens, that of {folder} {model.vocab_size}; "
+            "a draft model needs the same"
+        )

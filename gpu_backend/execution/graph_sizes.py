@@ -1,0 +1,58 @@
+# Which steps graphs can compute, and of which size: a graph has a fixed number of places, and each place room for as
+# many tokens.
+
+from __future__ import annotations
+
+from gpu_backend.step.plan import SequenceStep, StepPlan
+
+Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
+
+MOST_GUESSED = 256  # tokens of a graph with guesses, or as many as there are places: logits have their room
+
+
+def sizes_up_to(most: int) -> tuple[int, ...]:
+    """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, multiples of eight, beyond 256 of 32."""
+    sizes = [size for size in (1, 2, 4) if size < most]
+    return (*sizes, *range(8, min(most, 256), 8), *range(256, most, 32), most)
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether every sequence of a plan computes one token, with or without guesses, and samples the next."""
+    return all(step.num_known == 1 and step.samples and not step.targets for step in plan.sequences)
+
+
+def draws_plainly(step: SequenceStep) -> bool:
+    """Whether a sequence's next token depends on logits, temperature, filters and noise alone."""
+    asked = step.sampling
+    if asked.is_plain or step.constraint is not None:
+        return step.constraint is None
+    is_long_enough = step.num_generated - step.num_proposed >= asked.min_tokens
+    return is_long_enough and asked.logprobs is None and not asked.logit_bias and not asked.penalises_reply
+
+
+class GraphSizes:
+    """The sizes of graphs for up to ``most_places`` sequences, of up to ``most_guesses`` each."""
+
+    def __init__(self, most_places: int, most_guesses: int) -> None:
+        self.places = sizes_up_to(most_places)
+        self.width = 1 + most_guesses  # tokens of a place with guesses
+        self.most_rows = max(most_places, MOST_GUESSED)
+
+    @property
+    def most_ahead(self) -> int:
+        """For how many sequences guesses are made and verified in one step."""
+        return max([places for places in self.places if places * self.width <= self.most_rows], default=0)
+
+    def fitting(self, plan: StepPlan) -> Size:
+        """Return the smallest size for a plan of decodes."""
+        width = self.width if any(step.num_proposed for step in plan.sequences) else 1
+        return next(places for places in self.places if places >= len(plan.sequences)), width
+
+    def of(self, plan: StepPlan) -> Size | None:
+        """Return the smallest size whose graph can compute a plan; None: none can."""
+        if not plan.sequences or not is_decode(plan):
+            return None
+        places, width = self.fitting(plan)
+        if min(step.start - step.slack + len(step.token_ids) for step in plan.sequences) < width:
+            return None  # unused tokens come before a sequence's own, and there are none before
+        return (places, width) if places * width <= self.most_rows else None

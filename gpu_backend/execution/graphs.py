@@ -1,0 +1,259 @@
+# Decodes from CUDA graphs: a whole step is launched at once, its inputs gathered on the device from the table of
+# requests, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
+# what nobody has belongs to the table's spare row and block.
+#
+# Graphs are captured while serving, one at a time and never in a step that computes a prompt: a first token does not
+# wait for one, and a start takes no longer.
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gpu_backend.execution.device_state import NO_BLOCK, RequestTable
+from gpu_backend.execution.graph_capture import Recorder, Replay
+from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_plainly
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, HEADER, DecodeRows
+from gpu_backend.kernels.layout.paged import PagedLayouts
+from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.upload import pinned, upload
+from gpu_backend.models.layers import Decoder
+from gpu_backend.sampling.sampler import draw
+from gpu_backend.step.batch import Batch
+from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
+
+if TYPE_CHECKING:
+    from gpu_backend.execution.ranks import Ranks
+
+assert UNKNOWN == FROM_TABLE
+propose = ops.propose_guesses
+
+USES_BEFORE = 3  # steps of a size before its graph is captured
+STEPS_BETWEEN = 16  # captures, so that no stream stops for long
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What draws all tokens of a step, and where it leaves them: ``DecodeRows.drawn`` of its places."""
+
+    launch: Replay
+    drawn: Tensor
+    rows: list[int] | None  # of its places' rows side by side those that are used; None: all
+
+
+class DecodeGraphs:
+    """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
+
+    Of several ``ranks`` the first draws tokens, and all replay a graph or none does: NCCL waits for those that do not.
+    Unless it ``verifies`` them, all tokens of a step are known, whatever is drawn behind those before the last.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: Tensor,
+        kv_scales: Sequence[KvScales] | None,
+        table: RequestTable,
+        layouts: PagedLayouts,
+        recorder: Recorder,
+        most_guesses: int = 0,
+        ranks: Ranks | None = None,
+        verifies: bool = True,
+    ) -> None:
+        self.sizes = GraphSizes(table.spare, most_guesses)
+        self._model = model
+        self._kv_cache = kv_cache
+        self._kv_scales = kv_scales
+        self._block_size = kv_cache.shape[2]
+        self._table = table
+        self._layouts = layouts
+        self._recorder = recorder
+        self._ranks = ranks
+        self._draws = ranks is None or ranks.rank == 0
+        self._verifies = verifies
+        self.problem = ""  # why no more are captured
+        self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
+        self._uses: Counter[Size] = Counter()
+        self._steps_since = STEPS_BETWEEN
+        places, device = table.spare, kv_cache.device
+        rows, width = self.sizes.most_rows, self.sizes.width
+        self._inputs = torch.zeros(places * (HEADER + width), dtype=torch.long, device=device)
+        num_blocks = table.on_device.block_tables.shape[1]
+        self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
+        self._rows: dict[Size, DecodeRows] = {}
+        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
+
+    def find(self, plan: StepPlan) -> Size | None:
+        """Return which graph to replay for a plan, captured now if it is time; None: compute it otherwise."""
+        self._steps_since += 1
+        size = self.sizes.of(plan)
+        if size is None:
+            return None
+        self._uses[size] += 1
+        if size not in self._graphs and self._uses[size] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
+            self._try_capture(size)
+        most = 2 * len(plan.sequences)
+        return min([some for some in self._graphs if size[0] <= some[0] <= most and some[1] == size[1]], default=None)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a step of nobody in each width, so that no stream waits for its kernels to be compiled."""
+        for width in sorted({1, self.sizes.width}):
+            size = self.sizes.places[0], width
+            self._rows.setdefault(size, self._room.cut(*size))
+            self.fill((), size)
+            self._compute(size)
+            if self._draws:
+                self._draw(size)
+
+    def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
+        """Tell the device what the next replay computes."""
+        places, width = size
+        rows = [
+            (
+                step.row,
+                FROM_TABLE if step.slack else step.start,
+                len(step.token_ids),
+                1 if self._verifies else len(step.token_ids),
+                *new,
+                *(0,) * (width - len(step.token_ids)),
+                *step.token_ids,
+            )
+            for step, new in zip(steps, self._table.update(steps), strict=True)
+        ]
+        rows += [(self._table.spare, 0, width, 1, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
+        self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
+        if ops.uses_triton(self._kv_cache.device):
+            return  # kernels read no further than is written
+        fresh = [block for step in steps for block in step.block_table[-(-step.start // self._block_size) :]]
+        if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
+            self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
+
+    def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Drawing | None]:
+        """Compute what was filled in, from a graph if there is one.
+
+        Returns the batch, its final hidden states, and what draws all of its tokens: None where some token needs more
+        than what the graph knows. Batch and hidden states are written over by the next replay; those of a step that is
+        drawn here have rows that are nobody's between its own.
+        """
+        if size in self._graphs:
+            forward, drawing = self._graphs[size]
+        else:
+            self._rows.setdefault(size, self._room.cut(*size))
+            forward, drawing = partial(self._compute, size), partial(self._draw, size)
+        forward()
+        steps, width, rows = plan.sequences, size[1], self._rows[size]
+        own: Tensor | slice = slice(0, len(steps) * width)
+        filled: list[int] | None = None
+        if any(len(step.token_ids) < width for step in steps):
+            ends = [(place + 1) * width for place in range(len(steps))]
+            filled = [
+                row for end, step in zip(ends, steps, strict=True) for row in range(end - len(step.token_ids), end)
+            ]
+        plainly = all(map(draws_plainly, steps))
+        if filled is not None and not plainly:
+            own = upload(filled, self._inputs.device, torch.long)
+        batch = Batch(
+            steps=steps,
+            token_ids=rows.token_ids[own],
+            positions=rows.positions[:0],  # the model has seen them
+            slots=rows.slots[own],
+            groups=(),
+            fresh_blocks=None,
+            samplers=steps,
+            sample_rows=None,
+            sampled_to=self._inputs_of(size)[: len(steps), 0],
+            unknown=None,
+            poolers=(),
+            scorers=(),
+        )
+        return batch, self._hidden[own], Drawing(drawing, rows.drawn[: len(steps)], filled) if plainly else None
+
+    def _try_capture(self, size: Size) -> None:
+        """Make a graph, if it can be made: no request fails for the want of one."""
+        if self.problem:
+            return
+        self._steps_since = 0
+        for attempt in (self._rehearse, self._record):
+            try:
+                attempt(size)
+            except Exception as error:  # memory, or a library that does not allow it
+                self.problem = f"{type(error).__name__}: {error}"
+            if self._ranks is not None and not self._ranks.least(not self.problem):
+                self.problem = self.problem or "another rank could not capture one"
+            if self.problem:
+                self._graphs.pop(size, None)
+                print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
+                return
+
+    def capture(self, size: Size) -> None:
+        """Make the graph of that size, whoever needs it."""
+        self._rehearse(size)
+        self._record(size)
+
+    @torch.inference_mode()
+    def _rehearse(self, size: Size) -> None:
+        """Compute a step of nobody. Each of several ranks does so for itself: for one that fails nobody waits."""
+        self._rows[size] = self._room.cut(*size)
+        self.fill((), size)
+        with self._ranks.apart() if self._ranks is not None else nullcontext():
+            self._recorder.rehearse(lambda: self._compute(size))
+            if self._draws:
+                self._recorder.rehearse(lambda: self._draw(size))
+
+    @torch.inference_mode()
+    def _record(self, size: Size) -> None:
+        if self._ranks is not None:
+            self._ranks.share(self._rows[size].token_ids)  # a communicator is made by its first use, not in a capture
+        forward = self._recorder.record(lambda: self._compute(size))
+        self._graphs[size] = forward, self._recorder.record(lambda: self._draw(size)) if self._draws else lambda: None
+
+    def _inputs_of(self, size: Size) -> Tensor:
+        places, width = size
+        return self._inputs[: places * (HEADER + width)].view(places, HEADER + width)
+
+    def _compute(self, size: Size) -> None:
+        places, width = size
+        rows = self._rows[size]
+        if width > 1 and self._table.has_texts:
+            propose(self._inputs_of(size), self._table.on_device, width)
+        ops.place_decodes(self._inputs_of(size), self._table.on_device, rows, self._block_size)
+        if self._ranks is not None:
+            self._ranks.share(rows.token_ids)
+        layout = self._layouts.place(
+            rows=slice(0, places * width),
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
+            query_starts=rows.query_starts,
+            max_query_len=width,
+        )
+        batch = Batch(
+            steps=(),
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            slots=rows.slots,
+            groups=(layout,),
+            fresh_blocks=None,
+            samplers=(),
+            sample_rows=None,
+            sampled_to=rows.positions,
+            unknown=None,
+            poolers=(),
+            scorers=(),
+        )
+        self._hidden[: places * width].copy_(self._model.hidden_states(batch, self._kv_cache, self._kv_scales))
+
+    def _draw(self, size: Size) -> None:
+        places, width = size
+        rows = self._rows[size]
+        tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.wishes)
+        ops.accept_draws(self._inputs_of(size), self._table.on_device, rows, tokens, usable)

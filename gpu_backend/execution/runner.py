@@ -1,0 +1,355 @@
+# Owns the device: loads the model, makes room for the KV cache, and computes one step plan at a time.
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gpu_backend.execution.device_state import RequestTable
+from gpu_backend.execution.device_step import DeviceStep, Timer
+from gpu_backend.execution.draft_model import Drafter
+from gpu_backend.execution.graph_capture import CudaRecorder, Recorder, Rerunner
+from gpu_backend.execution.graphs import DecodeGraphs
+from gpu_backend.execution.host_cache import HostCache
+from gpu_backend.execution.loading import load_part
+from gpu_backend.hardware.capacity import affordable_blocks, possible_length, wished_length
+from gpu_backend.hardware.roofline import Roofline, measure_roofline
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
+from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
+from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.layers import Decoder
+from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
+from gpu_backend.sampling.verification import rows_of
+from gpu_backend.step.batch import Batch, build_batch
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.grammar import begin_masks
+from gpu_backend.step.plan import (
+    TEXT_WINDOW,
+    UNKNOWN,
+    BlockCopy,
+    Computed,
+    DeviceLost,
+    Launched,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
+from gpu_backend.step.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_backend.execution.ranks import Ranks
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+COPIES_TO_MEASURE = 16  # blocks, each way
+TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
+LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
+FEW_LENGTHS = (2, 4)  # as few rows have kernels for two and for four, too
+
+
+class Runner:
+    """The model and its KV cache on one device. Raises ``UnsupportedModel`` if the checkpoint cannot be served."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
+        """Load it; of several ranks the first starts the others, which come with ``ranks``."""
+        cut = config_of_rank(model_config, config.tensor_parallel_size)
+        stage_of(cut, 0, config.pipeline_parallel_size)  # refused here, not in all ranks
+        if ranks is None and config.num_ranks > 1:
+            from gpu_backend.execution.ranks import start_ranks
+
+            ranks = start_ranks(config)
+        self._ranks = ranks
+        self._leads = ranks is None or ranks.rank == 0
+        self.device = _choose_device(config.device, ranks.rank if ranks else 0)
+        self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self.block_size = config.block_size
+        self._most_tokens = config.max_num_batched_tokens
+        self._all_layers = cut
+        self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
+        self._roofline: Roofline | None = None  # measured when warming up
+        wished = wished_length(config, self.model_config)
+        with torch.inference_mode():
+            self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, wished)
+            self._batch_invariant = config.batch_invariant
+            self._kv_scales: tuple[KvScales, ...] | None = None
+            if config.kv_cache_dtype == "fp8":
+                self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
+            drafts = config.speculative_method == "draft" and self._leads
+            self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
+            bytes_of_both = self._block_bytes + (self._drafter.block_bytes if self._drafter is not None else 0)
+            self.num_blocks = config.num_kv_blocks or affordable_blocks(
+                config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, wished
+            )
+            self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
+            # Two blocks more than are handed out: one takes what graphs compute for nobody, and the last, the null
+            # block, zeros for ever, pads block tables.
+            self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
+            self.num_host_blocks = config.host_kv_bytes // self._block_bytes
+            self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
+            self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
+            self.max_model_len = possible_length(config, wished, self.num_blocks * self.block_size)
+            self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
+            longest = -(-self.max_model_len // self.block_size)
+            self._table = RequestTable(
+                config.max_num_seqs,
+                longest,
+                self.num_blocks,
+                self.device,
+                config.num_speculative_tokens,
+                _text_window(config, self.max_model_len),
+            )
+            self.graphs = self._make_graphs(config)
+            if self._drafter is not None:
+                placement = self._placement(self._drafter.config, self.num_blocks + 1, self.max_model_len)
+                graphs = self._draft_graphs if self.graphs is not None else None
+                self._drafter.make_room(self.num_blocks, self.max_model_len, placement, graphs)
+
+        self._spoilt: list[int] = []  # slots that guesses filled with what is no number
+        first = self.model_config.layers_before
+        layers = range(first, first + self.model_config.num_layers)
+        # Each rank's layers, bytes of weights, and of the KV cache.
+        mine = (layers, num_bytes(self._model), self.kv_cache.nbytes)
+        self.parts_of_ranks: list[tuple[range, int, int]] = ranks.gather(mine) if ranks else [mine]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        return self.device.type == "cuda"
+
+    @property
+    def most_ahead(self) -> int:
+        """How many decodes may be guessed for before the last step's result is read."""
+        return self.graphs.sizes.most_ahead if self.graphs is not None and self._table.has_texts else 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step from beginning to end."""
+        step = self.launch(plan)
+        step.sample()
+        return step.result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
+        timer = Timer(self.device)
+        if self._drafter is not None:
+            plan = self._drafter.complete(plan)
+        if self._spoilt:
+            plan = replace(plan, cleared=tuple(self._spoilt))
+            self._spoilt.clear()
+        if self._ranks is not None and self._leads:
+            self._ranks.tell(plan)
+        try:
+            step = self._compute(plan, timer)
+        except Exception as error:
+            if self._ranks is None:
+                raise
+            problem = f"rank {self._ranks.rank} failed while others wait for its part ({type(error).__name__}: {error})"
+            raise DeviceLost(problem) from error
+        if isinstance(step, DeviceStep) and not step.is_constrained:
+            step.sample()
+        return step
+
+    def _compute(self, plan: StepPlan, timer: Timer) -> DeviceStep | Computed:
+        """Launch the model; all ranks do the same."""
+        if plan.cleared:
+            self.kv_cache.flatten(1, 2).index_fill_(1, upload(plan.cleared, self.device, torch.long), 0)
+        self._host_cache.make(plan.copies)
+        if not plan.sequences:
+            return Computed(StepResult(plan.step, (), 0.0))
+        drawing, last_tokens = None, self._table.last_tokens
+        size = self.graphs.find(plan) if self.graphs is not None else None
+        if self.graphs is not None and (size is not None or plan.is_ahead):
+            size = size or self.graphs.sizes.fitting(plan)
+            self.graphs.fill(plan.sequences, size)
+            timer.begin(after=plan.copies)
+            batch, hidden, drawing = self.graphs.replay(plan, size)
+            begins = self._leads and drawing is None
+            places, masks = self._begin_sampling(batch) if begins else ([], None)
+        else:
+            batch = build_batch(plan, self._grouping, self.device)
+            timer.begin(after=plan.copies)
+            if batch.unknown is not None:
+                rows, origins = batch.unknown
+                batch.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
+                if self._ranks is not None:
+                    self._ranks.share(batch.token_ids)  # only the first rank samples
+            if batch.fresh_blocks is not None:
+                # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
+                self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
+            places, masks = self._begin_sampling(batch) if self._leads else ([], None)
+            hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
+        if not self._leads:
+            return Computed(StepResult(plan.step, (), 0.0))
+        return DeviceStep(
+            plan,
+            batch,
+            places,
+            masks,
+            self._model,
+            hidden,
+            self._spoilt,
+            self.block_size,
+            last_tokens,
+            timer,
+            self._roofline,
+            drawing,
+        )
+
+    def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
+        """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
+        places = list(batch.samplers)
+        if any(step.num_proposed for step in places):
+            places = [place for sampler in batch.samplers for place in rows_of(sampler)]
+        constraints = [place.constraint for place in places]
+        if not any(constraints):
+            return places, None
+        if any(place.token_ids[0] == UNKNOWN for place in places if place.constraint is not None):
+            return places, None
+        return places, begin_masks(constraints, self.model_config.vocab_size)
+
+    @property
+    def draft_share(self) -> float:
+        """What a step of the draft model takes, of one of the model's; 0 without one."""
+        return self._drafter.share if self._drafter is not None else 0.0
+
+    def warm_up(self) -> None:
+        """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready,
+        and measure what the device can do at best.
+
+        What it leaves in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
+        """
+        prompt = self.block_size if self.num_blocks > 1 else self.block_size - 1
+        pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
+        if isinstance(self._grouping, PagedLayouts):
+            self._compile_attention(self._grouping)
+            room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
+            own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
+            lengths = FEW_LENGTHS + (LENGTHS_TO_COMPILE if own_products else ())
+            pieces += [(count, 0, SamplingParams(2)) for count in lengths if count <= room]
+        for step, (count, start, sampling) in enumerate(pieces):
+            table = tuple(range(-(-(start + count) // self.block_size)))
+            self.run(StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),)))
+        if self.graphs is not None and self._ranks is None:
+            self.graphs.warm_up()
+        kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
+        self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
+
+    @torch.inference_mode()
+    def _compile_attention(self, layouts: PagedLayouts) -> None:
+        """Let every kernel of attention be compiled now, not while all streams wait for it."""
+        model = self.model_config
+        of_window = {window > 0: window for window in model.windows}
+        samples = list(layouts.samples())
+        longest = max(layout.max_query_len for layout in samples)
+        query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=self.dtype, device=self.device)
+        scales = self._kv_scales[0] if self._kv_scales is not None else None
+        ops.compile_attention(query, self.kv_cache[0], samples, list(of_window.values()), scales)
+
+    def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
+        """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
+        is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
+        by_rows = self._batch_invariant and not ops.uses_triton(self.device)  # plain torch then takes row by row
+        if not is_wanted or by_rows:
+            return None
+        guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
+        layouts = self._layouts(self.model_config, self.max_model_len)
+        scales, recorder = self._kv_scales, self._recorder()
+        return DecodeGraphs(self._model, self.kv_cache, scales, self._table, layouts, recorder, guesses, self._ranks)
+
+    def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:
+        layouts = self._layouts(model.config, self.max_model_len)
+        return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses, verifies=False)
+
+    def _recorder(self) -> Recorder:
+        return CudaRecorder(self.device) if self.device.type == "cuda" else Rerunner()
+
+    def close(self) -> None:
+        """Let the other ranks go, if there are any."""
+        if self._ranks is not None:
+            self._ranks.tell(None)
+            self._ranks.leave()
+
+    def measure_copies(self) -> float | None:
+        """Return the seconds that a block's way to host memory or back takes; None without any such memory."""
+        count = min(self.num_host_blocks, self.num_blocks, COPIES_TO_MEASURE)
+        if not count:
+            return None
+        copies = [BlockCopy(block, block, to_host) for to_host in (True, False) for block in range(count)]
+        for _ in range(2):  # the first time warms up
+            timer = Timer(self.device)
+            self._host_cache.make(copies)
+            timer.stop()
+            seconds = timer.wait()
+        return seconds / len(copies)
+
+    def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
+        """Return a cache of zeros with one block more than is handed out."""
+        model = self.model_config
+        shape = (model.num_layers, num_blocks + 1, self.block_size, 2, model.num_kv_heads, model.head_dim)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _measure_kv_scales(self, count: int) -> tuple[KvScales, ...]:
+        """Return each layer's scales by the keys and values of tokens from all over the vocabulary."""
+        blocks = -(-count // self.block_size)
+        cache = self._empty_cache(blocks, self.dtype)
+        tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
+        step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
+        placement = self._placement(self.model_config, blocks, count)
+        self._model.hidden_states(build_batch(StepPlan(0, (step,)), placement, self.device), cache)
+        return tuple(scales_from(layer) for layer in cache.unbind(0))
+
+    def _placement(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
+        """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
+        if ops.uses_triton(self.device):
+            return self._layouts(model, max_model_len)
+        return Grouping(
+            self.block_size,
+            num_blocks,
+            max_model_len,
+            self.device,
+            self.dtype,
+            window=max(model.windows),
+            batch_invariant=self._batch_invariant,
+            cache_dtype=self._cache_dtype,
+        )
+
+    def _layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:
+        processors = ops.num_processors(self.device)
+        split = invariant_split(max_model_len) if self._batch_invariant else 0
+        return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.model_config.kv_floats_per_token * self.block_size * self._cache_dtype.itemsize
+
+    @property
+    def _cache_dtype(self) -> torch.dtype:
+        """What a number of the KV cache is kept as; the bytes of float8 are plain bytes to everything but attention."""
+        return self.dtype if self._kv_scales is None else torch.uint8
+
+
+def _choose_device(name: str, rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModel("device is cuda, but torch finds no CUDA device here; use cpu or auto")
+    if name == "cuda" and rank >= torch.cuda.device_count():
+        raise UnsupportedModel(f"rank {rank} has no CUDA device of its own; torch finds {torch.cuda.device_count()}")
+    if name == "cuda":
+        torch.cuda.set_device(rank)  # where Triton and NCCL launch
+    return torch.device(name, rank) if name == "cuda" else torch.device(name)
+
+
+def _text_window(config: EngineConfig, max_model_len: int) -> int:
+    """Return how many tokens of each text the device keeps to guess from; 1: none, the host does it."""
+    if config.speculative_method != "ngram" or config.num_ranks > 1:
+        return 1
+    return 1 << (min(max_model_len, TEXT_WINDOW) - 1).bit_length()

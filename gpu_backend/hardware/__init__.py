@@ -1,0 +1,1 @@
+# What a device can do and hold: bandwidth, rooflines, step costs, memory.

@@ -1,0 +1,1 @@
+# Where sequences lie in device memory, as tensors that kernels read.

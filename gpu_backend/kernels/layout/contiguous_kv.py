@@ -1,0 +1,279 @@
+# The keys and values of running decodes once more, each sequence's side by side, keys turned: plain torch multiplies
+# them where they lie, and gathers no blocks in each layer of each step.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
+from gpu_backend.kernels.layout.upload import integers
+
+CPU = torch.device("cpu")
+GROWTH = 64  # tokens that every copy has room for when it is made
+TOKENS_PADDED = 1024  # in a part: multiplying them costs about as much as another part's calls
+LEFT_SHARE = 0.5  # of the copies: so many may have been left since they were made
+
+Decode = tuple[int, int, tuple[int, ...]]  # its id, its tokens, its block table
+
+
+class Rooms:
+    """Memory for copies: of each layer ``tokens`` tokens' keys, then their values, in float32, taken when needed."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._layers: dict[int, Tensor] = {}
+        self._parts: list[Part] = []
+        self._slots: Tensor | None = None
+        # Where a step's own numbers go, (places of all parts, 2, kv_heads · head_dim), if it is known; the next step's
+        # go one key, and one token's values, further.
+        self._columns: Tensor | None = None
+        self._shift = torch.ones(2, 1, dtype=torch.long)
+        self._written: set[int] = set()  # layers that have this step's
+
+    def of(self, kv_cache: Tensor) -> Tensor:
+        """Return that of one layer's cache, as (2, tokens, kv_heads · head_dim): to be cut into parts."""
+        room = self._layers.get(kv_cache.data_ptr())
+        if room is None:
+            shape = (2, self.tokens, kv_cache.shape[3] * kv_cache.shape[4])
+            room = self._layers[kv_cache.data_ptr()] = kv_cache.new_empty(shape, dtype=torch.float32)
+        return room
+
+    def follow(self, parts: list[Part]) -> None:
+        """Take note of a step's parts."""
+        self._parts, self._columns = parts, None
+
+    def go_on(self) -> None:
+        """Take note of a step whose parts are those of the step before, with a column more each."""
+        if self._columns is not None:
+            self._columns += self._shift
+
+    def begin_step(self, slots: Tensor) -> None:
+        """Take note of where the cache has this step's keys and values of all parts' places, in their order."""
+        self._slots = slots
+        self._written.clear()
+
+    def write(self, kv_cache: Tensor, kv_scales: KvScales | None) -> None:
+        """Put a layer's keys and values of this step where they belong: one call for all parts."""
+        layer, (kv_heads, head_dim) = kv_cache.data_ptr(), kv_cache.shape[3:]
+        if layer in self._written:
+            return
+        self._written.add(layer)
+        assert self._slots is not None, "nobody said where this step's keys and values are"
+        if self._columns is None:
+            self._shift[1] = head_dim
+            self._columns = torch.cat([part.columns(kv_heads, head_dim, self._shift) for part in self._parts])
+        new = load_slots(kv_cache, kv_scales, self._slots)
+        self.of(kv_cache).view(-1).scatter_(0, self._columns.view(-1), new.view(-1))
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Sequences whose copies are multiplied in one call, each at its place.
+
+    A copy is ``width`` columns, of which a token takes one; all places have their last token in the same column, so
+    that the shorter ones begin later. In each layer's room a part lies from token ``offset`` on, keys as (places ·
+    kv_heads, head_dim, width) and values as (places · kv_heads, width, head_dim): as products read them fastest.
+    """
+
+    owners: list[int]
+    pads: list[int]  # columns before the first token of each
+    rooms: Rooms
+    offset: int
+    width: int
+    slots: Tensor  # (places × columns,) where the cache has what is in the columns that are in use when it is made
+    mask: Tensor | None  # (places, 1, width): 0 where there is a token or will be, else -inf; None: there are no pads
+    end: int  # columns in use, that of this step's token included
+    start: int = 0  # columns in which nobody has a token any more
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the copies
+    first: Tensor | None = None  # where in a room the first columns' numbers are, (places when made, 2, …)
+    rows: slice = field(default_factory=lambda: slice(0))  # of the step's tokens: the places' queries
+
+    def leave(self, place: int) -> None:
+        """Let the last one take a place that its owner has left."""
+        last = len(self.owners) - 1
+        for column in (self.owners, self.pads):
+            column[place] = column[last]
+            column.pop()
+        self.start = min(self.pads, default=0)
+        for layer, both in self.layers.items():
+            for copies in both:
+                of_place = copies.view(last + 1, -1)
+                of_place[place] = of_place[last]
+            keys, values = both
+            rows = len(keys) // (last + 1) * last
+            self.layers[layer] = keys[:rows], values[:rows]
+        if self.mask is not None:
+            self.mask[place] = self.mask[last]
+            self.mask = self.mask[:last]
+
+    def keys_and_values(self, kv_cache: Tensor, kv_scales: KvScales | None) -> tuple[Tensor, Tensor]:
+        """Return a layer's, (places · kv_heads, head_dim, columns) and the same with the last two changed about.
+
+        The step's own are in ``kv_cache`` already.
+        """
+        copies = self.layers.get(kv_cache.data_ptr())
+        if copies is None:
+            copies = self.layers[kv_cache.data_ptr()] = self._load(kv_cache, kv_scales)
+        else:
+            self.rooms.write(kv_cache, kv_scales)
+        (keys, values), count = copies, self.end - self.start
+        return keys.narrow(2, self.start, count), values.narrow(1, self.start, count)
+
+    def columns(self, kv_heads: int, head_dim: int, shift: Tensor) -> Tensor:
+        """Return where in a room the last columns' numbers are, (places, 2, kv_heads · head_dim)."""
+        count = len(self.owners)
+        if self.first is None:
+            size = kv_heads * head_dim
+            keys = torch.arange(count * size).mul_(self.width)
+            values = (torch.arange(count * kv_heads) * (self.width * head_dim))[:, None] + torch.arange(head_dim)
+            values += self.rooms.tokens * size
+            self.first = torch.stack([keys.view(count, size), values.view(count, size)], 1) + self.offset * size
+        return self.first[:count].add(shift, alpha=self.end - 1)
+
+    def _load(self, kv_cache: Tensor, kv_scales: KvScales | None) -> tuple[Tensor, Tensor]:
+        count, (kv_heads, head_dim) = len(self.owners), kv_cache.shape[3:]
+        room = self.rooms.of(kv_cache)[:, self.offset : self.offset + count * self.width]
+        keys = room[0].view(count, kv_heads, head_dim, self.width)
+        values = room[1].view(count, kv_heads, self.width, head_dim)
+        stored = load_slots(kv_cache, kv_scales, self.slots).view(count, self.end, 2, kv_heads, head_dim)
+        keys[..., : self.end] = stored[:, :, 0].permute(0, 2, 3, 1)
+        values[:, :, : self.end] = stored[:, :, 1].transpose(1, 2)
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+
+def load_slots(kv_cache: Tensor, kv_scales: KvScales | None, slots: Tensor) -> Tensor:
+    """Return what a layer's cache has in these slots, (slots, 2, kv_heads, head_dim), in float32."""
+    raw = kv_cache if kv_scales is None else kv_cache.view(torch.uint8)
+    stored = raw.view(-1, *kv_cache.shape[2:]).index_select(0, slots)
+    return stored.float() if kv_scales is None else load_kv(stored, kv_scales, torch.float32)
+
+
+class SideBySide:
+    """Keeps the copies from step to step, for at most ``most_tokens`` tokens, room to grow included.
+
+    A copy holds for a sequence that computes one token right after the one it computed in the step before. In all other
+    cases (it was preempted, it had guesses, a step failed) it does not. Copies are made for all decodes at once: when
+    as many had to be read from their blocks since the last time, when too many places were left, or when one copy has
+    grown to its room's end.
+    """
+
+    def __init__(self, most_tokens: int, null_block: int, block_size: int) -> None:
+        self.parts: list[Part] = []
+        self.rooms = Rooms(most_tokens)
+        self._null_block = null_block
+        self._block_size = block_size
+        self._order: list[int] = []
+        self._owners: list[int] = []  # of the step before
+        self._next: list[int] = []  # where each of them goes on if it just decodes; -1 if it did not
+        self._num_made = 0
+        self._num_read = 0  # decodes that had no copy, since the copies were made
+        self._is_full = False
+
+    def arrange(
+        self,
+        owners: list[int],
+        starts: list[int],
+        query_lens: list[int],
+        block_tables: list[tuple[int, ...]],
+    ) -> list[int]:
+        """Return the indices of the sequences that have copies, in the order in which ``parts`` have their rows.
+
+        ``owners`` are ids that never come again.
+        """
+        num_decodes = query_lens.count(1)
+        same = owners == self._owners and starts == self._next and num_decodes == len(owners)
+        if same and (self._is_full or len(self._order) == num_decodes) and self._grow():
+            self._next = [start + 1 for start in starts]
+            self.rooms.go_on()
+            return self._order
+        before = dict(zip(self._owners, self._next, strict=True))
+        rows = zip(owners, starts, query_lens, strict=True)
+        decodes = {
+            owner: index
+            for index, (owner, start, count) in enumerate(rows)
+            if count == 1 and before.get(owner) == start
+        }
+        self._owners = owners
+        self._next = [start + 1 if count == 1 else -1 for start, count in zip(starts, query_lens, strict=True)]
+        self._let_go(decodes)
+        num_copied = sum(len(part.owners) for part in self.parts)
+        few = num_copied < LEFT_SHARE * self._num_made
+        self._num_read += 0 if self._is_full else len(decodes) - num_copied
+        if few or (decodes and self._num_read >= len(decodes)) or not self._grow():
+            by_length = sorted(decodes.items(), key=lambda one: starts[one[1]])
+            self._make([(owner, starts[index] + 1, block_tables[index]) for owner, index in by_length])
+        self._order = []
+        for part in self.parts:
+            part.rows = slice(len(self._order), len(self._order) + len(part.owners))
+            self._order += [decodes[owner] for owner in part.owners]
+        self.rooms.follow(self.parts)
+        return self._order
+
+    def _let_go(self, decodes: dict[int, int]) -> None:
+        """Drop the copies of all others."""
+        for part in self.parts:
+            for place in range(len(part.owners) - 1, -1, -1):
+                if part.owners[place] not in decodes:
+                    part.leave(place)
+        self.parts = [part for part in self.parts if part.owners]
+
+    def _grow(self) -> bool:
+        """Go on to the next token in all copies, if all have room for it."""
+        if any(part.end == part.width for part in self.parts):
+            return False
+        for part in self.parts:
+            part.end += 1
+        return True
+
+    def _make(self, decodes: Sequence[Decode]) -> None:
+        """Begin anew with copies of these, the shortest first."""
+        self.parts = []
+        self._is_full = False
+        offset = 0
+        for some in _cut(decodes):
+            width = some[-1][1] + GROWTH
+            fitting = some[: (self.rooms.tokens - offset) // width]
+            self._is_full = len(fitting) < len(some)
+            if fitting:
+                self.parts.append(self._part(fitting, offset, width))
+            if self._is_full:
+                break
+            offset += len(some) * width
+        self._num_made = sum(len(part.owners) for part in self.parts)
+        self._num_read = 0
+
+    def _part(self, decodes: Sequence[Decode], offset: int, width: int) -> Part:
+        owners, tokens, tables = map(list, zip(*decodes, strict=True))
+        end, size = tokens[-1], self._block_size
+        blocks = -(-end // size)
+        padded = chain.from_iterable([(*table, *(self._null_block,) * (blocks - len(table))) for table in tables])
+        pads = [end - count for count in tokens]
+        positions = torch.arange(end) - integers(pads, CPU)[:, None]
+        is_pad = positions < 0
+        positions.clamp_(min=0)
+        slots = integers(list(padded), CPU).view(len(tokens), blocks).gather(1, positions // size)
+        slots.mul_(size).add_(positions % size).masked_fill_(is_pad, self._null_block * size)
+        mask = None
+        if pads[0]:
+            mask = torch.zeros(len(tokens), 1, width)
+            mask[:, 0, :end].masked_fill_(is_pad, -torch.inf)
+        return Part(owners, pads, self.rooms, offset, width, slots.flatten(), mask, end)
+
+
+def _cut(decodes: Sequence[Decode]) -> Iterator[list[Decode]]:
+    """Cut sequences, the shortest first, into parts that are not padded too much."""
+    part: list[Decode] = []
+    tokens = 0
+    for one in decodes:
+        if len(part) * one[1] - tokens > TOKENS_PADDED:
+            yield part
+            part, tokens = [], 0
+        part.append(one)
+        tokens += one[1]
+    if part:
+        yield part

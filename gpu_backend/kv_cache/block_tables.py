@@ -1,0 +1,104 @@
+# The block table of one sequence: it is filled at admission, grown by decodes, named for others to find, copied to host
+# memory and back, and let go.
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.kv_cache.prefix_hashes import extend_hashes
+from gpu_backend.step.sequence import Sequence
+
+
+class BlockTables:
+    """Moves blocks between ``blocks`` and sequences. What has no room is not done, and says so.
+
+    Without ``prefix_caching`` only replies to the same request find each other's blocks.
+    """
+
+    def __init__(self, blocks: BlockManager, prefix_caching: bool) -> None:
+        self._blocks = blocks
+        self._prefix_caching = prefix_caching
+
+    def fill(self, sequence: Sequence, headroom: int) -> bool:
+        """Give a sequence blocks for its tokens, as many as possible with what they need in them.
+
+        So many blocks are left as ``headroom`` says.
+        """
+        if sequence.swapped:
+            return self._swap_in(sequence, headroom)
+        # The last token is always computed, so that there are logits to sample from.
+        findable = (len(sequence.token_ids) - 1) // self._blocks.block_size
+        if sequence.unscored_from is not None:  # what comes out of the cache has no logits
+            findable = min(findable, sequence.unscored_from // self._blocks.block_size)
+        if not sequence.pools:
+            self._blocks.note_request(sequence.tenant, sequence.weight)
+            self.extend_hashes(sequence)
+        needed = self._blocks.blocks_for(len(sequence.token_ids))
+        allocation = self._blocks.allocate_table(sequence.block_hashes[:findable], needed, headroom, sequence.tenant)
+        if allocation is None:
+            return False
+        sequence.block_table = allocation.block_table
+        sequence.num_computed = allocation.num_cached * self._blocks.block_size
+        sequence.num_published = allocation.num_cached
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Give a sequence one block more."""
+        block = self._blocks.allocate_block(sequence.tenant)
+        if block is None:
+            return False
+        sequence.block_table = (*sequence.block_table, block)
+        return True
+
+    def trim(self, sequence: Sequence) -> None:
+        """Release the blocks that only guesses needed."""
+        needed = self._blocks.blocks_for(max(len(sequence.token_ids), sequence.num_computed))
+        if len(sequence.block_table) > needed:
+            self._blocks.release(sequence.block_table[needed:])
+            sequence.block_table = sequence.block_table[:needed]
+
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """Let others find the full blocks of a sequence whose first ``end`` tokens are computed."""
+        full = end // self._blocks.block_size
+        self.extend_hashes(sequence)
+        for index in range(sequence.num_published, full):
+            self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
+        sequence.num_published = full
+
+    def extend_hashes(self, sequence: Sequence) -> None:
+        """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
+        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
+        blocks = self._blocks
+        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, _salt_of(owner), blocks.shared)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks away, wherever they are, and with them what was computed."""
+        self._blocks.release(sequence.block_table)
+        self._blocks.host.free(sequence.swapped)
+        sequence.swapped = ()
+        sequence.restart()
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Copy what is computed to host memory, and release the blocks."""
+        table, kept = sequence.block_table, self._blocks.blocks_for(sequence.num_computed)
+        swapped = self._blocks.swap_out(table[:kept], sequence.tenant)
+        if swapped is None:
+            return False
+        self._blocks.release(table[kept:])
+        sequence.swapped, sequence.block_table, sequence.num_published = swapped, (), 0
+        return True
+
+    def _swap_in(self, sequence: Sequence, headroom: int) -> bool:
+        fresh = self._blocks.blocks_for(len(sequence.token_ids)) - len(sequence.swapped)
+        table = self._blocks.swap_in(sequence.swapped, headroom, sequence.tenant, fresh)
+        if table is None:
+            return False
+        sequence.block_table, sequence.swapped = table, ()
+        return True
+
+
+@lru_cache(maxsize=1024)  # asked for with every block that somebody fills
+def _salt_of(owner: str) -> bytes:
+    return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()

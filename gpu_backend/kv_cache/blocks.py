@@ -1,0 +1,282 @@
+# Who holds which block of the KV cache. Blocks are counted references; full blocks can be found again by the hash of
+# everything before and in them, so that prompts with a common beginning share its blocks. Nothing here touches a
+# device.
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+
+from gpu_backend.kv_cache.host_tier import HostTier
+from gpu_backend.kv_cache.tenant_cache import TenantCache
+from gpu_backend.step.plan import BlockCopy
+
+SHARED = "(shared)"  # whom the blocks of declared beginnings belong to; no team id has brackets
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A new block table; the first ``num_cached`` blocks already hold their tokens' keys and values."""
+
+    block_table: tuple[int, ...]
+    num_cached: int
+
+
+@dataclass(slots=True)
+class _Named:
+    """A full block that can be found by its key."""
+
+    key: bytes
+    block: int
+    tenant: str
+    again: bool  # whether its key ever came back
+
+
+class BlockManager:
+    """Hands out ``num_blocks`` blocks, counts who uses them, and remembers what full ones hold.
+
+    A block is in one of three states: in use (referenced), evictable (unused, but found by its hash until someone needs
+    the room) or free. ``num_protected`` blocks are kept, by weight, for what tenants have cached: nobody else's work
+    takes them. Blocks whose hash is in ``shared`` belong to no tenant.
+
+    What is evicted goes to one of ``num_host_blocks`` in host memory, and comes back when its hash is asked for. The
+    copies that this takes must be made in their order, before the next step computes: ``take_copies`` hands them out.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_protected: int = 0,
+        shared: frozenset[bytes] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+        num_host_blocks: int = 0,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.shared = shared
+        # Leading tokens of each block that the draft model has computed too; what it computed is its owner's to know.
+        self.num_drafted = [0] * num_blocks
+        self._references = [0] * num_blocks
+        self._free = deque(range(num_blocks))
+        self._evictable = TenantCache(num_protected, clock)
+        self.host = HostTier(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock)
+        self._copies: list[BlockCopy] = []
+        self._by_key: dict[bytes, _Named] = {}
+        self._by_block: dict[int, _Named] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that nobody uses: free and evictable ones."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks that some sequence references."""
+        return self.num_blocks - self.num_available
+
+    def available_to(self, tenant: str) -> int:
+        """Blocks that can be handed out to a tenant: all but those in use and those kept for others."""
+        return len(self._free) + self._evictable.available_to(tenant)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold that many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def count_known(self, hashes: SequenceOf[bytes], last: int) -> int:
+        """Return how many leading hashes have blocks on the device or the host; ``last`` is what was found before.
+
+        Only what changed since is looked at, so a gap that came in between goes unseen: a guide, and no promise.
+        """
+        while last < len(hashes) and (hashes[last] in self._by_key or hashes[last] in self.host):
+            last += 1
+        while last and not (hashes[last - 1] in self._by_key or hashes[last - 1] in self.host):
+            last -= 1
+        return last
+
+    def note_request(self, tenant: str, weight: float) -> None:
+        """Tell that a tenant has work: until it has had none for ten minutes, its part of the cache is its own."""
+        self._evictable.touch(tenant, weight)
+        if self.host.num_blocks:
+            self.host.note_request(tenant, weight)
+
+    def allocate_table(
+        self, hashes: SequenceOf[bytes], num_blocks: int, headroom: int = 0, tenant: str = ""
+    ) -> Allocation | None:
+        """Make a table of ``num_blocks``, its beginning found by ``hashes`` where possible; None if there is no room.
+
+        There is room if ``headroom`` blocks would still be available to the tenant afterwards.
+        """
+        keys = self._known(hashes[:num_blocks])
+        found = [self._by_key[key] for key in keys if key in self._by_key]
+        resting = [named for named in found if self._references[named.block] == 0]
+        for owner, group in groupby(resting, _owner):
+            self._evictable.remove(owner, [named.key for named in group])
+        if self.available_to(tenant) - (num_blocks - len(found)) < headroom:
+            self._rest(reversed(resting))
+            return None
+        for named in found:
+            self._references[named.block] += 1
+            named.again = True
+        if keys and keys[0] in self.shared:
+            self.note_request(SHARED, 1.0)
+        fetched = [key for key in keys if key not in self._by_key] if len(found) < len(keys) else []
+        on_host = self.host.take(fetched)
+        fresh = self._take(num_blocks - len(found), tenant)
+        for key, there, block in zip(fetched, on_host, fresh, strict=False):
+            self._copies.append(BlockCopy(there.block, block, to_host=False))
+            self._evictable.recall(there.tenant, key)
+            self._name(key, block, there.tenant, again=True)
+        self.host.free(there.block for there in on_host)
+        table = [self._by_key[key].block for key in keys]
+        return Allocation((*table, *fresh[len(on_host) :]), len(keys))
+
+    def allocate_block(self, tenant: str = "") -> int | None:
+        """Hand out one more block; None if none is available to the tenant."""
+        return self._take(1, tenant)[0] if self.available_to(tenant) else None
+
+    def publish(self, block: int, block_hash: bytes, tenant: str = "") -> None:
+        """Let others find a full, computed block by its hash; of two equal ones that in use stays known."""
+        if block in self._by_block:
+            return
+        known = self._by_key.get(block_hash)
+        if known is not None:
+            if self._references[known.block]:
+                return
+            self._evictable.remove(known.tenant, [known.key])
+            self._forget(known)
+            self._free.append(known.block)
+        owner = SHARED if block_hash in self.shared else tenant
+        again = self._evictable.recall(owner, block_hash) or known is not None
+        if self.host.num_blocks:
+            again = self.host.recall(owner, block_hash) or again
+            if block_hash in self.host:  # what came before it was not, so it could not be used
+                self.host.free(there.block for there in self.host.take([block_hash]))
+                again = True
+        self._name(block_hash, block, owner, again)
+
+    def release(self, block_table: SequenceOf[int]) -> None:
+        """Give a table's references back. Its end is evicted before its beginning, which more prompts share."""
+        resting = []
+        for block in reversed(block_table):
+            self._references[block] -= 1
+            assert self._references[block] >= 0, f"block {block} was released more often than it was taken"
+            if self._references[block] == 0:
+                named = self._by_block.get(block)
+                if named is None:
+                    self._free.append(block)
+                else:
+                    resting.append(named)
+        self._rest(resting)
+
+    def forget(self, block_table: SequenceOf[int]) -> None:
+        """Let nobody find these blocks again: what they hold cannot be trusted. Call it before ``release``."""
+        for block in block_table:
+            if block in self._by_block:
+                self._forget(self._by_block[block])
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies that are to be made, in this order, before anything else is computed."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """Let nobody find what these copies may not have brought."""
+        for copy in copies:
+            if copy.to_host:
+                self.host.forget(copy.target)
+            elif named := self._by_block.get(copy.target):
+                self._forget(named)
+                if self._references[copy.target] == 0:
+                    self._evictable.remove(named.tenant, [named.key])
+                    self._free.append(copy.target)
+
+    def swap_out(self, block_table: SequenceOf[int], tenant: str = "") -> tuple[int, ...] | None:
+        """Release a table, copied to host blocks, which are returned; None, and nothing done, without room.
+
+        What nobody else uses is not found any more until it comes back: else its eviction would copy it once more.
+        """
+        held = self.host.reserve(len(block_table), tenant)
+        if held is None:
+            return None
+        self.forget([b for b in block_table if self._references[b] == 1 and self._belongs_to_tenant(b)])
+        self._copies += [BlockCopy(*pair, to_host=True) for pair in zip(block_table, held, strict=True)]
+        self.release(block_table)
+        return tuple(held)
+
+    def swap_in(
+        self, held: SequenceOf[int], headroom: int = 0, tenant: str = "", fresh: int = 0
+    ) -> tuple[int, ...] | None:
+        """Make a table of what was swapped out, with ``fresh`` blocks after it, and free its host blocks.
+
+        None, and nothing done, without room.
+        """
+        if self.available_to(tenant) - len(held) - fresh < headroom:
+            return None
+        table = self._take(len(held) + fresh, tenant)
+        self._copies += [BlockCopy(*pair, to_host=False) for pair in zip(held, table, strict=False)]
+        self.host.free(held)
+        return tuple(table)
+
+    def check(self, block_tables: Iterable[SequenceOf[int]], swapped: Iterable[SequenceOf[int]] = ()) -> None:
+        """Assert that the books are in order, and that exactly these tables are out, on the device and on the host."""
+        self._evictable.check()
+        self.host.check(block for held_blocks in swapped for block in held_blocks)
+        assert not any(key in self.host for key in self._by_key), "a key is on the device and on the host"
+        held = Counter(block for table in block_tables for block in table)
+        assert all(self._references[block] == held[block] for block in range(self.num_blocks)), "references differ"
+        free, evictable = set(self._free), {self._by_key[key].block for key in self._evictable}
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & evictable and not (free | evictable) & set(held), "a block is in two states"
+        assert len(free) + len(evictable) + len(held) == self.num_blocks, "a block is lost"
+        assert not free & self._by_block.keys(), "a free block can be found"
+        assert {n.key: n.block for n in self._by_key.values()} == {n.key: n.block for n in self._by_block.values()}, (
+            "the two indexes differ"
+        )
+
+    def _belongs_to_tenant(self, block: int) -> bool:
+        named = self._by_block.get(block)
+        return named is not None and named.tenant != SHARED
+
+    def _known(self, hashes: SequenceOf[bytes]) -> list[bytes]:
+        """Return the leading hashes whose blocks are on the device or the host."""
+        return list(takewhile(lambda key: key in self._by_key or key in self.host, hashes))
+
+    def _take(self, count: int, tenant: str) -> list[int]:
+        taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+        evicted = [self._by_key[key] for key in self._evictable.evict_for(tenant, count - len(taken))]
+        for named in evicted:
+            taken.append(named.block)
+            self._forget(named)
+        if self.host.num_blocks:
+            self._send_to_host(evicted)
+        for block in taken:
+            self._references[block] = 1
+            self.num_drafted[block] = 0
+        return taken
+
+    def _send_to_host(self, evicted: list[_Named]) -> None:
+        for owner, group in groupby(evicted, _owner):
+            own = list(group)
+            places = self.host.keep(owner, [(named.key, named.again) for named in own])
+            kept = own[len(own) - len(places) :]
+            self._copies += [BlockCopy(named.block, place, True) for named, place in zip(kept, places, strict=True)]
+
+    def _rest(self, resting: Iterable[_Named]) -> None:
+        for owner, group in groupby(resting, _owner):
+            self._evictable.add(owner, [(named.key, named.again) for named in group])
+
+    def _name(self, key: bytes, block: int, owner: str, again: bool) -> None:
+        self._by_key[key] = self._by_block[block] = _Named(key, block, owner, again)
+
+    def _forget(self, named: _Named) -> None:
+        del self._by_key[named.key], self._by_block[named.block]
+
+
+def _owner(named: _Named) -> str:
+    return named.tenant

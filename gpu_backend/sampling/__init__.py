@@ -1,0 +1,1 @@
+# Logits to tokens: sampler, adjustments, verification of draft tokens.

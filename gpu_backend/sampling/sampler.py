@@ -1,0 +1,229 @@
+# Logits to tokens. The noise that makes sampling random is a pure function of (seed, reply index, position, token),
+# so a reply can be made again, or continued elsewhere, whatever else is in the batch.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.sampling.adjustments import adjust
+from gpu_backend.sampling.sampling_tensors import signed, wishes_of
+from gpu_backend.step.plan import SequenceStep, TokenLogprob
+
+GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
+PART = 64  # of a vocabulary, looked through at once
+PHILOX_ROUNDS = 7  # the fewest that pass BigCrush (Salmon et al. 2011, table 2)
+LOW_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What is reported about some tokens, still on the device, and how many alternatives each of them asks for."""
+
+    own: Tensor  # (tokens,)
+    top: Tensor  # (tokens, most alternatives), the likeliest first
+    top_ids: Tensor
+    counts: tuple[int, ...]
+
+    def read(self) -> list[TokenLogprob]:
+        """Return them as plain numbers, one for each token."""
+        rows = zip(self.counts, self.own.tolist(), self.top_ids.tolist(), self.top.tolist(), strict=True)
+        return [TokenLogprob(own, tuple(zip(ids[:n], values[:n], strict=True))) for n, own, ids, values in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row; ``finite[i]`` is false where row i had no usable numbers, and its token means nothing."""
+
+    token_ids: Tensor
+    finite: Tensor
+    logprobs: Logprobs | None  # of the rows that asked for them, in their order
+
+
+def sample(
+    logits: Tensor,
+    steps: Sequence[SequenceStep],
+    last_tokens: Tensor | None = None,
+    masks: Future[Tensor] | None = None,
+) -> Sampled:
+    """Choose the next token of each step from its row of ``logits`` (rows, vocab), which are used up.
+
+    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
+    are those of the steps' constraints, where they were begun before.
+    """
+    logits = logits.float()
+    finite = torch.isfinite(logits.sum(-1))
+    scored: list[int] = []
+    which = unadjusted = None
+    if [step for step in steps if step.constraint is not None or not step.sampling.is_plain]:
+        scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
+        which = upload(scored, logits.device, torch.long) if scored else None
+        unadjusted = None if which is None else logits.index_select(0, which)
+        adjust(logits, steps, last_tokens, masks)
+    if ops.uses_triton(logits.device):
+        chosen, _ = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
+    else:
+        chosen = _draw(logits, steps)
+    logprobs = None
+    if which is not None and unadjusted is not None:
+        counts = [steps[row].sampling.logprobs or 0 for row in scored]
+        logprobs = report_logprobs(unadjusted, chosen.index_select(0, which), counts)
+    return Sampled(chosen, finite, logprobs)
+
+
+def draw(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
+    """Return each row's token (rows,) by its wishes, and whether its ``logits`` (rows, vocab) are finite.
+
+    The same as in ``sample``, but nothing here depends on what the wishes say: it can be captured and replayed.
+    """
+    if ops.uses_triton(logits.device):
+        return ops.draw(logits, wishes, filters=True)
+    logits = logits.float()
+    warm = wishes.temperature >= GREEDY_BELOW
+    scaled = logits / torch.where(warm, wishes.temperature, 1)[:, None]
+    ranked = scaled.sort(-1, descending=True).values
+    vocab = logits.shape[-1]
+    kept = torch.where(wishes.top_k > 0, wishes.top_k, vocab).clamp(max=vocab).long()[:, None]
+    floor = ranked.gather(-1, kept - 1)
+    shares = ranked.masked_fill(ranked < floor, -torch.inf).softmax(-1)
+    inside = (shares.cumsum(-1) - shares < wishes.top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
+    nucleus = torch.where(wishes.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
+    floor = floor.maximum(nucleus).maximum(ranked[:, :1] + wishes.min_p.log()[:, None])
+    scores = noise(wishes.position, wishes.reply, wishes.seed, vocab).add_(scaled)
+    chosen = torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
+    return chosen, torch.isfinite(logits.sum(-1))
+
+
+def _draw(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    """Return each row's token (rows,), in plain torch."""
+    chosen = _likeliest(logits)
+    warm = [row for row, step in enumerate(steps) if step.sampling.temperature >= GREEDY_BELOW]
+    if warm:
+        rows = upload(warm, logits.device, torch.long)
+        part = logits if len(warm) == len(steps) else logits.index_select(0, rows)
+        chosen.index_copy_(0, rows, _sample_warm(part, [steps[row] for row in warm]))
+    return chosen
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """Return the first of each row's largest (rows,): torch searches slowly, so first for the part that has it."""
+    if logits.shape[-1] % PART:
+        return logits.argmax(-1)
+    parts = logits.view(len(logits), -1, PART)
+    best = parts.amax(-1).argmax(-1)
+    return best * PART + parts[torch.arange(len(best), device=best.device), best].argmax(-1)
+
+
+def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    """Sample by the Gumbel-max trick: the largest of log-probability plus Gumbel noise is a fair draw.
+
+    Of the tokens, top-k, then top-p of the rest, then min-p may exclude some, but never the likeliest.
+    """
+    temperatures = upload([[step.sampling.temperature] for step in steps], logits.device, torch.float32)
+    scaled = logits / temperatures
+    _exclude_by_top_k(scaled, steps)
+    scores = gumbel_noise(steps, logits.shape[-1], logits.device).add_(scaled)
+    _exclude_by_min_p(scores, scaled, steps)
+    return _draw_by_top_p(scores, scaled, steps)
+
+
+def _exclude_by_top_k(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Put -inf in place of all but the k largest of each row."""
+    rows = [row for row, step in enumerate(steps) if 0 < step.sampling.top_k < logits.shape[-1]]
+    if rows:
+        ks = torch.tensor([[steps[row].sampling.top_k] for row in rows], device=logits.device)
+        part = logits[rows]
+        floor = part.topk(int(ks.max()), dim=-1).values.gather(-1, ks - 1)
+        logits[rows] = part.masked_fill_(part < floor, -torch.inf)
+
+
+def _exclude_by_min_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+    """Put -inf in place of tokens less likely than min-p times the likeliest (Nguyen et al. 2024)."""
+    rows = [row for row, step in enumerate(steps) if step.sampling.min_p > 0]
+    if rows:
+        shares = torch.tensor([[steps[row].sampling.min_p] for row in rows], device=logits.device)
+        part = logits[rows]
+        scores[rows] = scores[rows].masked_fill_(part < part.amax(-1, keepdim=True) + shares.log(), -torch.inf)
+
+
+def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    """Return each row's best score within its nucleus, the fewest tokens that reach top-p (Holtzman et al. 2020).
+
+    Nothing is sorted. A token is in the nucleus if those more likely than it have less than top-p together; where the
+    best is not, neither is any less likely one, and the best of the others is tried. Each try about halves what is
+    left, as in quickselect.
+    """
+    chosen = scores.argmax(-1)
+    rows = torch.tensor([row for row, step in enumerate(steps) if step.sampling.top_p < 1], device=logits.device)
+    if not len(rows):
+        return chosen
+    limits = torch.tensor([[step.sampling.top_p] for step in steps if step.sampling.top_p < 1], device=logits.device)
+    scores, probabilities = scores[rows], logits[rows].softmax(-1)
+    while True:
+        best = scores.argmax(-1, keepdim=True)
+        chosen[rows] = best[:, 0]
+        own = probabilities.gather(-1, best)
+        above = (probabilities * (probabilities > own)).sum(-1, keepdim=True)
+        outside = ((above >= limits) & (above > 0))[:, 0]
+        if not bool(outside.any()):
+            return chosen
+        rows, limits, own = rows[outside], limits[outside], own[outside]
+        scores, probabilities = scores[outside], probabilities[outside]
+        scores.masked_fill_(probabilities <= own, -torch.inf)
+
+
+def report_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Logprobs:
+    """Return each row's log-probability of its token, with as many of the likeliest beside it as ``counts`` says.
+
+    ``logits`` (rows, vocab) are what the model itself thought, before bias, penalties, temperature and filters.
+    """
+    own, top, top_ids = ops.log_probabilities(logits, tokens, max(counts))
+    return Logprobs(own, top, top_ids, tuple(counts))
+
+
+def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
+    """Return standard Gumbel noise (steps, vocab) for each step's next position."""
+    columns = [[s.start + len(s.token_ids), s.reply_index, signed(s.sampling.seed)] for s in steps]
+    position, reply, seed = upload(columns, device, torch.long).t()
+    return noise(position, reply, seed, vocab_size)
+
+
+def noise(position: Tensor, reply: Tensor, seed: Tensor, vocab_size: int) -> Tensor:
+    """Return standard Gumbel noise (rows, vocab) for rows of these three, (rows,) each.
+
+    One Philox call gives four tokens their noise: the counter is (token // 4, position, reply index, 0), the key the
+    seed.
+    """
+    position, reply, seed = (some.long()[:, None] for some in (position, reply, seed))
+    key_low, key_high = seed & LOW_32, seed >> 32 & LOW_32
+    quads = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
+    words = philox((quads, position, reply, torch.zeros_like(reply)), (key_low, key_high), PHILOX_ROUNDS)
+    bits = torch.stack(words, dim=-1).view(len(seed), -1)[:, :vocab_size]
+    # An exponential draw is finest near zero, where the winners are; the other end is cut off at 2^-24 from one.
+    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return four words of random bits, by Philox-4x32 (Salmon et al. 2011, "Random numbers: as easy as 1, 2, 3").
+
+    All words are int64 tensors that hold 32-bit values, and broadcast against each other.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        # int64 products wrap around, and so keep all 64 bits.
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (second >> 32 & LOW_32) ^ c1 ^ k0, second & LOW_32
+        c2, c3 = (first >> 32 & LOW_32) ^ c3 ^ k1, first & LOW_32
+        k0, k1 = k0 + 0x9E3779B9 & LOW_32, k1 + 0xBB67AE85 & LOW_32
+    return c0, c1, c2, c3

@@ -1,0 +1,52 @@
+# Guesses at the next tokens, checked: the model samples at every place of a guess, with that place's own noise, and
+# guesses hold as long as they are what was sampled.
+#
+# So speculation changes no token, at any temperature. The noise is a function of (seed, reply index, position), and the
+# filters, penalties and masks of a place are functions of the tokens before it; what is sampled after guesses that held
+# is therefore what would have been sampled without any, logits being equal. Leviathan et al. (2023, "Fast inference
+# from transformers via speculative decoding") accept a guess by chance, so that the distribution is kept; here guess
+# and sample are coupled by their common Gumbel noise, and the very sample is kept. A draft that draws with the same
+# noise agrees more often than one with its own (Daliri et al. 2024, "Coupling without communication and
+# drafter-invariant speculative decoding").
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpu_backend.step.plan import SequenceStep
+
+
+def rows_of(step: SequenceStep) -> list[SequenceStep]:
+    """Return a step for each place that is sampled, as it would be if the guesses before it were known."""
+    if not step.num_proposed:
+        return [step]
+    rows = []
+    guesses = step.token_ids[step.num_known :]
+    looks_back = step.sampling.penalises_reply
+    for count in range(step.num_proposed + 1):
+        constraint = step.constraint
+        if constraint is not None and count:
+            constraint = constraint.copy()
+            problem = constraint.accept(guesses[:count])
+            assert problem is None, "a guess does not follow the grammar"
+        rows.append(
+            replace(
+                step,
+                token_ids=step.token_ids[: step.num_known + count],
+                generated=step.generated + array("i", guesses[:count]).tobytes() if looks_back else b"",
+                constraint=constraint,
+                num_proposed=0,
+            )
+        )
+    return rows
+
+
+def num_gained(step: SequenceStep, sampled: Sequence[int]) -> int:
+    """Say how many of the tokens sampled at a step's places are the sequence's: one more than guesses held."""
+    guesses = step.token_ids[step.num_known :]
+    held = 0
+    while held < len(guesses) and guesses[held] == sampled[held]:
+        held += 1
+    return held + 1

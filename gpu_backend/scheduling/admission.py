@@ -1,0 +1,270 @@
+# Who comes in next, and who gives way: interactive work before batch work, in each tier whoever was served least. Batch
+# work fills what interactive work leaves, gives it back at once, and yet never starves.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.scheduling.fairness import FairQueue
+from gpu_backend.scheduling.forecast import LengthForecast, highest_use, remaining_tokens
+from gpu_backend.scheduling.long_waits import Turns
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.sequence import Sequence
+
+TIERS = ("interactive", "batch")  # in the order in which they are served
+SPREAD = 0.4  # of the forecast for one reply, as a share of the room; many replies make up for each other
+MOST_MARGIN = 0.1  # of the room, kept free for forecasts that fail
+LOOKS = 16  # at what tenants hold, within one patience
+
+
+class Admission:
+    """Owns everybody who waits, and knows who is owed what.
+
+    A preempted sequence waits before all newcomers of its tier, in the order of the first admissions. When nobody of
+    the batch tier was admitted for ``batch_patience`` seconds, the next of them passes interactive work, and gives way
+    no more. Who has waited for ``interactive_patience`` seconds while another tenant held more goes before all, and
+    replies of that tenant make room.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
+        self.queues = {tier: FairQueue(config.cached_lead_tokens, self._num_cached) for tier in TIERS}
+        self.forecast = LengthForecast()
+        self._blocks = blocks
+        self._clock = clock
+        self._patience = config.batch_patience
+        self._max_seqs = config.max_num_seqs
+        self._caps_batch = config.max_batch_tier_tokens is not None
+        self._turns = Turns(config, blocks)
+        self._favoured: Sequence | None = None  # goes next, for it has waited
+        self._look_again = 0.0  # when to see whether anybody has
+        self._max_waiting = config.max_waiting
+        self._headroom = int(config.interactive_headroom * blocks.num_blocks)
+        self._refused: Sequence | None = None  # found no room, and nobody has left since
+        self._batch_admitted = 0.0  # when batch work was last let in
+        self._places = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate over everybody who waits, in no particular order."""
+        for queue in self.queues.values():
+            yield from queue
+
+    def is_full_for(self, tier: str, tenant: str) -> bool:
+        """Whether a tenant has as many requests waiting as others could still add: so no tenant fills a queue alone."""
+        queue = self.queues[tier]
+        return queue.num_waiting_of(tenant) >= self._max_waiting - len(queue)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a newcomer wait."""
+        self.queues[sequence.tier].add(sequence)
+
+    def add_first(self, sequences: list[Sequence]) -> None:
+        """Let further replies to a prompt wait before all else of their tenant."""
+        if sequences:
+            self.queues[sequences[0].tier].add_first(sequences)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a preempted sequence wait at its place."""
+        sequence.since, sequence.came_by_patience = self._clock(), False
+        self.queues[sequence.tier].put_back(sequence)
+        self._reconsider()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a waiting sequence go."""
+        if sequence is self._favoured:
+            self._favoured = None
+        self.queues[sequence.tier].remove(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Book the end of a running sequence."""
+        self.queues[sequence.tier].leave(sequence)
+        self._reconsider()
+        if sequence.num_generated and not sequence.pools:
+            self.forecast.learn(sequence.num_generated)
+
+    def next(self, running: Collection[Sequence], lets_batch_in: bool = True) -> Sequence | None:
+        """Return who goes next, or None if nobody waits. Call ``charge`` first.
+
+        Batch work that is not let in, for its tier has what it may have, keeps nobody waiting.
+        """
+        if self._favoured is not None:
+            return self._favoured
+        aged = self._aged(self._clock()) if lets_batch_in else None
+        if aged is not None:
+            return aged
+        interactive, batch = self.queues.values()
+        head = interactive.head()
+        if head is None:
+            return batch.head() if lets_batch_in else None
+        if head.made_room and (newcomer := interactive.newcomer()) is not None:
+            shares = self._turns.shares(running)
+            blocks = self._blocks.blocks_for(len(newcomer.token_ids))
+            if newcomer.tenant != head.tenant and shares.of(newcomer, 1, blocks) <= shares.of(head):
+                return newcomer  # what was won for its tenant stays with it while it holds less
+        return head
+
+    def before(self, tier: str) -> list[Sequence]:
+        """Return everybody who goes before a newcomer of that tier."""
+        return [sequence for name in TIERS[: TIERS.index(tier) + 1] for sequence in self.queues[name]]
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether somebody found no room, and nobody has left since."""
+        return self._refused is not None
+
+    def was_refused(self, sequence: Sequence) -> bool:
+        """Whether that one found no room, and nobody has left since."""
+        return sequence is self._refused
+
+    def refuse(self, sequence: Sequence) -> None:
+        """Remember that there was no room, so that it is not tried again at every step."""
+        self._refused = sequence
+
+    def is_room_for(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
+        """Whether all who run and this one will fit to their ends, by the forecast; anybody fits alone.
+
+        For interactive work, batch work is no obstacle; batch work leaves the headroom free. Who has waited for those
+        who run needs no forecast: if they do not fit to their ends, they do not without it.
+        """
+        if sequence is self._favoured:
+            return True
+        blocks = self._blocks
+        yields = _yields(sequence)
+        room = blocks.num_blocks - (self._headroom if yields else 0)
+        needed = blocks.blocks_for(len(sequence.token_ids))
+        longest = blocks.blocks_for(self.forecast.longest) * (len(running) + 1)
+        if blocks.num_in_use + needed + longest <= room:
+            return True
+        staying = running if yields else [s for s in running if not _yields(s)]
+        if not staying:
+            return True
+        gone = sum(len(s.block_table) for s in running) - sum(len(s.block_table) for s in staying)
+        replies = [(len(s.block_table), remaining_tokens(s, self.forecast)) for s in staying]
+        replies.append((needed, remaining_tokens(sequence, self.forecast)))
+        in_use = max(blocks.num_in_use - gone, 0) + needed
+        margin = min(MOST_MARGIN, SPREAD / math.sqrt(len(replies)))
+        return highest_use(replies, in_use, blocks.block_size) <= room * (1 - margin)
+
+    def charge(self, running: Iterable[Sequence]) -> None:
+        """Book what the running sequences generated since the last time."""
+        for sequence in running:
+            if len(sequence.token_ids) > sequence.num_charged:
+                self.queues[sequence.tier].charge_reply(sequence)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Take ``next`` out of its queue; its tenant pays for the tokens of its prompt that were not cached."""
+        queue = self.queues[sequence.tier]
+        queue.pop(sequence, self._most_tokens(sequence))
+        if not sequence.place:
+            self._places += 1
+            sequence.place = self._places
+            queue.charge_prompt(sequence, sequence.remaining)
+        now = self._clock()
+        sequence.since, sequence.num_let_in, sequence.made_room = now, len(sequence.token_ids), False
+        if sequence is self._favoured:
+            self._favoured = None
+            sequence.came_by_patience = True
+            self._turns.note(sequence.tenant, now)
+        if sequence.tier == "batch":
+            self._batch_admitted = now
+
+    def who_gives_way(self, running: Collection[Sequence]) -> Sequence:
+        """Choose who loses its blocks: batch work before interactive work, the latest admitted before the earlier.
+
+        Where that one had waited for others, it is the latest of the tenant that holds most.
+        """
+        latest = max(running, key=lambda sequence: (_yields(sequence), sequence.place))
+        if not latest.came_by_patience or _yields(latest):
+            return latest
+        shares = self._turns.shares(running)
+        return max(running, key=lambda sequence: (shares.of(sequence), sequence.place))
+
+    def who_makes_room(self, running: Collection[Sequence]) -> list[Sequence]:
+        """Return who leaves for somebody who has waited long enough and now goes next; often nobody."""
+        if not any(map(len, self.queues.values())):
+            return []
+        now = self._clock()
+        if self._favoured is None and now < self._look_again:
+            return []
+        before, self._favoured = self._favoured, None
+        self.charge(running)
+        for sequence in self._impatient(running, now):
+            is_batch = sequence.tier == "batch"
+            free = [] if is_batch else sorted(filter(_yields, running), key=lambda s: s.place, reverse=True)
+            bound = [s for s in running if is_batch or not _yields(s)]
+            leaving = self._turns.make_room(sequence, free, bound, now)
+            if leaving is None or not (leaving or self.lacks_room or sequence is before):
+                continue  # or it gets in as it is
+            self._favoured = sequence
+            if self.was_refused(sequence):
+                self._refused = None
+            return leaving
+        self._look_again = now + self._turns.patience / LOOKS
+        return []
+
+    def who_yields(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """Return batch work that must leave so that the interactive request that goes next has room; none if it cannot.
+
+        The latest admitted leaves first.
+        """
+        head = self.queues["interactive"].head()
+        if head is None:
+            return []
+        everyone = list(running)
+        needed = self._blocks.blocks_for(len(head.token_ids)) + len(everyone) - self._blocks.available_to(head.tenant)
+        too_many = len(everyone) - self._max_seqs + 1
+        leaving: list[Sequence] = []
+        for sequence in sorted(filter(_yields, everyone), key=lambda s: s.place, reverse=True):
+            if needed <= 0 and too_many <= 0:
+                break
+            leaving.append(sequence)
+            needed -= len(sequence.block_table)
+            too_many -= 1
+        return leaving if needed <= 0 and too_many <= 0 else []
+
+    def check(self, admitted: Iterable[Sequence]) -> None:
+        """Assert that the books of all tenants are in order, given everybody who was admitted and has not ended."""
+        everyone = list(admitted)
+        for tier, queue in self.queues.items():
+            queue.check(sequence for sequence in everyone if sequence.tier == tier)
+
+    def _impatient(self, running: Collection[Sequence], now: float) -> list[Sequence]:
+        """Return those who may go next and have waited for their patience: aged batch work, then the longest first."""
+        interactive = self.queues["interactive"]
+        newcomer = interactive.newcomer()
+        waiting = [*interactive.returning(), *([newcomer] if newcomer else [])]
+        impatient = sorted((s for s in waiting if now - s.since >= self._turns.patience), key=lambda s: s.since)
+        aged = self._aged(now)
+        if aged is None or (self._caps_batch and any(s.tier == "batch" for s in running)):
+            return impatient
+        return [aged, *impatient]
+
+    def _aged(self, now: float) -> Sequence | None:
+        """Return the next of the batch tier, if it passes interactive work."""
+        oldest = self.queues["batch"].first()
+        if oldest is None:
+            return None
+        oldest.is_aged = now - max(oldest.arrived, self._batch_admitted) >= self._patience
+        return oldest if oldest.is_aged else None
+
+    def _reconsider(self) -> None:
+        self._refused = None
+        for queue in self.queues.values():
+            queue.reconsider()
+
+    def _num_cached(self, sequence: Sequence) -> int:
+        """Return how many leading blocks of a waiting prompt would be found, about."""
+        if sequence.unscored_from is not None:  # what comes out of the cache has no logits
+            return 0
+        sequence.num_found = self._blocks.count_known(sequence.block_hashes, sequence.num_found)
+        return sequence.num_found
+
+    def _most_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence can still generate."""
+        room = self._blocks.num_blocks * self._blocks.block_size - len(sequence.token_ids)
+        return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, room))
+
+
+def _yields(sequence: Sequence) -> bool:
+    return sequence.tier == "batch" and not sequence.is_aged

@@ -1,0 +1,114 @@
+# How many prompt tokens a step may compute beside its decodes: within the token budget, within the tier's own cap, and
+# no more than stretch the step beyond what its decodes alone would take, so that a long prompt stalls no stream.
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sequence import Sequence
+
+MANY_STEPS = 8  # a prompt that takes more is long
+
+
+class StepBudget:
+    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it.
+
+    Of batch work, whose tokens may have a cap of their own, ``num_batch`` sequences run, ``num_batch_decodes`` of them
+    in these decodes; no more of them are let in than have a token each within the cap.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cost: StepCost | None,
+        decodes: SequenceOf[SequenceStep],
+        num_batch: int = 0,
+        num_batch_decodes: int = 0,
+    ) -> None:
+        self._most = config.max_num_batched_tokens
+        self._left = self._most - len(decodes)
+        self._kept = 0
+        cap = config.max_batch_tier_tokens or config.max_num_batched_tokens
+        self._batch_left = cap - num_batch_decodes
+        self._batch_places = cap - num_batch
+        self._cost = cost if decodes else None
+        self._is_spent = False
+        self._least = config.block_size
+        if self._cost is not None:
+            self._work = plan_work(decodes)
+            seconds = self._cost.seconds(self._work)
+            self._half_limit = (1 + config.step_stretch) / 2 * seconds
+            self._limit = self._full_limit = config.step_stretch * seconds
+
+    def is_long(self, sequence: Sequence) -> bool:
+        """Whether a prompt takes more than a step's tokens, or many steps: deep in a context they compute little."""
+        if sequence.remaining > self._most or self._cost is None:
+            return sequence.remaining > self._most
+        many = sequence.remaining // MANY_STEPS
+        return self._cost.seconds(self._work + chunk_work(sequence.num_computed, many)) > self._full_limit
+
+    def keep_half(self) -> None:
+        """Keep half for long prompts until ``open_rest``: so they neither keep others waiting, nor wait for them."""
+        self._kept = self._left // 2
+        self._left -= self._kept
+        if self._cost is not None:
+            self._limit = self._half_limit
+
+    def allows(self, tier: str) -> bool:
+        """Whether another prompt of that tier would get any tokens."""
+        return not self._is_spent and self._left > 0 and (tier != "batch" or self._batch_left > 0)
+
+    @property
+    def admits_batch(self) -> bool:
+        """Whether more batch work may be let in."""
+        return self._batch_places > 0 and self._batch_left > 0
+
+    def note_admission(self, tier: str) -> None:
+        """Count a sequence that was let in."""
+        if tier == "batch":
+            self._batch_places -= 1
+
+    def open_rest(self) -> None:
+        """Let prompts of many steps have what is left."""
+        self._left += self._kept
+        self._kept = 0
+        self._is_spent = False
+        if self._cost is not None:
+            self._limit = self._full_limit
+
+    def take(self, sequence: Sequence) -> int:
+        """Say how many tokens of a prompt this step computes, and count them as taken.
+
+        The first chunk of a step has at least a block's worth, so that every prompt comes to its end.
+        """
+        if not self.allows(sequence.tier):
+            return 0
+        most = min(sequence.remaining, self._left)
+        if sequence.tier == "batch":
+            most = min(most, self._batch_left)
+        taken = most
+        if self._cost is not None:
+            taken = largest_chunk(self._cost, self._work, self._limit, sequence.num_computed, most)
+            taken = max(taken, min(most, self._least))
+            self._least = 0
+            self._work += chunk_work(sequence.num_computed, taken)
+            self._is_spent = taken < most
+        self._left -= taken
+        if sequence.tier == "batch":
+            self._batch_left -= taken
+        return taken
+
+
+def largest_chunk(cost: StepCost, work: StepWork, limit: float, start: int, most: int) -> int:
+    """Return how many tokens from position ``start``, at most ``most``, keep a step with ``work`` within ``limit``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost.seconds(work + chunk_work(start, middle)) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,115 @@
+# Whoever waits for the ends of others' long replies does not wait for ever: after a while the tenant that holds most of
+# the engine, for its weight, gives a reply's place to one that holds less. docs/fairness.md has the rule.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.sequence import Sequence
+
+MOST_AGAIN = 16  # tokens of a context to be computed again for each that its reply got, where two take turns
+
+
+class Shares:
+    """What each tenant holds, over its weight: of the slots or of the KV blocks, whichever is the larger share."""
+
+    def __init__(self, running: Iterable[Sequence], num_slots: int, num_blocks: int) -> None:
+        self._num_slots = num_slots
+        self._num_blocks = num_blocks
+        self._held: dict[str, tuple[int, int]] = {}
+        for sequence in running:
+            slots, blocks = self._held.get(sequence.tenant, (0, 0))
+            self._held[sequence.tenant] = slots + 1, blocks + len(sequence.block_table)
+
+    def of(self, sequence: Sequence, more_slots: int = 0, more_blocks: int = 0) -> float:
+        """Return the share of a sequence's tenant, if it held so much more than it does."""
+        slots, blocks = self._held.get(sequence.tenant, (0, 0))
+        largest = max((slots + more_slots) / self._num_slots, (blocks + more_blocks) / self._num_blocks)
+        return largest / sequence.weight
+
+    def without(self, sequence: Sequence) -> float:
+        """Return what would be the share of a running sequence's tenant without it."""
+        return self.of(sequence, -1, -len(sequence.block_table))
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a running sequence's part away."""
+        slots, blocks = self._held[sequence.tenant]
+        self._held[sequence.tenant] = slots - 1, blocks - len(sequence.block_table)
+
+
+class Turns:
+    """Decides who leaves for somebody that has waited; ``patience`` is in seconds.
+
+    Nobody leaves for a tenant that would then hold more than the one that gives way held before, nor within a patience
+    of having been let in. Each tenant gets in so once in a patience. Where the one that gives way would hold less than
+    the other then, as where all have one reply, the two take turns: once in a patience in the whole engine, and only
+    once the reply that leaves was worth what is to be computed again.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+        self.patience = config.interactive_patience
+        self._max_seqs = config.max_num_seqs
+        self._blocks = blocks
+        self._let_in: dict[str, float] = {}  # when a tenant got in so, those of the last patience
+        self._took_turn = -self.patience  # when one last took another's turn
+        self._is_turn = False  # whether who was last made room for takes one
+
+    def shares(self, running: Iterable[Sequence]) -> Shares:
+        """Return what tenants hold."""
+        return Shares(running, self._max_seqs, self._blocks.num_blocks)
+
+    def make_room(
+        self, sequence: Sequence, free: list[Sequence], bound: list[Sequence], now: float
+    ) -> list[Sequence] | None:
+        """Return who is to leave so that a sequence gets in, perhaps nobody; None if it has to go on waiting.
+
+        Those who are ``free`` leave first, in that order, whoever they belong to; then of the ``bound`` those whose
+        tenant holds most, the latest first.
+        """
+        if now - self._let_in.get(sequence.tenant, -self.patience) < self.patience:
+            return None
+        shares = self.shares(bound)
+        wanted = shares.of(sequence, 1, self._blocks.blocks_for(len(sequence.token_ids)))
+        lines: dict[str, list[Sequence]] = {}
+        for other in sorted(bound, key=lambda s: s.place):
+            if other.tenant != sequence.tenant and shares.of(other) >= wanted:
+                lines.setdefault(other.tenant, []).append(other)
+        if not lines:
+            return None
+        self._is_turn = False
+        blocks, slots = self._lacking(sequence, len(free) + len(bound))
+        leaving: list[Sequence] = []
+        while blocks > 0 or slots > 0:
+            if len(leaving) < len(free):
+                other = free[len(leaving)]
+            else:
+                line = max(filter(None, lines.values()), key=lambda line: shares.of(line[-1]), default=None)
+                if line is None or shares.of(line[-1]) < wanted:
+                    return None
+                other = line.pop()
+                is_turn = shares.without(other) < wanted
+                if now - other.since < self.patience or (is_turn and not self._may_take_turn(other, now)):
+                    continue
+                self._is_turn |= is_turn
+                shares.drop(other)
+            leaving.append(other)
+            blocks, slots = blocks - len(other.block_table), slots - 1
+        return leaving
+
+    def note(self, tenant: str, now: float) -> None:
+        """Book that the sequence that room was made for is in."""
+        self._let_in = {name: at for name, at in self._let_in.items() if now - at < self.patience}
+        self._let_in[tenant] = now
+        if self._is_turn:
+            self._took_turn = now
+
+    def _lacking(self, sequence: Sequence, num_running: int) -> tuple[int, int]:
+        """Return the blocks and the slots that a sequence lacks; none where they are not positive."""
+        blocks = self._blocks.blocks_for(len(sequence.token_ids)) + num_running
+        return blocks - self._blocks.available_to(sequence.tenant), num_running - self._max_seqs + 1
+
+    def _may_take_turn(self, sequence: Sequence, now: float) -> bool:
+        generated = len(sequence.token_ids) - sequence.num_let_in
+        return now - self._took_turn >= self.patience and MOST_AGAIN * generated >= len(sequence.token_ids)

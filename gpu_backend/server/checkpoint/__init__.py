@@ -1,0 +1,1 @@
+# What a checkpoint brings to the front: files, tokenizer, chat template, tool calls.

@@ -1,0 +1,220 @@
+# A checkpoint's chat template: messages become the text that the model was trained to continue. Templates are Jinja,
+# run in a sandbox under the conventions of Hugging Face transformers (its documentation, "Chat templates").
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpu_backend.server.checkpoint.control_tokens import ControlTokens
+from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
+from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
+from protocol.errors import BadRequest
+
+NO_CONTROL_TOKENS = ControlTokens(())
+
+
+class ChatTemplate:
+    """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
+
+    ``now`` tells the local time to templates that write the date. ``control_tokens`` are those of the vocabulary: in
+    what callers say they are guarded. Raises ``ValueError`` for a template with a fault.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        control_tokens: ControlTokens = NO_CONTROL_TOKENS,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        try:
+            self._template = environment.from_string(source)
+            takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
+        except TemplateError as exc:
+            raise ValueError(f"the chat template does not compile: {exc}") from exc
+        self.tool_style = _tool_style(source) if takes_tools else None
+        self._special_tokens = dict(special_tokens)
+        self._control_tokens = control_tokens
+        self._knows_developers = "developer" in source
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the conversation as text, ending where the assistant's next turn begins; there it may call ``tools``.
+
+        The text has marks where callers wrote control tokens; ``TextCodec.encode`` knows them.
+        Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
+        """
+        plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        _name_results(plain)
+        for message in plain:
+            if message["role"] == "developer" and not self._knows_developers:
+                message["role"] = "system"  # many templates leave out what they do not know
+        functions = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools] or None
+        try:
+            plain = [self._guarded(message, beside="role") for message in plain]
+            functions = functions and [self._guarded(tool, beside="type") for tool in functions]
+            try:
+                return self._render(plain, functions)
+            except TemplateError:
+                single = _one_call_a_turn(plain)
+                if len(single) == len(plain):
+                    raise
+                return self._render(single, functions)
+        except TemplateError as exc:
+            raise BadRequest(
+                f"The model's chat template refuses these messages: {exc.message or type(exc).__name__}.",
+                param="messages",
+                code="invalid_value",
+            ) from exc
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
+            raise BadRequest(
+                f"The model's chat template cannot render these messages: {exc}.",
+                param="messages",
+                code="invalid_value",
+            ) from exc
+
+    def _guarded(self, said: dict[str, Any], beside: str) -> dict[str, Any]:
+        """Return a message or a tool with what its caller wrote guarded: all but the field ``beside``."""
+        guard = self._control_tokens.guard_all
+        return {name: value if name == beside else guard(value) for name, value in said.items()}
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return self._template.render(
+            messages=messages, add_generation_prompt=True, tools=tools, documents=None, **self._special_tokens
+        )
+
+
+class GenerationTag(Extension):
+    """``{% generation %}`` … ``{% endgeneration %}``: marks a reply's words for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # as the library declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tool_style(source: str) -> ToolStyle | None:
+    """Return how the template tells the model to write its calls; None for a way that nobody here reads."""
+    if OPEN in source and "<function=" not in source:
+        return ToolStyle.HERMES
+    if '"parameters": ' in source and ("python_tag" in source or "ipython" in source):
+        return ToolStyle.LLAMA
+    return None
+
+
+def read_template(folder: Path, tokenizer_config: Mapping[str, Any], *, for_tools: bool = False) -> str | None:
+    """Return the source of a checkpoint's default chat template, or None where it has none.
+
+    Some checkpoints have another one ``for_tools``.
+    """
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):  # several, each with a name
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("tool_use", named.get("default")) if for_tools else named.get("default")
+    return template
+
+
+def _plain_message(message: Message, where: str) -> dict[str, Any]:
+    """Write a message as templates expect it: text as one string, arguments of tool calls as objects."""
+    plain: dict[str, Any] = {"role": message.role, "content": _plain_content(message, where)}
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _name_results(plain: Sequence[dict[str, Any]]) -> None:
+    """Give results of tools the name of the call that they answer: templates may demand it, OpenAI's clients do not."""
+    names = {call["id"]: call["function"]["name"] for message in plain for call in message.get("tool_calls", ())}
+    for message in plain:
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
+
+
+def _one_call_a_turn(plain: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let a turn with several calls be several turns, each with its result: Llama's templates refuse it otherwise."""
+    told: list[list[dict[str, Any]]] = []
+    turns: dict[str, list[dict[str, Any]]] = {}  # of the last such turn: each call's own, with its results, by its id
+    for message in plain:
+        if message["role"] != "tool":
+            turns = {}
+        elif (turn := turns.get(message.get("tool_call_id", ""))) is not None:
+            turn.append(message)
+            continue
+        if len(calls := message.get("tool_calls", ())) > 1:
+            for call in calls:
+                told.append([{**message, "tool_calls": [call]}])
+                turns.setdefault(call["id"], told[-1])
+        else:
+            told.append([message])
+    return [message for turn in told for message in turn]
+
+
+def _plain_content(message: Message, where: str) -> str:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or message.refusal or ""
+    words = []
+    for i, part in enumerate(message.content):
+        match part:
+            case TextPart(text):
+                words.append(text)
+            case RefusalPart(refusal):
+                words.append(refusal)
+            case ImagePart():
+                raise BadRequest(
+                    "This model reads text only; leave the image out.",
+                    param=f"{where}.content[{i}]",
+                    code="unsupported_parameter",
+                )
+    return "".join(words)
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,1 @@
+# The engine's process as the front sees it: calls, restarts, metrics, errors.

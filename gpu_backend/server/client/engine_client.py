@@ -1,0 +1,279 @@
+# The engine's process as the HTTP front sees it: calls go out, events come back to whoever waits for them, and a
+# process that died is replaced by one that goes on with its work. The event loop owns the state; one thread reads
+# events, another writes commands.
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from queue import SimpleQueue
+from typing import Protocol
+
+from gpu_backend.engine.process import EngineProcess
+from gpu_backend.server.client.engine_call import EngineCall
+from gpu_backend.server.client.errors import Overloaded
+from gpu_backend.server.client.held_calls import DIED, HeldCalls
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import (
+    Abort,
+    Command,
+    Drain,
+    Drained,
+    Embed,
+    Embedding,
+    Event,
+    Generate,
+    LoadReport,
+    NewTokens,
+    Ready,
+    Refused,
+)
+
+log = logging.getLogger("gpu_backend")
+
+RESTARTS = 3  # within RESTART_WINDOW; the next death is final
+RESTART_WINDOW = 60.0  # seconds
+RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
+STOP_WITHIN = 2.0  # seconds
+GOES_ON_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
+
+
+class EngineState(StrEnum):
+    """Whether the engine takes requests."""
+
+    STARTING = "starting"  # the weights are being loaded, for the first time or again
+    ACTIVE = "active"  # steps can run
+    DRAINING = "draining"  # what runs is finished, nothing else is taken
+    FAILED = "failed"  # it died too often, or could not start at all
+
+
+class Process(Protocol):
+    """What is asked of ``gpu_backend.engine.process.EngineProcess``."""
+
+    def send(self, command: Command) -> None: ...
+
+    def receive(self) -> tuple[Event, ...]: ...
+
+    def stop(self, timeout: float = 5.0) -> None: ...
+
+
+class EngineClient:
+    """Keeps one engine process running and hands its events out.
+
+    At most ``max_waiting`` requests wait for their first token. A process that dies is replaced at most ``RESTARTS``
+    times within ``RESTART_WINDOW`` seconds, and not at all if it never became ready; then ``on_failed`` is called.
+    The next process goes on with all calls, but those whose client goes on elsewhere, and what may have been the cause:
+    calls that two processes died of are let in one after the other, and a third death ends its own.
+    It lives on the event loop of the main thread: the child dies with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_waiting: int = 4096,
+        start_process: Callable[[EngineConfig], Process] = EngineProcess.start,
+        on_failed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = EngineState.STARTING
+        self.ready: Ready | None = None
+        self.load: LoadReport | None = None
+        self.restarts = 0
+        self.num_heard = 0  # times that a process said something: reports come every second, also from an idle one
+        self._busy_before = 0.0  # seconds in steps of processes that died
+        self._opened: float | None = None
+        self._config = config
+        self._max_waiting = max_waiting
+        self._start_process = start_process
+        self._on_failed = on_failed
+        self._clock = clock
+        self._calls: dict[str, EngineCall] = {}
+        self._waiting: set[str] = set()  # request ids without a first event
+        self._deaths: list[float] = []
+        self._is_loading = True  # the process that runs now is not ready yet
+        self._held = HeldCalls(self._send_all)  # what a dead process had, for the next one
+        self._is_closing = False
+
+    async def open(self) -> None:
+        """Start the process. It is not ready yet when this returns."""
+        self._loop = asyncio.get_running_loop()
+        self._opened = self._clock()
+        self._start()
+
+    async def close(self) -> None:
+        """Stop the process; calls still open fail."""
+        self._is_closing = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._process.stop, STOP_WITHIN)
+        self._hold_calls()
+        self._held.fail("The engine was stopped.")
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no token yet."""
+        return len(self._waiting)
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Seconds since the engine was opened. The device is taken from then on, also while weights are loaded."""
+        return 0.0 if self._opened is None else self._clock() - self._opened
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds in steps since the engine was opened, as far as its processes have reported them."""
+        return self._busy_before + (self.load.gpu_busy_seconds if self.load is not None else 0.0)
+
+    def call(self, commands: Sequence[Generate | Embed], *, fails_over: bool = False) -> EngineCall:
+        """Hand commands to the engine. Raises ``Overloaded`` if it takes none now or too many wait already.
+
+        ``fails_over``: if the process dies, say so at once instead of going on with the next one.
+        """
+        self.refuse_if_closed()
+        if len(self._waiting) + len(commands) > self._max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting for this engine already. Try again later.")
+        call = EngineCall(self, commands, fails_over=fails_over)
+        self._send_all(call, commands)
+        return call
+
+    def send(self, command: Command) -> None:
+        """Hand one command over without waiting."""
+        self._commands.put(command)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Abort requests that nobody waits for any more."""
+        for request_id in request_ids:
+            if (call := self._calls.pop(request_id, None)) is not None:
+                self._waiting.discard(request_id)
+                self.send(Abort(request_id))
+                self._held.end_trial(call)
+
+    def drain(self) -> None:
+        """Take no more requests; what runs is finished. There is no way back but a new process."""
+        if self.state is EngineState.ACTIVE:
+            self.send(Drain())
+        if self.state is not EngineState.FAILED:
+            self.state = EngineState.DRAINING
+
+    def refuse_if_closed(self) -> None:
+        """Raise ``Overloaded`` unless the engine takes requests."""
+        match self.state:
+            case EngineState.STARTING:
+                raise Overloaded("The engine is loading its model. Try again soon.")
+            case EngineState.DRAINING:
+                raise Overloaded("This engine is draining. Send the request to another replica.", retry_after=5)
+            case EngineState.FAILED:
+                raise Overloaded("The engine failed and is not coming back.", retry_after=30)
+
+    def _send_all(self, call: EngineCall, commands: Sequence[Generate | Embed]) -> None:
+        for command in commands:
+            self._calls[command.request_id] = call
+            self._waiting.add(command.request_id)
+            self.send(command)
+
+    def _start(self) -> None:
+        self._is_loading = True
+        process = self._process = self._start_process(self._config)
+        commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._commands = commands
+        threading.Thread(target=self._read, args=(process,), name="engine-reader", daemon=True).start()
+        threading.Thread(target=_write, args=(process, commands), name="engine-writer", daemon=True).start()
+
+    def _read(self, process: Process) -> None:
+        with suppress(RuntimeError):  # the event loop is closed, and so is everything else
+            try:
+                while True:
+                    self._loop.call_soon_threadsafe(self._deliver, process.receive())
+            except Exception as exc:
+                if not isinstance(exc, EOFError):
+                    log.exception("the engine's process sent something unreadable")
+                self._loop.call_soon_threadsafe(self._lost, process)
+
+    def _deliver(self, events: tuple[Event, ...]) -> None:
+        self.num_heard += 1
+        for event in events:
+            match event:
+                case NewTokens() | Embedding():
+                    self._hand_out(event)
+                case Refused():
+                    self._refuse(event)
+                case LoadReport():
+                    self.load = event
+                case Ready():
+                    self.ready = event
+                    if self.state is EngineState.STARTING:
+                        self.state = EngineState.ACTIVE
+                    log.info("the engine is ready: %s", event)
+                    self._is_loading = False
+                    self._held.go_on()
+                case Drained():
+                    log.info("drained")
+
+    def _hand_out(self, event: NewTokens | Embedding) -> None:
+        self._waiting.discard(event.request_id)
+        call = self._calls.get(event.request_id)
+        if call is None:
+            return  # whoever asked has left
+        call.deliver(event)
+        if not call.awaits(event.request_id):
+            del self._calls[event.request_id]
+        self._held.end_trial(call)
+
+    def _refuse(self, event: Refused) -> None:
+        """Tell whoever asked; the other prompts of the same call are given up with this one."""
+        self._waiting.discard(event.request_id)
+        if call := self._calls.pop(event.request_id, None):
+            self.forget([request_id for request_id, other in self._calls.items() if other is call])
+            call.fail(Overloaded(event.reason, retry_after=math.ceil(event.retry_after)))
+            self._held.end_trial(call)
+
+    def _lost(self, process: Process) -> None:
+        """The process is gone: start another one that goes on with its work, if that makes sense, or tell everyone."""
+        if self._is_closing or process is not self._process:
+            return
+        self._commands.put(None)
+        threading.Thread(target=process.stop, args=(STOP_WITHIN,), name="engine-reaper", daemon=True).start()
+        self._hold_calls()
+        self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]
+        if self.ready is None or len(self._deaths) > RESTARTS:
+            log.error("the engine's process died (%d requests lost) and is not started again", len(self._held))
+            self._held.fail(DIED)
+            self.state = EngineState.FAILED
+            self._on_failed()
+            return
+        delay = (len(self._deaths) - 1) * RESTART_PAUSE
+        log.error("the engine's process died (%d requests wait); starting it again in %.0f s", len(self._held), delay)
+        if self.state is EngineState.ACTIVE:
+            self.state = EngineState.STARTING
+        self._busy_before = self.busy_seconds
+        self.load = None
+        self.restarts += 1
+        self._loop.call_later(delay, self._start_again)
+        self._loop.call_later(GOES_ON_WITHIN, self._give_up, self.restarts)
+
+    def _start_again(self) -> None:
+        if not self._is_closing:
+            self._start()
+
+    def _hold_calls(self) -> None:
+        had = dict.fromkeys(self._calls.values())
+        self._calls.clear()
+        self._waiting.clear()
+        self._held.take(had)
+
+    def _give_up(self, restarts: int) -> None:
+        """Tell calls that wait for a process which takes too long."""
+        if self._is_loading and self.restarts == restarts:
+            self._held.fail(DIED)
+
+
+def _write(process: Process, commands: SimpleQueue[Command | None]) -> None:
+    """Send commands until None comes or the process is gone; its reader tells the rest of that story."""
+    with suppress(OSError):
+        while (command := commands.get()) is not None:
+            process.send(command)

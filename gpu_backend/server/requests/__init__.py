@@ -1,0 +1,1 @@
+# What clients may ask, checked before the engine hears of it.

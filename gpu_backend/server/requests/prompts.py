@@ -1,0 +1,109 @@
+# Prompts become tokens here, and are refused here when they are too long: the engine never hears of them.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_backend.server.checkpoint.checkpoint import Checkpoint
+from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TooManyTokens
+from gpu_backend.server.client.errors import ContextLengthExceeded
+from protocol.chat import Message, Tool
+from protocol.completions import Prompts
+from protocol.errors import BadRequest
+from protocol.serving.off_loop import in_parallel
+
+MAX_PROMPTS = 2048
+
+
+def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    """Return a conversation as the model reads it. Raises ``BadRequest``, also for a model without a template."""
+    if checkpoint.chat is None:
+        raise BadRequest(
+            "This model has no chat template, so it cannot chat. Use /v1/completions instead.",
+            param="messages",
+            code="unsupported_parameter",
+        )
+    template = checkpoint.tool_chat if tools and checkpoint.tool_chat is not None else checkpoint.chat
+    return template.render(messages, tools)
+
+
+async def encode_chat(checkpoint: Checkpoint, text: str, max_model_len: int) -> tuple[int, ...]:
+    """Return the tokens of a rendered conversation. Raises ``BadRequest`` for a context too short."""
+    reader = _PromptReader(checkpoint, max_model_len, room_for_reply=1, param="messages")
+    tokens = await in_parallel(len(text), LONG_TEXT, lambda: reader.read_text(text, add_special_tokens=False))
+    if not tokens:
+        raise _empty("messages")
+    return tokens
+
+
+async def encode_prompts(
+    checkpoint: Checkpoint, prompts: Prompts, max_model_len: int, *, room_for_reply: int, param: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of one prompt or several, given as texts or as token ids. Raises ``BadRequest``."""
+    several = split_prompts(prompts)
+    if not several:
+        raise _empty(param)
+    if len(several) > MAX_PROMPTS:
+        raise BadRequest(
+            f"'{param}' holds {len(several)} entries; one request takes at most {MAX_PROMPTS}.",
+            param=param,
+            code="invalid_value",
+        )
+    reader = _PromptReader(checkpoint, max_model_len, room_for_reply, param)
+    characters = sum(map(len, several))
+    return await in_parallel(characters, LONG_TEXT, lambda: tuple(reader.read(prompt) for prompt in several))
+
+
+def split_prompts(prompts: Prompts) -> list[str | list[int]]:
+    """Return the prompts of a request one by one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]  # elements are of one kind
+    return prompts  # type: ignore[return-value]
+
+
+class _PromptReader:
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int, room_for_reply: int, param: str) -> None:
+        self._checkpoint = checkpoint
+        self._max_model_len = max_model_len
+        self._most = max_model_len - room_for_reply
+        self._param = param
+
+    def read(self, prompt: str | list[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            tokens = self.read_text(prompt, add_special_tokens=True)
+        else:
+            tokens = self._read_ids(prompt)
+        if not tokens:
+            raise _empty(self._param)
+        return tokens
+
+    def read_text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            return self._checkpoint.codec.encode(text, self._most, add_special_tokens=add_special_tokens)
+        except TooManyTokens as exc:
+            raise ContextLengthExceeded(
+                self._max_model_len, exc.count, self._param, counted_whole=exc.counted_whole
+            ) from exc
+
+    def _read_ids(self, ids: list[int]) -> tuple[int, ...]:
+        if len(ids) > self._most:
+            raise ContextLengthExceeded(self._max_model_len, len(ids), self._param)
+        check_token_ids(ids, self._checkpoint.vocab_size, self._param)
+        return tuple(ids)
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise ``BadRequest`` unless every id is in the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise BadRequest(
+            f"'{param}' holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def _empty(param: str) -> BadRequest:
+    return BadRequest(f"'{param}' is empty; the model needs at least one token.", param=param, code="invalid_value")

@@ -1,0 +1,1 @@
+# Draft tokens: which sequences get some, how many, and whether they pay.

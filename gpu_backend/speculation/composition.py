@@ -1,0 +1,72 @@
+# What composes with what. With speculation: every feature of a request and of the engine is either in EXACT, with the
+# reason why tokens and books are the same with guesses and without, or in OFF, with the test that finds such a request.
+# Each has a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in
+# docs/speculation.md. With each other: all pairs but those in APART.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpu_backend.step.sequence import Sequence
+
+EXACT = {
+    "temperature": "each place of a guess is sampled with the noise of its own position",
+    "top_p": "a function of the place's logits",
+    "top_k": "a function of the place's logits",
+    "min_p": "a function of the place's logits",
+    "seed": "the noise is a function of (seed, reply index, position), guesses or not",
+    "n": "each reply is a sequence with its own reply index",
+    "logit_bias": "a function of the place's logits",
+    "presence_penalty": "the tokens before a place, guesses included, are counted for it",
+    "frequency_penalty": "the tokens before a place, guesses included, are counted for it",
+    "repetition_penalty": "the tokens before a place, guesses included, are counted for it",
+    "min_tokens": "a place's number in the reply says whether it may end there",
+    "max_tokens": "no guess reaches the last token that is allowed",
+    "stop_token_ids": "guesses are cut before a stop token; the place before it samples it",
+    "ignore_eos": "leaves the end token out of the stop tokens",
+    "stop": "stop strings are found in the text, token by token; tokens after one are not counted",
+    "logprobs": "reported for each place that holds, from its own logits",
+    "prompt_logprobs": "scored while the prompt is computed, where nothing is guessed",
+    "grammar": "guesses are cut where the grammar forbids one or ends; each place has the mask of where it stands",
+    "tools": "a grammar, or text that the front reads",
+    "resume_token_ids": "known tokens, as the prompt's are",
+    "deadline_ms": "decided before anything is computed",
+    "tenant": "service is counted in tokens that a reply has, not in guesses",
+    "weight": "service is counted in tokens that a reply has, not in guesses",
+    "tier": "guesses are planned last, within what the step's budget and the tier's leave",
+    "prefix cache": "only blocks full of computed tokens are published; guesses are in none of them",
+    "preemption": "guesses live for one step; a sequence that is computed again has its own tokens alone",
+    "abort": "blocks of guesses are given back in the step that reserved them",
+}
+
+OFF: dict[str, tuple[Callable[[Sequence], bool], str]] = {
+    "embeddings": (lambda sequence: sequence.pools, "nothing is generated"),
+}
+
+# What an engine does for all requests at once, with how each is asked for in its configuration.
+ENGINE_FEATURES = {
+    "ngram": "--speculative-method ngram",
+    "draft": "--speculative-method draft",
+    "overlap": "a step is launched before the last one's tokens are known",
+    "prefix cache": "blocks of equal beginnings are computed once",
+    "host cache": "--host-kv-bytes: evicted blocks go to host memory and come back",
+    "preemption": "too few KV blocks for all who run",
+    "swap": "who gives way is copied to host memory where that takes less than computing it again",
+    "chunks": "a prompt is longer than --max-num-batched-tokens",
+    "sliding window": "a model whose queries look back only so far",
+    "graphs": "--cuda-graphs: decodes are replayed",
+    "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",
+    "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
+}
+# Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each
+# other. tests/integration/gpu_backend/test_composition.py has a test for each pair.
+APART: dict[frozenset[str], str] = {
+    frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
+    frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
+    frozenset(("ngram", "draft")): "an engine has one method",
+}
+
+
+def may_speculate(sequence: Sequence) -> bool:
+    """Whether guesses are allowed for a sequence."""
+    return not any(asks(sequence) for asks, _ in OFF.values())

@@ -1,0 +1,103 @@
+# Guesses on offer for a step: those that the replies' own texts suggest, or those that the draft model can make.
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.speculation import prompt_lookup
+from gpu_backend.speculation.draft_blocks import num_drafted
+from gpu_backend.speculation.draft_value import Offer
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sequence import Sequence
+
+PROPOSERS = 64  # sequences asked for guesses in one step
+
+Proposer = Callable[[Sequence, int], tuple[int, ...]]  # guesses for a sequence, at most as many as it is told
+MostFor = Callable[[Sequence], int]  # guesses that a sequence may get in this step
+
+
+def text_offers(
+    decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor, propose: Proposer
+) -> list[Offer]:
+    """Ask for guesses: as many as may all hold, with room for one more token after the last."""
+    offers: list[Offer] = []
+    for step in decodes:
+        sequence = running[step.sequence_id]
+        if not (most := most_for(sequence)):
+            continue
+        guesses = _cut(sequence, propose(sequence, most))
+        if guesses:
+            offers.append(Offer(step, len(guesses), _trust(sequence), guesses))
+        if len(offers) == PROPOSERS:
+            break
+    return offers
+
+
+def device_offers(decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor) -> list[Offer]:
+    """Offer what the device can guess, or will: it fills up what its text does not suggest."""
+    asked = [(step, running[step.sequence_id]) for step in decodes]
+    offers = [Offer(step, most, _trust(sequence)) for step, sequence in asked if (most := most_for(sequence))]
+    return offers[:PROPOSERS]
+
+
+def draft_offers(
+    decodes: Iterable[SequenceStep],
+    running: Mapping[int, Sequence],
+    blocks: BlockManager,
+    most_for: MostFor,
+    most: int,
+) -> tuple[list[Offer], dict[int, SequenceStep], int]:
+    """Offer what the draft model can guess, once it has computed what it lacks: ``most`` such tokens in this step.
+
+    Returns the offers, the steps of those who lack more, with a part of it, and how many tokens are lacking in both.
+    """
+    offers: list[Offer] = []
+    changed: dict[int, SequenceStep] = {}
+    lacking = 0
+    for step in decodes:
+        sequence = running[step.sequence_id]
+        if not (length := most_for(sequence)):
+            continue
+        start = num_drafted(blocks, sequence.block_table, step.start)
+        missing = step.start - start
+        if missing <= most:
+            known = tuple(sequence.token_ids[start:])
+            offers.append(Offer(replace(step, draft_ids=known, draft_start=start), length, _trust(sequence)))
+        elif most:
+            missing = most
+            part = tuple(sequence.token_ids[start : start + most])
+            changed[step.sequence_id] = replace(step, draft_ids=part, draft_start=start)
+        else:
+            continue
+        most -= missing
+        lacking += missing
+        if len(offers) == PROPOSERS:
+            break
+    return offers, changed, lacking
+
+
+def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
+    """Guess a sequence's next tokens from its own text."""
+    record = sequence.guess_record
+    assert record is not None
+    record.text += array("i", sequence.token_ids[len(record.text) // prompt_lookup.TOKEN :]).tobytes()
+    return prompt_lookup.propose(record.text, count)
+
+
+def _trust(sequence: Sequence) -> float:
+    assert sequence.guess_record is not None
+    return sequence.guess_record.trust
+
+
+def _cut(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out the first guess that ends the reply, or that it cannot have, and all after it."""
+    for index, token in enumerate(guesses):
+        if token in sequence.sampling.stop_token_ids:
+            guesses = guesses[:index]
+            break
+    if guesses and sequence.constraint is not None:
+        guesses = guesses[: sequence.constraint.num_allowed(guesses)]
+    return guesses

@@ -1,0 +1,1 @@
+# Values that cross the engine: its configuration, requests, sequences, the plan of a step and its result.

@@ -1,0 +1,126 @@
+# A step plan as device tensors: which tokens at which positions, where their keys and values go, and which rows become
+# samples or embeddings. The rows are reordered so that sequences of similar shape lie side by side.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels.layout.contiguous_kv import Part
+from gpu_backend.kernels.layout.grouping import AttentionGroup, Grouping, by_shape
+from gpu_backend.kernels.layout.paged import PagedLayout, PagedLayouts
+from gpu_backend.kernels.layout.upload import integers
+from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of one step, its sequences side by side."""
+
+    steps: tuple[SequenceStep, ...]  # in the order of their rows
+    token_ids: Tensor  # (tokens,)
+    positions: Tensor  # (tokens,)
+    slots: Tensor  # (tokens,): block · block_size + offset
+    groups: tuple[Part | AttentionGroup | PagedLayout, ...]  # layouts on a GPU
+    fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
+    samplers: tuple[SequenceStep, ...]  # sequences that get a next token
+    sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
+    sampled_to: Tensor  # where in the table of last tokens each one's is kept
+    unknown: tuple[Tensor, Tensor] | None  # rows whose token is in that table, and where
+    poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
+    scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
+
+
+def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> Batch:
+    """Lay a plan out for the device."""
+    query_lens = [len(step.token_ids) for step in plan.sequences]
+    starts = [step.start for step in plan.sequences]
+    copies = grouping.side_by_side if isinstance(grouping, Grouping) else None
+    order: list[int] = []
+    if copies is not None:
+        owners = [step.sequence_id for step in plan.sequences]
+        order += copies.arrange(owners, starts, query_lens, [step.block_table for step in plan.sequences])
+    num_copied = len(order)
+    if num_copied < len(query_lens):
+        copied = set(order)
+        order += [index for index in by_shape(query_lens, starts) if index not in copied]
+    steps = [plan.sequences[i] for i in order]
+    query_lens = [query_lens[i] for i in order]
+    starts = [starts[i] for i in order]
+    tables = [step.block_table for step in steps]
+    token_ids = list(chain.from_iterable([step.token_ids for step in steps]))
+    positions, slots, fresh = _positions_and_slots(starts, query_lens, tables, grouping.block_size)
+    fresh = fresh if isinstance(grouping, Grouping) else []  # kernels read no further than is written
+    samplers = [step for step in steps if step.samples]
+    columns = token_ids, positions, slots, [step.row for step in samplers], fresh
+    on_device = integers(list(chain(*columns)), device).split(list(map(len, columns)))
+    parts = copies.parts if copies is not None else []
+    if copies is not None and parts:
+        copies.rooms.begin_step(on_device[2][:num_copied])
+    placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
+    return Batch(
+        steps=tuple(steps),
+        token_ids=on_device[0],  # those that are unknown are put in their places before any is read
+        positions=on_device[1],
+        slots=on_device[2],
+        groups=(*parts, *grouping.groups(query_lens[num_copied:], on_device[1], tables[num_copied:], num_copied)),
+        fresh_blocks=on_device[4] if fresh else None,
+        samplers=tuple(samplers),
+        sampled_to=on_device[3],
+        unknown=_unknown(placed, device) if UNKNOWN in token_ids else None,
+        sample_rows=None if len(samplers) == len(token_ids) else _sample_rows(placed, len(token_ids), device),
+        poolers=tuple([(step, slice(row, row + len(step.token_ids))) for step, row in placed if step.pools]),
+        scorers=tuple([(step, slice(row, row + len(step.targets))) for step, row in placed if step.targets]),
+    )
+
+
+def _unknown(placed: list[tuple[SequenceStep, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, origins = zip(*[(row, step.row) for step, row in placed if step.token_ids[0] == UNKNOWN], strict=True)
+    return integers(rows, device), integers(origins, device)
+
+
+def _sample_rows(placed: list[tuple[SequenceStep, int]], num_rows: int, device: torch.device) -> Tensor | None:
+    ends = [(step, row + len(step.token_ids)) for step, row in placed if step.samples]
+    rows = list(chain.from_iterable([range(end - 1 - step.num_proposed, end) for step, end in ends]))
+    return None if len(rows) == num_rows else integers(rows, device)
+
+
+def token_by_token(batch: Batch) -> Iterator[Batch]:
+    """Yield each row as a batch of its own, where the batch's groups are of one query each."""
+    for group in batch.groups:
+        rows = group.rows
+        yield replace(
+            batch,
+            token_ids=batch.token_ids[rows],
+            positions=batch.positions[rows],
+            slots=batch.slots[rows],
+            groups=(replace(group, rows=slice(0, 1)),),
+        )
+
+
+def _positions_and_slots(
+    starts: list[int], query_lens: list[int], tables: list[tuple[int, ...]], size: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Return each token's position and slot, and the blocks that are first written here, but not filled.
+
+    The tail of such a block holds another's leftovers.
+    """
+    if sum(query_lens) == len(starts):  # as in most steps: a token each, in the last block of the table
+        slots = [table[-1] * size + start % size for start, table in zip(starts, tables, strict=True)]
+        return starts, slots, [slot // size for slot in slots if slot % size == 0] if size > 1 else []
+    positions: list[int] = []
+    slots = []
+    fresh: list[int] = []
+    for start, count, table in zip(starts, query_lens, tables, strict=True):
+        end = start + count
+        positions += range(start, end)
+        for index in range(start // size, -(-end // size)):
+            base = (table[index] - index) * size
+            slots += range(base + max(start, index * size), base + min(end, (index + 1) * size))
+        if end % size and end // size * size >= start:
+            fresh.append(table[-1])
+    return positions, slots, fresh

@@ -1,0 +1,216 @@
+# What the step loop hands the runner, and what it gets back: the seam between scheduling and computing.
+# Only numbers cross it, so a runner may live on another device, in a CUDA graph or across ranks; but for constraints,
+# whose masks are asked for while the device computes.
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_backend.step.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_backend.step.grammar import Constraint
+
+# In place of a token that is still being sampled: the last one of the sequence's row, on the device. In place of a
+# guess: one that the device is to make.
+UNKNOWN = -1
+TEXT_WINDOW = 4096  # last tokens of a text from which the device guesses
+
+
+@dataclass(slots=True)  # nobody changes one; frozen, it takes five times as long to make, hundreds a step
+class SequenceStep:
+    """One sequence's share of a step: compute ``token_ids`` at positions ``start``, ``start + 1``, ….
+
+    ``block_table[i]`` is the KV block that holds positions ``i * block_size`` to ``(i + 1) * block_size - 1``; it
+    covers every position up to and including the last one computed here. ``samples`` is true when the last token's
+    logits are to be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
+
+    A step may be planned before the tokens of the one before are known: the token is ``UNKNOWN`` then, and so it is
+    missing in ``generated``. ``row`` is the sequence's place among those that run, for as long as it runs.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_table: tuple[int, ...]
+    samples: bool
+    sampling: SamplingParams
+    reply_index: int  # which of the request's n replies; part of the noise
+    pools: bool = False  # an embedding: return the sum of the final hidden states over ``token_ids``
+    num_prompt: int = 0  # positions that are the prompt's; the next token's number in the reply follows from it
+    prompt: bytes = b""  # the prompt's tokens, int32 each: given where sampling looks back at them
+    generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
+    targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
+    constraint: Constraint | None = None  # knows which tokens may come next; None: all
+    num_proposed: int = 0  # tokens at the end of ``token_ids`` that are guesses; each place before one is sampled too
+    row: int = 0
+    # What the draft model is to compute first: known tokens that it lacks, at positions from ``draft_start`` on. If
+    # they reach up to the last known one, it guesses ``num_to_draft`` tokens, for which the block table has room.
+    draft_ids: tuple[int, ...] = ()
+    draft_start: int = 0
+    num_to_draft: int = 0
+    # Planned before it is known how many guesses of the step before held: so many tokens earlier than ``start`` it may
+    # begin. The device knows.
+    slack: int = 0
+    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to guess.
+    text: bytes = b""
+    text_start: int = 0
+
+    @property
+    def num_known(self) -> int:
+        """Leading ``token_ids`` that are the sequence's for sure."""
+        return len(self.token_ids) - self.num_proposed
+
+    @property
+    def num_unsure(self) -> int:
+        """Guesses that the device makes: tokens that the step may bring beside the one that it brings for sure."""
+        return self.num_proposed if self.token_ids[-1] == UNKNOWN else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the model computes for the sequence."""
+        return len(self.token_ids) + self.num_to_draft
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the reply has before the one sampled here."""
+        return self.start + len(self.token_ids) - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a KV block, all layers of it, from the device to host memory or back."""
+
+    source: int
+    target: int
+    to_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one step computes: running decodes first, then chunks of prefills, within the token budget.
+
+    ``copies`` come before that, one after the other: what one writes another may read, and its place be written again.
+    Before them the runner puts zeros into the slots to be ``cleared``, in which guesses left what is not a number.
+    """
+
+    step: int
+    sequences: tuple[SequenceStep, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    cleared: tuple[int, ...] = ()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it takes from the device where sequences begin, or what they guess."""
+        return any(step.slack or step.num_unsure for step in self.sequences)
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether the next one may be planned before its result: the host's own guesses must be judged first."""
+        return all(step.num_proposed == step.num_unsure and not step.draft_ids for step in self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this step computes."""
+        return sum(s.num_tokens for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a token, and of the most likely alternatives in falling order."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The next tokens of each sequence of the plan that ``samples``, in the plan's order.
+
+    ``counts`` says how many each one has; empty: one. A sequence with guesses has one more than held; none at all means
+    that its numbers were not finite: it keeps what it had, and is to be computed again without guesses.
+
+    ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
+    step, ``least_seconds`` what it could be at best; 0: not known. ``pooled`` has one sum of hidden states, after
+    the final norm, for each sequence that ``pools``, in the plan's order.
+    """
+
+    step: int
+    token_ids: tuple[int, ...]
+    seconds: float
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    failed: frozenset[int] = frozenset()
+    pooled: tuple[tuple[float, ...], ...] = ()
+    scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order
+    counts: tuple[int, ...] = ()  # of ``token_ids`` and ``logprobs``, for each sequence that ``samples``
+    least_seconds: float = 0.0
+
+
+class DeviceLost(Exception):
+    """What a runner raises that cannot go on, whatever comes next: its process ends, and a new one may."""
+
+
+class Launched(Protocol):
+    """A step that is under way."""
+
+    def sample(self) -> None:
+        """Sample what is not sampled yet: replies whose grammar had to hear of the step before. Call it once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises what went wrong on the device."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Computes step plans; the real one is ``runner.Runner``.
+
+    Steps are computed in the order of their launches. ``is_asynchronous`` says whether ``launch`` comes back before the
+    step is computed, so that there is something to gain by launching a step before the last one's result is read. Of up
+    to ``most_ahead`` decodes the device itself makes guesses, and knows where the next step begins; 0: of none.
+    """
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ``launch`` comes back early."""
+        ...
+
+    @property
+    def most_ahead(self) -> int:
+        """How many decodes may be guessed for before the last step's result is read."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin to compute a step. Raises what went wrong: for this step alone, or ``DeviceLost`` for all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step that was computed at once."""
+
+    outcome: StepResult
+
+    def sample(self) -> None:
+        """Do nothing: the tokens are there."""
+
+    def result(self) -> StepResult:
+        """Return the outcome."""
+        return self.outcome
+
+
+class AtOnce(ABC):
+    """A runner that computes a step when it is launched: all of it is ``run``."""
+
+    is_asynchronous = False
+    most_ahead = 0
+
+    @abstractmethod
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute a step."""
+        return Computed(self.run(plan))

@@ -1,0 +1,166 @@
+# One reply being generated: its tokens, its place in the KV cache, and how its tokens are chosen.
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_backend.step.draft_record import GuessRecord
+from gpu_backend.step.plan import UNKNOWN, SequenceStep, TokenLogprob
+from gpu_backend.step.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from gpu_backend.step.grammar import Constraint
+
+
+class FinishReason(StrEnum):
+    """Why a sequence stopped."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token, or a stop string seen by the front end
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    ABORT = "abort"  # the caller left or cancelled
+    ERROR = "error"  # this request alone could not be served; the engine goes on
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One reply, or one prompt to embed: its tokens, its blocks, and the clock readings its timings come from.
+
+    The scheduler owns it. ``token_ids`` are the prompt and what was generated; the KV of the first ``num_computed`` of
+    them lies in ``block_table``, or will when the steps that are planned are computed. ``num_awaited`` tokens more are
+    being sampled by these. Both count guesses that the device makes as if they held, until the result tells. Clock
+    readings are seconds of one monotonic clock.
+    """
+
+    sequence_id: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrived: float
+    limit: int  # tokens, prompt and reply together, at which it ends at the latest
+    reply_index: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    tier: str = "interactive"
+    pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
+    token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_awaited: int = 0
+    is_void: bool = False  # what is under way follows numbers that were none: it is dropped, then computed again
+    num_told: int = 0  # leading tokens that the device has the text of
+    row: int = 0  # its place among those that run
+    block_table: tuple[int, ...] = ()  # the same object until it changes: whoever knows it need not look again
+    swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
+    num_published: int = 0  # leading blocks that others may find by hash
+    num_found: int = 0  # leading blocks that were in the cache when last looked, while it waited
+    passed: int = 0  # by how many later ones, because more of their prompts was cached
+    cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
+    place: int = 0  # in the order of first admissions; 0 before it
+    is_aged: bool = False  # batch work that waited so long that it gives way no more
+    since: float = 0.0  # clock reading since when it waits, or runs
+    num_let_in: int = 0  # tokens it had when it last got blocks
+    came_by_patience: bool = False  # it runs because it had waited, past those who went before it
+    made_room: bool = False  # it waits because it gave way to such a one
+    num_charged: int = 0  # tokens up to which its tenant's account is charged
+    promised: int = 0  # tokens that it may still generate, as its tenant's account has it
+    followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
+    hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
+    admitted: float | None = None
+    first_token: float | None = None
+    arrived_step: int = 0  # steps that had been computed when it came
+    first_token_step: int | None = None
+    gpu_seconds: float = 0.0
+    constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
+    guess_record: GuessRecord | None = None  # how its guesses went; None until it is asked for one
+    _generated: array[int] = field(default_factory=lambda: array("i"))
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+        self.since = self.arrived
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the reply so far, those of another replica included."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known, or will be, but are in no step yet: 1 for a running decode."""
+        return len(self.token_ids) + self.num_awaited - self.num_computed
+
+    @property
+    def num_to_plan(self) -> int:
+        """Tokens that a step could compute: those that remain, but what follows one that may be its last is waited for.
+
+        1 for a running decode.
+        """
+        known = len(self.token_ids) + self.num_awaited
+        return 0 if self.num_awaited and (known >= self.limit or self.is_void) else known - self.num_computed
+
+    @property
+    def unscored_from(self) -> int | None:
+        """The first position whose next token is still to be scored; None if none is."""
+        if self.sampling.prompt_logprobs is None or self.reply_index > 0:
+            return None
+        scored = len(self.prompt_scores)
+        return scored if scored < self.num_prompt - 1 else None
+
+    def plan(self, num_tokens: int, block_size: int) -> SequenceStep:
+        """Return a step that computes so many tokens, which have blocks. They count as computed from now on."""
+        start, end = self.num_computed, self.num_computed + num_tokens
+        sampling = self.sampling
+        samples = end == len(self.token_ids) + self.num_awaited and not self.pools
+        looks_back = samples and not sampling.is_plain and sampling.penalises_reply
+        scores = sampling.prompt_logprobs is not None and self.unscored_from is not None
+        token_ids = (UNKNOWN,) if self.num_awaited else tuple(self.token_ids[start:end])
+        slack = max(0, self.num_awaited - 1)
+        self.num_computed = end
+        self.num_awaited += samples
+        return SequenceStep(  # names would make up a third of what it takes
+            self.sequence_id,
+            token_ids,
+            start,
+            self.block_table[: -(-end // block_size)],
+            samples,
+            sampling,
+            self.reply_index,
+            self.pools,
+            self.num_prompt,
+            array("i", self.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
+            self.generated() if looks_back else b"",
+            self.prompt_token_ids[start + 1 : end + 1] if scores else (),
+            self.constraint if samples else None,
+            row=self.row,
+            slack=slack,
+        )
+
+    def generated(self) -> bytes:
+        """Return the tokens of the reply so far, int32 each."""
+        self._generated.extend(self.token_ids[self.num_prompt + len(self._generated) :])
+        return self._generated.tobytes()
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take the next token; return why the sequence ends with it, or None."""
+        self.token_ids.append(token_id)
+        if token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.token_ids) >= self.limit:
+            return FinishReason.LENGTH
+        return None
+
+    def restart(self) -> None:
+        """Forget what was computed, but not what was generated: the blocks are gone."""
+        self.num_computed = 0
+        self.num_published = 0
+        self.block_table = ()
+        self.hidden_sum = []

@@ -1,0 +1,130 @@
+# The models, their endpoints, and what a name may mean: a model, an alias, or an automatic choice.
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.catalog.targets import Endpoint, ModelSpec, Target
+
+
+class HeldBack(Struct, frozen=True, kw_only=True):
+    """A share of what small models answered, also asked of a large one and compared: what the scores are worth."""
+
+    share: float  # of a route's calls that a small model answers, 0..1
+    explore: bool = False  # of those that a large one answers too: a small one is asked, and its answer only compared
+    budget_nanousd: int  # the most that a team's calls may cost in a day, UTC
+    judge: str | None = None  # the model that compares; None: answers must be the same
+    recalibrate: frozenset[str] = frozenset()  # ids of teams whose own outcomes move their threshold
+
+
+class AutoRoute(Struct, frozen=True, kw_only=True):
+    """What ``"model": "auto"`` means: the cheapest that the complexity model trusts with the request."""
+
+    small: tuple[str, ...]
+    large: tuple[str, ...]
+    quality: float = 0.8
+    held_back: HeldBack | None = None
+
+    def among(self, models: Collection[str]) -> AutoRoute:
+        """Return the route with no other models than these."""
+        small, large = (tuple(name for name in names if name in models) for names in (self.small, self.large))
+        return replace(self, small=small, large=large)
+
+
+class Catalog(Struct, frozen=True, dict=True):
+    """Everything the router may choose from. A running call keeps the catalogue it started with."""
+
+    models: dict[str, ModelSpec]
+    endpoints: dict[str, tuple[Endpoint, ...]]  # by provider, in order of preference
+    auto: dict[str, AutoRoute]
+    fallbacks: dict[str, tuple[str, ...]]
+    aliases: dict[str, str]
+
+    def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
+        """Return the model at each endpoint of its provider, in order of preference."""
+        return self._targets[model.name]
+
+    @cached_property
+    def _targets(self) -> dict[str, tuple[Target, ...]]:  # by model; made once, because every decision asks
+        return {
+            name: tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
+            for name, model in self.models.items()
+        }
+
+    def regions_of(self, model: ModelSpec) -> tuple[tuple[Target, ...], ...]:
+        """Return the model's endpoints region by region, in order of preference."""
+        return self._regions[model.name]
+
+    @cached_property
+    def _regions(self) -> dict[str, tuple[tuple[Target, ...], ...]]:
+        return {
+            name: tuple(
+                tuple(target for target in targets if target.endpoint.region == region)
+                for region in dict.fromkeys(target.endpoint.region for target in targets)
+            )
+            for name, targets in self._targets.items()
+        }
+
+    def has_replicas(self, model: ModelSpec) -> bool:
+        """Whether the model has several endpoints in one region, which share its calls."""
+        return len(self._regions[model.name]) < len(self._targets[model.name])
+
+    @cached_property
+    def is_replicated(self) -> bool:
+        """Whether any model has."""
+        return any(map(self.has_replicas, self.models.values()))
+
+    def members_of(self, route: str) -> tuple[ModelSpec, ...]:
+        """Return the models of an automatic route, the small ones first, each once."""
+        return self._members[route]
+
+    @cached_property
+    def _members(self) -> dict[str, tuple[ModelSpec, ...]]:
+        return {
+            name: tuple(self.models[member] for member in dict.fromkeys((*route.small, *route.large)))
+            for name, route in self.auto.items()
+        }
+
+    def targets(self) -> list[Target]:
+        """Return every model at every endpoint."""
+        return [target for model in self.models.values() for target in self.targets_of(model)]
+
+    def seen_by(self, allowed: frozenset[str] | None) -> Catalog:
+        """Return what a team sees that may use ``allowed`` (``None``: all): the models that can answer it, and the
+        routes and names that lead to one of them."""
+        if allowed is None:
+            return self
+        asked = allowed.union(map(self.meaning, allowed))
+        known = {name for name in self.models if name in asked}
+        for route in self.auto.keys() & asked:
+            members = {model.name for model in self.members_of(route)}
+            known |= members & allowed or members
+        auto = {name: route.among(known) for name, route in self.auto.items()}
+        seen = known.union(name for name, route in auto.items() if route.small or route.large)
+        return replace(
+            self,
+            models={name: model for name, model in self.models.items() if name in known},
+            auto={name: route for name, route in auto.items() if name in seen},
+            fallbacks={
+                name: tuple(spare for spare in spares if spare in known)
+                for name, spares in self.fallbacks.items()
+                if name in known
+            },
+            aliases={name: meant for name, meant in self.aliases.items() if self.meaning(name) in seen},
+        )
+
+    def meaning(self, name: str) -> str:
+        """Return what a name leads to: itself, or what it is an alias of. It need not exist."""
+        seen = set[str]()
+        while name in self.aliases and name not in seen:
+            seen.add(name)
+            name = self.aliases[name]
+        return name
+
+    def names(self) -> tuple[str, ...]:
+        """Return every name a client may ask for: models, automatic routes, aliases."""
+        return (*self.models, *self.auto, *self.aliases)

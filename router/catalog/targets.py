@@ -1,0 +1,106 @@
+# What can answer: models of the catalogue, their endpoints, and the route a request takes over them.
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+
+from msgspec import Struct
+
+from billing.core.prices import Price
+
+
+class Ability(StrEnum):
+    """What a request may need of a model."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    TOOLS = "tools"
+    JSON = "json"
+    LOGPROBS = "logprobs"
+    VISION = "vision"
+
+
+class Tier(StrEnum):
+    """How soon an answer is wanted."""
+
+    INTERACTIVE = "interactive"  # somebody waits
+    BATCH = "batch"  # within the day
+
+
+class Endpoint(Struct, frozen=True):
+    """One place where a provider answers."""
+
+    region: str
+    base_url: str  # without a trailing slash
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """A model of the catalogue, as tollgate.yaml has it."""
+
+    name: str
+    provider: str
+    upstream_model: str
+    price: Price
+    context: int  # tokens, prompt and reply together
+    max_output: int  # tokens
+    default_output: int | None = None  # tokens, where a request names no limit; None: max_output
+    abilities: frozenset[Ability]
+    tiers: frozenset[Tier] = frozenset(Tier)
+    weight: float = 1.0
+    tokenizer: str | None = None  # that counts its prompts: a name or a path, as ``token_counts`` takes it
+    gpu_hour_nanousd: int | None = None  # what an hour of one replica costs us; only for our own engine
+    note: str | None = None  # said to clients, such as what a retired name now means
+
+    @property
+    def usual_output(self) -> int:
+        """The output limit of a request that names none, in tokens."""
+        return self.max_output if self.default_output is None else self.default_output
+
+
+class Target(Struct, frozen=True, dict=True):
+    """One model at one endpoint."""
+
+    model: ModelSpec
+    endpoint: Endpoint
+
+    @cached_property
+    def key(self) -> str:
+        """The name under which breakers and metrics know this target."""
+        return f"{self.model.provider}/{self.endpoint.region}/{self.endpoint.base_url}/{self.model.name}"
+
+
+class TargetHealth(Struct, frozen=True):
+    """What is known of a target at the moment of choosing."""
+
+    is_open: bool = False  # its breaker is open, or it is set aside after a 429
+    is_full: bool = False  # more waits there than keeps it busy, or it takes nothing now, as it says itself
+    first_token_ms: float = 0.0  # predicted; 0 when nobody knows
+
+
+HEALTHY = TargetHealth()
+
+
+class Verdict(Struct, frozen=True):
+    """Whether a small model suffices, and what that rests on."""
+
+    is_small: bool
+    score: float  # the probability that a small model suffices for the newest turn
+    quality: float  # that was asked
+    turns_back: int = 0  # how many turns before the newest one decided
+
+
+class Route(Struct, frozen=True):
+    """Targets in the order in which they are tried, and why.
+
+    ``reason`` is a short stable word for headers, metrics and the ledger: ``named``, ``alias``, ``auto_small``,
+    ``auto_large``, ``fallback``. ``complexity`` is the probability that a small model suffices, when it was asked;
+    ``verdict`` what an automatic route made of it.
+    """
+
+    asked: str  # the model as the caller wrote it
+    targets: tuple[Target, ...]
+    reason: str
+    complexity: float | None = None
+    verdict: Verdict | None = None

@@ -1,0 +1,1 @@
+# The classifier that tells when a small model suffices.

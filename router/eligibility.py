@@ -1,0 +1,142 @@
+# Which models can serve a request at all, however healthy they are; and when none can, the refusal that says why.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from billing.core.money import to_text
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from router.catalog.capabilities import FIELD_OF, InferenceRequest, missing_abilities, needed_abilities
+from router.catalog.catalog import Catalog
+from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
+from router.catalog.routing_options import Wish
+from router.catalog.targets import Ability, ModelSpec, Tier
+from router.prompt_size.bounds import cost_most
+from router.prompt_size.prompt_bounds import PromptBound, bound_prompt, prompt_characters, prompt_tokens_least
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """What a request asks of a model, measured once for all of them."""
+
+    request: InferenceRequest
+    abilities: frozenset[Ability]
+    tokens_least: int  # tokens of the prompt and of the shortest reply, at the least
+    tier: Tier
+    max_cost_nanousd: int | None
+    prompt: PromptBound | None = None  # looked at closely, where the call's cost matters
+
+    def are_affordable(self, model: ModelSpec) -> bool:
+        return self.max_cost_nanousd is None or self.cost_most(model) <= self.max_cost_nanousd
+
+    def cost_most(self, model: ModelSpec) -> int:
+        return cost_most(self.request, model, self.prompt, batch=self.tier is Tier.BATCH)
+
+
+def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
+    """Measure the request, as far as it matters to ``models``."""
+    contexts = [model.context for model in models]
+    tokens = 0
+    # A token has a character at the least, so only a prompt of many characters is worth a closer look.
+    if prompt_characters(request) >= min(contexts):
+        tokens = prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request)
+    return Needs(
+        request=request,
+        abilities=needed_abilities(request),
+        tokens_least=tokens,
+        tier=wish.tier,
+        max_cost_nanousd=wish.max_cost_nanousd,
+        prompt=None if wish.max_cost_nanousd is None else bound_prompt(request).closely(),
+    )
+
+
+def can_serve(model: ModelSpec, needs: Needs) -> bool:
+    """Whether nothing that the request needs is missing from the model."""
+    return (
+        needs.abilities <= model.abilities
+        and needs.tokens_least <= model.context
+        and needs.tier in model.tiers
+        and (needs.max_cost_nanousd is None or needs.are_affordable(model))
+    )
+
+
+def is_smaller(model: ModelSpec, other: ModelSpec, catalog: Catalog) -> bool:
+    """Whether ``model`` is a smaller model than ``other``: by an automatic route that names both, else by its price.
+
+    A catalogue tells no sizes. Where no route does, less than half the price of an answer means a smaller model, unless
+    it is the same one elsewhere.
+    """
+    if model.upstream_model == other.upstream_model:
+        return False
+    routes = [route for route in catalog.auto.values() if {model.name, other.name} <= {*route.small, *route.large}]
+    if routes:
+        return any(model.name not in route.large and other.name not in route.small for route in routes)
+    return 2 * model.price.output < other.price.output
+
+
+def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
+    """Return what keeps the model from serving the request, in words; nothing when it can."""
+    found = [f"lacks {ability}" for ability in missing_abilities(needs.abilities, model)]
+    if needs.tokens_least > model.context:
+        found.append(f"holds {model.context} tokens, and {needs.tokens_least} or more are needed")
+    if needs.tier not in model.tiers:
+        found.append(f"is not served in tier {needs.tier}")
+    if not needs.are_affordable(model):
+        found.append(f"may cost up to ${to_text(needs.cost_most(model))}, above x-max-cost-usd")
+    return found
+
+
+def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catalog: Catalog) -> NoTargetFits:
+    """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
+    asked = needs.request.model
+    able = [model for model in models if needs.abilities <= model.abilities]
+    if not able:
+        nearest = max(models, key=lambda model: len(needs.abilities & model.abilities))
+        missing = missing_abilities(needs.abilities, nearest)
+        return LacksAbility(
+            f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. {_others(needs, wish, catalog)}",
+            param=FIELD_OF[missing[0]],
+        )
+    wide = [model for model in able if needs.tokens_least <= model.context]
+    if not wide:
+        return ContextTooShort(
+            f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
+            f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, wish, catalog)}",
+            param=_prompt_field(needs.request),
+        )
+    timely = [model for model in wide if needs.tier in model.tiers]
+    if not timely:
+        return LacksAbility(
+            f"'{asked}' is not served in tier {needs.tier}. {_others(needs, wish, catalog)}", param="x-tier"
+        )
+    advice = "shorten the input" if isinstance(needs.request, EmbeddingRequest) else "lower max_tokens"
+    return CostLimitTooLow(
+        f"This request may cost up to ${to_text(min(needs.cost_most(model) for model in timely))} on '{asked}', more "
+        f"than x-max-cost-usd (${to_text(needs.max_cost_nanousd or 0)}) allows. Raise it, or {advice}.",
+        param="x-max-cost-usd",
+    )
+
+
+def _others(needs: Needs, wish: Wish, catalog: Catalog) -> str:
+    """Say which models of the catalogue could serve the request and are the team's to use."""
+    usable = [model for model in catalog.models.values() if wish.may_use(model.name)]
+    needs = needs_of(needs.request, wish, usable) if usable else needs  # measured again, up to the widest context
+    names = [model.name for model in usable if can_serve(model, needs)]
+    return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."
+
+
+def _reply_least(request: InferenceRequest) -> int:
+    return 0 if isinstance(request, EmbeddingRequest) or request.output_limit == 0 else 1
+
+
+def _prompt_field(request: InferenceRequest) -> str:
+    match request:
+        case ChatRequest():
+            return "messages"
+        case CompletionRequest():
+            return "prompt"
+        case _:
+            return "input"

@@ -1,0 +1,180 @@
+# What a request can use and cost at the most on a model, told without a tokenizer: what its hold covers.
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from billing.core.holds import Headroom
+from billing.core.money import NanoDollars
+from billing.core.prices import most_cost
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.embeddings import EmbeddingRequest
+from protocol.usage import Usage
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.targets import ModelSpec
+from router.prompt_size.prompt_bounds import (
+    PromptBound,
+    bound_prompt,
+    number_of_prompts,
+    prompt_characters,
+    prompt_tokens_least,
+)
+
+USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
+# Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
+FEWEST_TOKEN_BYTES = 2
+
+# The least output limit that a budget sets for a caller who named none: shorter answers would mostly be cut off (those
+# of public chat traces have 211 tokens on average, one in ten over 500).
+WORTHWHILE = 512
+WORTHWHILE_THINKING = (
+    4_096  # where a part of it is spent on that: by an effort that is asked, or by models that always do
+)
+THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|deepseek-r|.*(reason|think)", re.IGNORECASE)
+COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
+
+
+def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
+    """Return the most tokens that all replies together can have on ``model``.
+
+    What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
+    ``usage_most``.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return 0
+    limit = output_limit(request, model, prompt)
+    if limit is None:
+        limit = model.context if isinstance(request, ChatRequest) else model.max_output
+    room = model.context
+    # The prompt takes from the room, where that can matter and where it is the only one.
+    if limit > room - prompt_characters(request) and number_of_prompts(request) == 1:
+        room -= prompt_tokens_least(request, enough=model.context)
+    return max(0, min(limit, room)) * replies_asked(request)
+
+
+def output_limit(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int | None:
+    """Return the output limit that the upstream is told, in tokens for each reply; ``None``: none.
+
+    The caller's, up to ``max_output``, or else the model's usual one: without one, an upstream that can say more would
+    bill more than is held. A prompt that may leave no room for so much goes without: the context is its limit, and
+    naming more than fits is refused by some upstreams. Completions go without, too: their limit is 16 where none is
+    named.
+    """
+    if isinstance(request, EmbeddingRequest):
+        return None
+    if request.output_limit is not None:
+        return min(request.output_limit, model.max_output)
+    if isinstance(request, CompletionRequest):
+        return None
+    prompt = bound_prompt(request) if prompt is None else prompt
+    return model.usual_output if _likely_most(prompt) + model.usual_output <= model.context else None
+
+
+def worthwhile_limit(request: InferenceRequest, models: Iterable[ModelSpec]) -> int:
+    """Return the output limit below which a caller who named none is better refused than answered by ``models``."""
+    if not isinstance(request, ChatRequest):
+        return COMPLETION_LIMIT
+    if request.reasoning_effort is None:
+        thinks = any(THINKS.match(model.upstream_model.rpartition("/")[2]) for model in models)
+    else:
+        thinks = request.reasoning_effort not in ("none", "minimal")
+    return WORTHWHILE_THINKING if thinks else WORTHWHILE
+
+
+def limit_within(
+    request: InferenceRequest,
+    models: Iterable[ModelSpec],
+    headroom: Headroom,
+    prompt: PromptBound,
+    *,
+    batch: bool = False,
+    at: float | None = None,
+) -> int:
+    """Return the largest output limit with which the request fits into ``headroom`` on each of ``models``.
+
+    At most what the largest of them can say; below 0 where the prompt alone does not fit. ``prompt`` as in
+    ``usage_most``.
+    """
+    most, found = 0, None
+    for model in models:
+        limit = _limit_within(request, model, headroom, prompt, batch=batch, at=at)
+        most = max(most, model.max_output)
+        if limit < model.max_output:  # a model whose own limit fits lets others say more
+            found = limit if found is None else min(found, limit)
+    return most if found is None else found
+
+
+def _limit_within(
+    request: InferenceRequest,
+    model: ModelSpec,
+    headroom: Headroom,
+    prompt: PromptBound,
+    *,
+    batch: bool,
+    at: float | None,
+) -> int:
+    prompt_most, replies = input_tokens_most(request, model, prompt), replies_asked(request)
+
+    def is_too_much(limit: int) -> bool:
+        most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
+        if headroom.tokens is not None and most.total_tokens > headroom.tokens:
+            return True
+        return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
+
+    return bisect_left(range(model.max_output + 1), True, key=is_too_much) - 1
+
+
+def with_output_limit(request: InferenceRequest, limit: int | None) -> InferenceRequest:
+    """Return the request with another output limit, whatever it was called."""
+    if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
+        return request
+    if isinstance(request, ChatRequest):
+        return replace(request, max_tokens=None, max_completion_tokens=limit)
+    return replace(request, max_tokens=limit)
+
+
+def _likely_most(prompt: PromptBound) -> int:
+    """Return about the most tokens of a prompt that is anything like language."""
+    return prompt.size // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(prompt.images)
+
+
+def replies_asked(request: InferenceRequest) -> int:
+    """Return how many replies the upstream makes and bills: ``n``, or ``best_of``, for each prompt; none to embed."""
+    match request:
+        case ChatRequest():
+            return max(1, request.n or 1)
+        case CompletionRequest():
+            return max(1, request.n or 1, request.best_of or 1) * number_of_prompts(request)
+        case EmbeddingRequest():
+            return 0
+
+
+def input_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
+    """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
+    prompt = bound_prompt(request) if prompt is None else prompt
+    return min(prompt.tokens_on(model), model.context * number_of_prompts(request))
+
+
+def usage_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
+    """Return a usage that the request never exceeds on ``model``: what a hold covers.
+
+    ``prompt`` is ``bound_prompt(request)``, for callers that have it already. What it costs at the most,
+    ``billing.core.prices.most_cost`` tells.
+    """
+    prompt = bound_prompt(request) if prompt is None else prompt
+    return Usage(
+        input_tokens=input_tokens_most(request, model, prompt), output_tokens=output_tokens_most(request, model, prompt)
+    )
+
+
+def cost_most(
+    request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None, *, batch: bool = False
+) -> NanoDollars:
+    """Return nano-dollars that the request never exceeds on ``model``, whenever it runs. ``prompt`` as in
+    ``usage_most``."""
+    return most_cost(usage_most(request, model, prompt), model.price, batch=batch)

@@ -1,0 +1,350 @@
+# How many tokens a prompt has: at the very most, probably, and at the least. The holds rest on the upper bound, so they
+# are never too small; the context check rests on the lower one, so that no request is refused wrongly.
+#
+# The upper bound has two ways to look at what is written. Its bytes cost next to nothing to count, and no byte-level
+# tokenizer makes more tokens; a short prompt is held so, because its answer outweighs it. A closer look costs some ten
+# nanoseconds a byte and tells a quarter to a half of that: long prompts are held so, and any prompt that is refused.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import cast
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from protocol.chat import (
+    ChatRequest,
+    ImagePart,
+    ImageUrl,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    RedactedThinkingBlock,
+    RefusalPart,
+    TextPart,
+    ThinkingBlock,
+    Tool,
+)
+from protocol.completions import CompletionRequest, Prompts
+from protocol.embeddings import EmbeddingRequest
+from router.catalog.capabilities import InferenceRequest
+from router.catalog.targets import ModelSpec
+from router.prompt_size.pictures import Picture, picture_of, picture_tokens_most
+from router.prompt_size.token_counts import tokens_most
+
+# A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
+TEMPLATE_TOKENS = 128  # begin and end marks, generation prompt, a default system message
+MESSAGE_TOKENS = 16  # role and turn marks
+PART_TOKENS = 4  # between the parts of one message: a newline, the marks of an image
+TOOLS_TOKENS = 1024  # the instructions that come with tools or a schema (Anthropic documents up to 530)
+TOOL_TOKENS = 64  # marks around one definition, call or result
+SHORT = 4_096  # bytes of a prompt that are held as they are,
+LONG = 2 * 1024 * 1024  # and of one that fills most contexts anyway: it is not worth the tenth of a second
+MOST_SIZED = 2_000  # pictures of a prompt whose size is looked for: no maker takes more
+# The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
+LONGEST_TOKEN_BYTES = 256
+# What is probable; nothing is held by it.
+LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,600, Gemini 1,032, Qwen 1,337
+LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
+USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
+
+PLAIN_DEFINITIONS = 512 * 1024  # bytes of tools or of a schema that are written out in any case
+MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
+
+# Of compact JSON, its strings passed over.
+_SIGNS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{},:]')
+_PIECE = 1 << 20  # bytes looked at together when words are counted
+# Every byte to "s" (white space) or "w" (part of a word).
+_WORD_MAP = bytes(ord("s") if chr(byte) in " \t\n\r\v\f" else ord("w") for byte in range(256))
+
+
+class PromptBound(Struct, frozen=True, dict=True):
+    """What a prompt comes to at the most, on any model: its pictures by the model's formula, its text by bytes or by a
+    closer look (``is_close``)."""
+
+    added: int  # tokens that templates add, and prompts given as token ids
+    texts: Sequence[str]
+    images: Sequence[ImageUrl] = ()
+    is_close: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens without the pictures, if every byte were one."""
+        return self.added + sum([len(text) if text.isascii() else byte_length(text) for text in self.texts])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a closer look is not worth its time."""
+        return self.size <= SHORT
+
+    def closely(self) -> PromptBound:
+        """Return the same prompt, looked at closely."""
+        return replace(self, is_close=True)
+
+    def tokens_on(self, model: ModelSpec) -> int:
+        """Return a number of tokens that the prompt never exceeds on ``model``."""
+        text = self._counted(model.tokenizer) if self.is_close and self.size <= LONG else self.size
+        if not self.images:
+            return text
+        return text + sum(picture_tokens_most(model.upstream_model, picture) for picture in self.pictures)
+
+    def _counted(self, tokenizer: str | None) -> int:
+        """Return the tokens without the pictures, by a tokenizer or a bound for all; each is asked once."""
+        if tokenizer not in self._counts:
+            # Joined, because a look at each of thousands of words would cost more; templates put marks between them.
+            self._counts[tokenizer] = min(self.size, self.added + tokens_most("\n".join(self.texts), tokenizer))
+        return self._counts[tokenizer]
+
+    @cached_property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The images, as large as the first of them say they are."""
+        unsized = (Picture(None, image.detail == "low") for image in self.images[MOST_SIZED:])
+        return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
+
+    @cached_property
+    def _counts(self) -> dict[str | None, int]:
+        return {}
+
+
+def bound_prompt(request: InferenceRequest) -> PromptBound:
+    """Return the upper bound of a request's prompt, by its bytes.
+
+    Counts everything that reaches the prompt and the overheads stated in this module; prompts given as token ids count
+    exactly.
+    """
+    match request:
+        case ChatRequest():
+            return _chat_bound(request)
+        case CompletionRequest():
+            prompts = _prompts(request.prompt)
+            suffix = request.suffix or ""
+            return _plain_bound(prompts, suffix, TOOL_TOKENS * len(prompts) if suffix else 0)
+        case EmbeddingRequest():
+            return _plain_bound(_prompts(request.input))
+
+
+def prompt_tokens_likely(request: InferenceRequest) -> int:
+    """Return about how many tokens the prompt has: its bytes by those of a usual token, an image as most models count a
+    large one; prompts given as token ids count exactly."""
+    match request:
+        case ChatRequest():
+            images = list(images_of(request))
+            calls = (call for message in request.messages for call in message.tool_calls or ())
+            size = _chat_bound(replace(request, tools=None, response_format=None)).size - TEMPLATE_TOKENS
+            size -= sum(_quoted_length(call.function.arguments) for call in calls)  # once is enough
+            if request.tools:
+                size += TOOLS_TOKENS + len(msgspec.json.encode(request.tools))
+            if request.response_format is not None:
+                size += len(msgspec.json.encode(request.response_format))
+            return size // USUAL_TOKEN_BYTES + sum(map(_image_likely, images))
+        case CompletionRequest():
+            prompts, suffix = _prompts(request.prompt), byte_length(request.suffix or "")
+            return sum(map(_prompt_likely, prompts)) + suffix // USUAL_TOKEN_BYTES * len(prompts)
+        case EmbeddingRequest():
+            return sum(map(_prompt_likely, _prompts(request.input)))
+
+
+def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) -> int:
+    """Return a number of tokens that the longest single prompt of the request has at the least.
+
+    Tokenizers of the field split at white space before anything else, so each word is a token or more; without
+    spaces, each ``LONGEST_TOKEN_BYTES`` are. Prompts given as token ids count exactly. Counting may stop once it has
+    found ``enough``.
+    """
+    match request:
+        case ChatRequest():
+            return _texts_least((text for message in request.messages for text in _texts(message)), enough)
+        case CompletionRequest():
+            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.prompt)), default=0)
+        case EmbeddingRequest():
+            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.input)), default=0)
+
+
+def prompt_characters(request: InferenceRequest) -> int:
+    """Return the length of everything written in the request in characters (or token ids), images left out."""
+    match request:
+        case ChatRequest():
+            size = 0
+            for message in request.messages:
+                content = message.content
+                size += len(content) if isinstance(content, str) else sum(map(len, _texts(message)))
+            return size
+        case CompletionRequest():
+            return sum(len(prompt) for prompt in _prompts(request.prompt)) + len(request.suffix or "")
+        case EmbeddingRequest():
+            return sum(len(prompt) for prompt in _prompts(request.input))
+
+
+def number_of_prompts(request: InferenceRequest) -> int:
+    """Return how many prompts, or inputs, a request has."""
+    match request:
+        case ChatRequest():
+            return 1
+        case CompletionRequest():
+            return len(_prompts(request.prompt))
+        case EmbeddingRequest():
+            return len(_prompts(request.input))
+
+
+def byte_length(text: str) -> int:
+    """Return the length of ``text`` in UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _chat_bound(request: ChatRequest) -> PromptBound:
+    added = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(request.messages)
+    texts: list[str] = []
+    images: list[ImageUrl] = []
+    for message in request.messages:
+        if type(message.content) is str:
+            texts.append(_quoted(message.content) if message.role == "tool" else message.content)
+        elif message.content:
+            added += PART_TOKENS * len(message.content)
+            _read_parts(message, texts, images)
+        if message.name or message.refusal or message.tool_call_id:
+            texts += filter(None, (message.name, message.refusal, message.tool_call_id))
+        if message.thinking_blocks or message.tool_calls:
+            added += _read_turn(message, texts)
+    if request.tools:
+        added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools) + _add_indented(request.tools, texts)
+    if isinstance(request.response_format, JsonSchemaFormat):
+        added += TOOLS_TOKENS + _add_indented((request.response_format.json_schema,), texts)
+    elif request.response_format is not None:
+        added += MESSAGE_TOKENS
+    return PromptBound(added, texts, images)
+
+
+def _plain_bound(prompts: list[str | list[int]], suffix: str = "", added: int = 0) -> PromptBound:
+    texts = [
+        text for prompt in prompts if isinstance(prompt, str) for text in ((prompt, suffix) if suffix else (prompt,))
+    ]
+    for prompt in prompts:
+        added += MESSAGE_TOKENS if isinstance(prompt, str) else len(prompt)
+    return PromptBound(added, texts)
+
+
+def _read_parts(message: Message, texts: list[str], images: list[ImageUrl]) -> None:
+    for part in message.content or ():
+        match part:
+            case TextPart(text):
+                # Templates write the results of tools as JSON strings, so their quotes and newlines take two bytes.
+                texts.append(_quoted(text) if message.role == "tool" else text)
+            case RefusalPart(refusal):
+                texts.append(refusal)
+            case ImagePart(image):
+                images.append(image)
+
+
+def _read_turn(message: Message, texts: list[str]) -> int:
+    """Add what an assistant thought and called to ``texts``; return the tokens that a template adds to it."""
+    added = 0
+    for block in message.thinking_blocks or ():
+        added += PART_TOKENS
+        match block:
+            case ThinkingBlock(thinking, signature):
+                texts += (thinking, signature)
+            case RedactedThinkingBlock(data):
+                texts.append(data)
+    for call in message.tool_calls or ():
+        added += TOOL_TOKENS
+        # Arguments arrive as they are, quoted once more, or parsed and written with spaces: the sum covers each.
+        texts += (call.id, call.function.name, call.function.arguments, _quoted(call.function.arguments))
+    return added
+
+
+def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
+    """Yield every image in a request."""
+    for message in request.messages:
+        if isinstance(message.content, tuple):
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    yield part.image_url
+
+
+def _image_likely(image: ImageUrl) -> int:
+    return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
+
+
+def _add_indented(values: Sequence[Tool | JsonSchema], texts: list[str]) -> int:
+    """Add definitions to the texts; return tokens that their form adds to that. What is nested so deep that its blanks
+    would be many times the rest is not written out."""
+    data = msgspec.json.encode(values)
+    if len(data) > PLAIN_DEFINITIONS and (length := indented_length(data)) > MOST_INDENTED * len(data):
+        texts.append(data.decode())
+        return length - len(data)
+    texts += map(_indented, values)
+    return 0
+
+
+def indented_length(data: bytes) -> int:
+    """Return the length of compact JSON when it is indented by four."""
+    size, depth = len(data), 0
+    for sign in _SIGNS.finditer(data):
+        match sign[0]:
+            case b"[" | b"{":
+                depth += 1
+                size += 1 + 4 * depth
+            case b"]" | b"}":
+                depth -= 1
+                is_empty = data[sign.start() - 1 : sign.start()] in (b"[", b"{")
+                size += -(5 + 4 * depth) if is_empty else 1 + 4 * depth
+            case b",":
+                size += 1 + 4 * depth
+            case b":":
+                size += 1
+    return size
+
+
+def _indented(value: Tool | JsonSchema) -> str:
+    # Llama's template writes tools as JSON indented by four, the longest form that we know of.
+    return msgspec.json.format(msgspec.json.encode(value), indent=4).decode()
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _quoted_length(text: str) -> int:
+    return len(msgspec.json.encode(text))
+
+
+def _prompts(given: Prompts) -> list[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [cast(list[int], given)]
+    return cast(list[str | list[int]], given)
+
+
+def _prompt_likely(prompt: str | list[int]) -> int:
+    return max(1, byte_length(prompt) // USUAL_TOKEN_BYTES) if isinstance(prompt, str) else len(prompt)
+
+
+def _prompt_least(prompt: str | list[int], enough: int | None) -> int:
+    return _texts_least((prompt,), enough) if isinstance(prompt, str) else len(prompt)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    if isinstance(message.content, str):
+        yield message.content
+    else:
+        for part in message.content or ():
+            if isinstance(part, TextPart):
+                yield part.text
+
+
+def _texts_least(texts: Iterable[str], enough: int | None) -> int:
+    words = size = 0
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE].encode("utf-8", "surrogatepass")
+            # A word cut by the end of a piece or of a text counts once, or not at all: less is always right.
+            words += piece.translate(_WORD_MAP).count(b"ws")
+            size += len(piece)
+            if enough is not None and words > enough:
+                return words
+    return max(words, -(-size // LONGEST_TOKEN_BYTES))

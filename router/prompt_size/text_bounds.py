@@ -1,0 +1,81 @@
+# How many tokens a text has at the most, with any tokenizer of the field: a bound that is calibrated on nine of them
+# (tools/complexity_training/text_bounds.py) and holds for text that was made to have many. It rests on what their
+# vocabularies share:
+#
+#   - a word that each of them has whole, with the space before it, is one token;
+#   - other words: where two letters are a token in each of them, no tokenizer leaves the two apart. So no two tokens of
+#     one letter stand side by side but where they are no such pair: k letters with b such places make (2 k + 1 + b) / 3
+#     tokens at the most;
+#   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes;
+#   - runs of spaces are few tokens; digits, punctuation and other white space are one each.
+#
+# Merges across those borders can cost a token more than either side alone: MARGIN is for that.
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from string import ascii_letters
+from typing import NamedTuple
+
+MARGIN = 16  # one token more for so many
+EDGE = 4  # tokens more for any text: begin marks, and the space that some tokenizers put before it
+SPACES = re.compile(r"  +")
+SPACES_A_TOKEN = 12  # in a run of them, beyond its first two tokens
+RUNS = re.compile(r" ?[A-Za-z]+")  # words of a text in ASCII,
+MIXED = re.compile(r" ?[A-Za-z\x80-\U0010ffff]+")  # and of any other: what touches another script is no known word
+OTHERS = re.compile(r"[^\x00-\x7f]+")
+
+
+class Shared(NamedTuple):
+    """What the vocabularies share."""
+
+    words: frozenset[str]  # that are one token, as they stand: with a space before them, or after anything but a letter
+    strange: re.Pattern[str]  # matches the first of two letters that are no token
+    cheap: tuple[tuple[re.Pattern[str], int], ...]  # characters that make fewer tokens than bytes, and how many fewer
+
+
+def text_tokens_most(text: str) -> int:
+    """Return a number of tokens that ``text`` never exceeds, with any tokenizer that works on bytes or falls back to
+    them."""
+    shared = shared_by_vocabularies()
+    runs = (RUNS if text.isascii() else MIXED).findall(text)
+    unknown = [run for run in runs if run not in shared.words]
+    tokens = len(text) - sum(map(len, runs)) + len(runs) - len(unknown)
+    for spaces in SPACES.findall(text):
+        tokens -= max(0, len(spaces) - 3 - len(spaces) // SPACES_A_TOKEN)  # the last may be a word's
+    if unknown:
+        tokens += _tokens_of_words("\n".join(unknown), len(unknown), shared)
+    return tokens + tokens // MARGIN + EDGE
+
+
+@cache
+def shared_by_vocabularies() -> Shared:
+    """Read what ships with the package."""
+    found = json.loads((files("router") / "prompt_size" / "artifacts" / "text_bounds.json").read_bytes())
+    strangers: dict[str, str] = {}  # first letters by those that may not follow
+    for first in " " + ascii_letters:
+        others = "".join(letter for letter in ascii_letters if letter not in found["pairs"].get(first, ""))
+        strangers[others] = strangers.get(others, "") + first
+    strange = "|".join(f"[{firsts}](?=[{others}])" for others, firsts in strangers.items() if others)
+    cheap = tuple(
+        (re.compile(f"[{re.escape(characters)}]+"), int(saved)) for saved, characters in found["cheap"].items()
+    )
+    words = frozenset(f" {word}" for word in found["spaced"].split()) | frozenset(found["bare"].split())
+    return Shared(words, re.compile(strange), cheap)
+
+
+def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
+    """Return the most tokens of ``count`` words, each on a line, of which nothing is known."""
+    letters, parts, tokens = len(words) - (count - 1), count, 0
+    if not words.isascii():
+        pieces = OTHERS.findall(words)
+        others = "".join(pieces)
+        tokens = len(others.encode("utf-8", "surrogatepass"))
+        for characters, saved in shared.cheap:
+            tokens -= saved * sum(map(len, characters.findall(others)))
+        letters, parts = letters - len(others), parts + len(pieces)
+    strange = len(shared.strange.findall(words))
+    return tokens + min(letters, -(-(2 * letters + parts + strange) // 3))

@@ -1,0 +1,48 @@
+# A step's cost measured on the spot: steps of a virtual clock tell the five numbers that it runs on.
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_backend.hardware.calibration import measure_step_cost
+from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
+from gpu_backend.simulate.replica import VirtualRunner
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work
+
+COSTS = {
+    "a large model on a GPU": step_cost(MODELS["llama-8b"], DEVICES["h200"]),
+    "a CPU": StepCost(fixed=0.004, weights=0.0, token=0.0012, context=2e-6, pair=1e-7),
+    "no attention to speak of": StepCost(fixed=0.01, weights=0.0, token=0.0, context=0.0, pair=0.0),
+}
+WORKS = {
+    "one decode": StepWork(1, 300, 300),
+    "many decodes": StepWork(24, 24 * 900, 24 * 900),
+    "a prompt": chunk_work(0, 200),
+    "a chunk deep in a prompt": chunk_work(3000, 128),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_measured_cost_predicts_what_it_was_measured_on(name: str) -> None:
+    """Within a few percent, for steps of sizes that were not among the measured ones."""
+    found = measure_step_cost(VirtualRunner(COSTS[name]).run, 1000, 16, 256, 2048)
+
+    for work in WORKS.values():
+        assert found.seconds(work) == pytest.approx(COSTS[name].seconds(work), rel=0.05)
+
+
+def test_small_cache_is_not_overrun() -> None:
+    """Every block of every measured step is there, and no step has more tokens or rows than it may."""
+    runner, most = VirtualRunner(COSTS["a CPU"]), [0, 0, 0]
+
+    def run(plan: object) -> object:
+        for step in plan.sequences:  # type: ignore[attr-defined]
+            most[0] = max(most[0], *step.block_table)
+            assert step.start + len(step.token_ids) <= 3 * 16
+        most[1] = max(most[1], len(plan.sequences))  # type: ignore[attr-defined]
+        most[2] = max(most[2], plan.num_tokens)  # type: ignore[attr-defined]
+        return runner.run(plan)  # type: ignore[arg-type]
+
+    measure_step_cost(run, 3, 16, 4, 20)  # type: ignore[arg-type]
+
+    assert most == [2, 2, 16]

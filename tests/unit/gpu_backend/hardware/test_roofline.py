@@ -1,0 +1,87 @@
+# The least time of a step, against sums done by hand.
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpu_backend.execution.runner import Runner
+from gpu_backend.hardware.peaks import Ceilings, measure_ceilings
+from gpu_backend.hardware.roofline import Roofline
+from gpu_backend.models.config import load_model_config
+from gpu_backend.models.shards import num_bytes
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    folder = write_tiny_model(tmp_path_factory.mktemp("qwen"), TinyModel("Qwen3ForCausalLM"))
+    return Runner(EngineConfig(str(folder), "cpu", max_model_len=64, num_kv_blocks=8), load_model_config(folder))
+
+
+def decode(start: int, **fields: object) -> SequenceStep:
+    """Return the decode of a token at that position."""
+    return replace(SequenceStep(1, (5,), start, (0,), True, SamplingParams(9), 0), **fields)  # type: ignore[arg-type]
+
+
+def test_decodes_read_weights_once_and_every_key(runner: Runner) -> None:
+    """At a slow memory a step takes its bytes: all weights but the embedding's, and what its sequences have seen."""
+    config, model = runner.model_config, runner._model
+    layer = model.layers[0]
+    weights = num_bytes((model.layers, model.norm, model.head))
+    roofline = Roofline(config, model, 1000.0, Ceilings(bandwidth=1e6, flops=1e30))
+
+    assert weights == config.num_layers * num_bytes(layer) + model.norm.nbytes + model.head.nbytes
+    assert weights / 4 == pytest.approx(config.products_per_token, rel=0.02)  # norms beside the matrices
+    assert roofline.least_seconds([decode(9), decode(29)]) == pytest.approx((weights + 40 * 1000) / 1e6)
+
+
+def test_prompts_multiply_every_token_and_pair(runner: Runner) -> None:
+    """At slow products a step takes those: matrices for each token, the head where one is sampled, and attention."""
+    config = runner.model_config
+    roofline = Roofline(config, runner._model, 1000.0, Ceilings(bandwidth=1e30, flops=1e6))
+    head = config.vocab_size * config.hidden_size
+    pairs = 10 * 30 + 55
+    operations = 2 * 10 * (config.products_per_token - head) + 2 * head
+    operations += 4 * pairs * config.num_layers * config.num_heads * config.head_dim
+
+    chunk = decode(30, token_ids=tuple(range(10)))
+
+    assert roofline.least_seconds([chunk]) == pytest.approx(operations / 1e6)
+    assert roofline.least_seconds([replace(chunk, samples=False)]) == pytest.approx((operations - 2 * head) / 1e6)
+
+
+def test_windows_bound_what_is_read(runner: Runner) -> None:
+    """A layer that looks back 16 tokens reads no more, however long the text is."""
+    config = runner.model_config
+    windowed = replace(config, windows=(16, *config.windows[1:]))
+    full, less = (
+        Roofline(some, runner._model, 1000.0, Ceilings(bandwidth=1e6, flops=1e30)) for some in (config, windowed)
+    )
+
+    saved = full.least_seconds([decode(50)]) - less.least_seconds([decode(50)])
+
+    assert saved == pytest.approx((51 - 16) * 1000 / config.num_layers / 1e6)
+
+
+def test_every_step_tells_its_least_time_once_the_device_is_measured(runner: Runner) -> None:
+    """Before the warm-up nothing is known; after it each step's time at best is more than none, and finite."""
+    plan = StepPlan(1, (decode(0),))
+
+    before = runner.run(plan).least_seconds
+    runner.warm_up()
+    after = runner.run(plan).least_seconds
+
+    assert before == 0 < after < 1
+
+
+def test_ceilings_are_measured_on_the_spot() -> None:
+    """A copy and a product of random numbers give two rates that no machine is without."""
+    measured = measure_ceilings(torch.device("cpu"), torch.float32, 1 << 20, 64, repeats=4)
+
+    assert measured.bandwidth > 1e6 and measured.flops > 1e6 and measured.fp8_flops == 0

@@ -1,0 +1,159 @@
+# The copies of decodes' keys and values against attention over their blocks, while sequences come, go, pause and guess.
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels import reference, reference_attention
+from gpu_backend.kernels.layout.contiguous_kv import GROWTH, Part, SideBySide
+from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.step.batch import Batch, build_batch
+from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+SIZE = 4
+BLOCKS = 2000
+SAMPLING = SamplingParams(max_tokens=1000)
+
+
+class House:
+    """Sequences with scattered blocks of one cache, and steps over them computed with copies and without."""
+
+    def __init__(self, heads: int, kv_heads: int, scales: KvScales | None = None) -> None:
+        self.dice = random.Random(1)
+        self.free = self.dice.sample(range(BLOCKS), BLOCKS)
+        self.tables: dict[int, list[int]] = {}
+        self.lens: dict[int, int] = {}
+        self.heads, self.kv_heads, self.scales = heads, kv_heads, scales
+        self.cache = torch.zeros(2, BLOCKS + 1, SIZE, 2, kv_heads, 8, dtype=torch.uint8 if scales else torch.float32)
+        self.copying = Grouping(SIZE, BLOCKS, 1000, CPU, torch.float32)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def come(self, sequence: int, tokens: int) -> None:
+        self.tables[sequence], self.lens[sequence] = [], 0
+        self.step({sequence: tokens})
+
+    def go(self, sequence: int) -> None:
+        self.free += self.tables.pop(sequence)
+        del self.lens[sequence]
+
+    def step(self, counts: dict[int, int], kept: dict[int, int] | None = None) -> Batch:
+        """Compute so many tokens of each, of which ``kept`` says how many stay; both ways must agree."""
+        steps = []
+        for sequence, count in counts.items():
+            start, table = self.lens[sequence], self.tables[sequence]
+            while len(table) * SIZE < start + count:
+                table.append(self.free.pop())
+            covering = tuple(table[: -(-(start + count) // SIZE)])
+            steps.append(SequenceStep(sequence, (7,) * count, start, covering, True, SAMPLING, 0, row=sequence))
+            self.lens[sequence] += (kept or {}).get(sequence, count)
+        plan = StepPlan(0, tuple(steps))
+        batch = build_batch(plan, self.copying, CPU)
+        plain = build_batch(plan, Grouping(SIZE, BLOCKS, 1000, CPU, torch.float32), CPU)
+        assert sorted(batch.slots.tolist()) == sorted(plain.slots.tolist())
+        by_slot = {slot: row for row, slot in enumerate(plain.slots.tolist())}
+        order = torch.tensor([by_slot[slot] for slot in batch.slots.tolist()])
+        for layer in self.cache:
+            if batch.fresh_blocks is not None:
+                layer.index_fill_(0, batch.fresh_blocks, 0)
+            count = len(batch.slots)
+            qkv = torch.randn(count, self.heads + 2 * self.kv_heads, 8, generator=self.generator)
+            cos, sin = torch.ones(count, 1, 4), torch.zeros(count, 1, 4)
+            query = reference.norm_rope_store(
+                qkv, None, cos, sin, layer, batch.slots, self.heads, 1e-6, kv_scales=self.scales
+            )
+            got = self.attend(query, layer, batch)
+            expected = torch.empty_like(query).index_copy_(0, order, query)
+            torch.testing.assert_close(got, self.attend(expected, layer, plain)[order], atol=2e-5, rtol=1e-4)
+        return batch
+
+    def attend(self, query: Tensor, layer: Tensor, batch: Batch) -> Tensor:
+        return reference_attention.paged_attention(query, layer, batch.groups, 0.3, kv_scales=self.scales)
+
+
+def num_copied(batch: Batch) -> int:
+    return sum(len(group.owners) for group in batch.groups if isinstance(group, Part))
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 6)])
+def test_copies_give_what_the_blocks_give(heads: tuple[int, int]) -> None:
+    """Sequences come and go, prompts run beside them, guesses fail and decodes pause; most decodes use their copies."""
+    house = House(*heads)
+    copied = decodes = 0
+    for step in range(160):
+        if len(house.lens) < 12 and house.dice.random() < 0.3:
+            house.come(1000 + step, house.dice.randint(1, 60))
+        counts = {sequence: 1 for sequence in house.lens if house.dice.random() < 0.98}
+        kept = dict(counts)
+        if counts and house.dice.random() < 0.1:
+            guessing = house.dice.choice(list(counts))
+            counts[guessing], kept[guessing] = 4, house.dice.randint(0, 4)
+        if counts:
+            copied += num_copied(house.step(counts, kept))
+            decodes += len(counts)
+        if house.lens and house.dice.random() < 0.1:
+            house.go(house.dice.choice(list(house.lens)))
+
+    assert copied > decodes / 2
+
+
+def test_a_float8_cache_is_copied_as_numbers() -> None:
+    """What the copies hold is what the cache's bytes mean."""
+    house = House(4, 2, KvScales(torch.tensor([0.01, 0.02]), torch.tensor([0.03, 0.01])))
+    house.come(1, 9)
+
+    batches = [house.step({1: 1}) for _ in range(6)]
+
+    assert [num_copied(batch) for batch in batches] == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_copy_is_made_anew_when_it_is_full() -> None:
+    """A long reply outgrows its room again and again, and never loses a token."""
+    house = House(2, 1)
+    house.come(1, 3)
+
+    parts = [part for _ in range(3 * GROWTH) for part in house.step({1: 1}).groups if isinstance(part, Part)]
+
+    assert len(parts) == 3 * GROWTH - 1
+    assert [part.width for part in parts[:: GROWTH + 1]] == [3 + 2 + n * (GROWTH + 1) + GROWTH for n in range(3)]
+
+
+def test_another_sequence_in_the_same_blocks_has_no_copy() -> None:
+    """Whoever gets a leaver's blocks, and goes on where it ended, has its own keys and values."""
+    house = House(2, 1)
+    house.come(1, 5)
+    for _ in range(3):
+        house.step({1: 1})
+    table, length = house.tables[1], house.lens[1]
+    house.tables, house.lens = {2: table}, {2: length}
+    house.cache.normal_(generator=house.generator)
+
+    assert num_copied(house.step({2: 1})) == 0
+
+
+def test_no_more_is_copied_than_there_is_room_for() -> None:
+    """The copies take a share of the cache at most; whoever finds no room is read from its blocks."""
+    house = House(2, 1)
+    house.copying.side_by_side = SideBySide(200, BLOCKS, SIZE)
+    for sequence in range(8):
+        house.come(sequence, 30)
+
+    copied = [num_copied(house.step(dict.fromkeys(range(8), 1))) for _ in range(4)]
+
+    assert copied == [0, 2, 2, 2]
+
+
+def test_copies_of_a_float8_cache_take_no_more_bytes() -> None:
+    """A number takes four bytes beside a cache where it takes one, so a fourth as many tokens are copied."""
+    half, eighth = (
+        Grouping(SIZE, 800, 1000, CPU, torch.float32, cache_dtype=dtype).side_by_side for dtype in (None, torch.uint8)
+    )
+
+    assert half is not None and eighth is not None
+    assert (half.rooms.tokens, eighth.rooms.tokens) == (400 * SIZE, 100 * SIZE)

@@ -1,0 +1,159 @@
+# Host memory behind the KV cache: what the device gives away comes back unchanged, and the books hold on both sides.
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.kv_cache.prefix_hashes import extend_hashes
+from gpu_backend.step.plan import StepPlan, StepResult
+from tests.support.engine import answer_all, continuation, counting_loop, greedy, model_loop
+from tests.support.tiny_model import TinyModel, write_tiny_model
+
+BLOCK = 4
+MOVES = st.tuples(st.sampled_from(["table", "block", "publish", "release", "out", "in", "drop"]), st.integers(0, 2**16))
+
+
+def hashes_of(tokens: list[int], salt: bytes) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(hashes, tokens, BLOCK, salt)
+    return hashes
+
+
+class Memory:
+    """What lies in the blocks of both sides, moved as the block manager says."""
+
+    def __init__(self) -> None:
+        self.device: dict[int, Any] = {}
+        self.host: dict[int, Any] = {}
+
+    def follow(self, blocks: BlockManager) -> None:
+        for copy in blocks.take_copies():
+            if copy.to_host:
+                self.host[copy.target] = self.device.get(copy.source)
+            else:
+                self.device[copy.target] = self.host[copy.source]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(MOVES, max_size=80), st.integers(4, 12), st.integers(0, 10), st.integers(0, 4))
+def test_what_is_found_is_what_was_stored(
+    moves: list[tuple[str, int]], num_blocks: int, num_host_blocks: int, protected: int
+) -> None:
+    """Wherever a block wandered, whoever finds it finds what its hash says; swapped tables come back as they went."""
+    blocks = BlockManager(num_blocks, BLOCK, min(protected, num_blocks), num_host_blocks=num_host_blocks)
+    memory = Memory()
+    held: list[tuple[list[int], list[bytes], str]] = []
+    swapped: list[tuple[tuple[int, ...], list[Any], str]] = []
+    for move, choice in moves:
+        tenant = "ab"[choice % 2]
+        blocks.note_request(tenant, 1.0)
+        table, hashes, owner = held[choice % len(held)] if held else ([], [], "a")
+        if move == "table":
+            wanted = hashes_of([choice % 7] * (choice % 5) * BLOCK, tenant.encode())
+            allocation = blocks.allocate_table(wanted, len(wanted) + choice % 2, choice % 3, tenant)
+            memory.follow(blocks)
+            if allocation is not None:
+                found = allocation.block_table[: allocation.num_cached]
+                assert [memory.device[block] for block in found] == wanted[: allocation.num_cached]
+                fresh = allocation.block_table[allocation.num_cached :]
+                memory.device |= dict.fromkeys(fresh)
+                memory.device |= dict(zip(fresh, wanted[allocation.num_cached :], strict=False))
+                held.append((list(allocation.block_table), wanted, tenant))
+        elif move == "block" and held:
+            block = blocks.allocate_block(owner)
+            memory.follow(blocks)
+            if block is not None:
+                memory.device[block] = None
+                table.append(block)
+        elif move == "publish":
+            for block, key in zip(table, hashes, strict=False):
+                blocks.publish(block, key, owner)
+        elif move == "release" and held:
+            held.pop(choice % len(held))
+            blocks.release(table)
+        elif move == "out" and held:
+            places = blocks.swap_out(table, owner)
+            if places is not None:
+                swapped.append((places, [memory.device[block] for block in table], owner))
+                held.pop(choice % len(held))
+            memory.follow(blocks)
+        elif move == "in" and swapped:
+            places, contents, owner = swapped[-1]
+            back = blocks.swap_in(places, tenant=owner, fresh=choice % 3)
+            memory.follow(blocks)
+            if back is not None:
+                swapped.pop()
+                assert len(back) == len(contents) + choice % 3
+                assert [memory.device[block] for block in back[: len(contents)]] == contents
+                memory.device |= dict.fromkeys(back[len(contents) :])
+                held.append((list(back), [], owner))
+        elif move == "drop" and swapped:
+            blocks.host.free(swapped.pop()[0])
+
+        blocks.check([table for table, _, _ in held], [places for places, _, _ in swapped])
+
+
+def test_prompt_comes_back_from_host_memory() -> None:
+    """A prompt that the device had no room for is found again, block for block, without being computed."""
+    loop, runner = counting_loop(
+        16, max_model_len=60, num_host_blocks=64, max_num_batched_tokens=64, max_num_seqs=1, block_size=4
+    )
+    answer_all(loop, [greedy("first", range(42), 3)])
+    answer_all(loop, [greedy(f"f{i}", range(50 + 40 * i, 90 + 40 * i), 8) for i in range(4)])
+    runner.plans.clear()
+
+    again = answer_all(loop, [greedy("again", range(42), 3)])["again", 0]
+
+    assert again.events[0].cached_tokens == 40
+    assert again.token_ids == continuation(range(42), 3)
+    assert runner.plans[0].num_tokens == 2
+    assert sum(not copy.to_host for copy in runner.plans[0].copies) >= 8
+
+
+def test_copies_of_a_failed_step_are_not_trusted() -> None:
+    """If a step raises, nobody finds what its copies were to bring, on either side; the next step is right again."""
+    loop, runner = counting_loop(
+        16, max_model_len=60, num_host_blocks=64, max_num_batched_tokens=64, max_num_seqs=1, block_size=4
+    )
+    answer_all(loop, [greedy("first", range(42), 3)])
+    answer_all(loop, [greedy("second", range(100, 150), 3)])
+
+    def fail(plan: StepPlan) -> StepResult:
+        assert plan.copies
+        raise RuntimeError("the copy broke off")
+
+    loop.runner.run = fail  # type: ignore[method-assign]
+    loop.handle(greedy("third", range(42), 3))
+    loop.step()
+    loop.scheduler.check()
+    loop.runner.run = runner.__class__.run.__get__(runner)  # type: ignore[method-assign]
+
+    answers = answer_all(loop, [greedy("x", range(42), 3), greedy("y", range(100, 150), 3)])
+
+    assert answers["x", 0].token_ids == continuation(range(42), 3)
+    assert answers["y", 0].token_ids == continuation(range(100, 150), 3)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("llama"), TinyModel())
+
+
+def test_model_says_the_same_from_host_memory(llama: Path) -> None:
+    """Keys and values that went to host memory and back make the same tokens, and spare their computation."""
+    prompts = [tuple((7 * i + j * j) % 250 for j in range(100)) for i in range(6)]
+    commands = [greedy(str(i), prompt, 6) for i, prompt in enumerate(prompts)]
+    expected = answer_all(model_loop(llama, max_num_seqs=2), commands)
+    loop = model_loop(llama, max_num_seqs=2, num_kv_blocks=14, max_model_len=200, host_kv_bytes=4 * 2**20)
+
+    answer_all(loop, commands)
+    again = answer_all(loop, commands)
+
+    assert {key: answer.token_ids for key, answer in again.items()} == {k: a.token_ids for k, a in expected.items()}
+    assert all(answer.events[0].cached_tokens == 96 for answer in again.values())

@@ -1,0 +1,239 @@
+# The engine's process as the front sees it: who gets which event, who is told when it dies, and when it comes back.
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gpu_backend.server.client.engine_call import EngineCall
+from gpu_backend.server.client.engine_client import RESTARTS, EngineClient, EngineState
+from gpu_backend.server.client.errors import EngineFailed, Overloaded
+from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready, Refused
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import FinishReason
+from tests.support.fake_engine import READY, FakeEngine, FakeProcess, speaking
+
+SAMPLING = SamplingParams(max_tokens=4)
+
+
+def generate(request_id: str, n: int = 1) -> Generate:
+    return Generate(request_id, (1, 2), SAMPLING, n=n)
+
+
+@contextlib.asynccontextmanager
+async def running(engine: FakeEngine, **settings: object) -> AsyncIterator[EngineClient]:
+    client = EngineClient(EngineConfig(model="m"), start_process=engine.start, **settings)  # type: ignore[arg-type]
+    await client.open()
+    if engine.is_ready:
+        await until(lambda: client.state is EngineState.ACTIVE)
+    yield client
+    await client.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.002)
+
+
+async def all_tokens(call: EngineCall) -> list[int]:
+    tokens: list[int] = []
+    while not call.is_finished:
+        tokens += [token for event in await call.events() if isinstance(event, NewTokens) for token in event.token_ids]
+    return tokens
+
+
+async def test_each_call_gets_its_own_events() -> None:
+    """Events of many requests come in one message; each call sees its own, in order."""
+    async with running(FakeEngine(speaking([5, 6, 7]))) as client:
+        one, two = client.call([generate("a")]), client.call([generate("b", n=2)])
+
+        assert await all_tokens(one) == [5, 6, 7]
+        assert sorted(await all_tokens(two)) == [5, 5, 6, 6, 7, 7]
+
+
+async def test_closing_a_call_aborts_what_still_runs() -> None:
+    """A client that leaves costs the engine one step at most; a call that ended costs nothing."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        client.call([generate("a")]).close()
+        abort = await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, Abort))
+        engine.script = speaking([5])
+        finished = client.call([generate("b")])
+        await all_tokens(finished)
+        finished.close()
+
+        assert abort == Abort("a")
+        assert client.num_waiting == 0
+        assert [c for c in engine.process.commands if isinstance(c, Abort)] == [Abort("a")]
+
+
+async def test_a_refusal_ends_the_whole_call() -> None:
+    """What the engine refuses becomes a 503 with its reason; the call's other prompts are given up."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        call = client.call([generate("a"), generate("b")])
+        engine.process.say(Refused("a", "This engine would take about 900 ms.", 1.2))
+
+        with pytest.raises(Overloaded, match="about 900 ms") as refused:
+            await call.events()
+        abort = await asyncio.to_thread(engine.process.wait_for, lambda c: isinstance(c, Abort))
+
+        assert refused.value.headers == {"retry-after": "2"}
+        assert abort == Abort("b")
+        assert client.num_waiting == 0
+
+
+async def test_events_for_nobody_are_ignored() -> None:
+    """The engine may have said something before it heard of the abort."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        engine.process.say(NewTokens("gone", 0, (5,)))
+        engine.script = speaking([5])
+
+        assert await all_tokens(client.call([generate("a")])) == [5]
+
+
+async def test_too_many_waiting_requests_are_refused() -> None:
+    """The queue is bounded: beyond it an honest 503 says when to come back."""
+    async with running(FakeEngine(), max_waiting=2) as client:
+        first = client.call([generate("a"), generate("b")])
+        with pytest.raises(Overloaded) as caught:
+            client.call([generate("c")])
+        first.close()
+        client.call([generate("c")])
+
+        assert (caught.value.status, caught.value.code) == (503, "overloaded")
+        assert caught.value.headers["retry-after"] == "1"
+
+
+async def test_nothing_is_taken_before_the_engine_is_ready() -> None:
+    """While the weights are loaded, requests are sent elsewhere."""
+    async with running(FakeEngine(is_ready=False)) as client:
+        with pytest.raises(Overloaded, match="loading"):
+            client.call([generate("a")])
+
+
+async def test_a_draining_engine_finishes_and_takes_nothing() -> None:
+    """What runs goes on; what comes is refused; the engine is told once."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        running_call = client.call([generate("a")])
+        client.drain()
+        client.drain()
+        with pytest.raises(Overloaded, match="draining"):
+            client.call([generate("b")])
+        engine.process.say(NewTokens("a", 0, (5,), finish_reason=FinishReason.LENGTH))
+
+        assert await all_tokens(running_call) == [5]
+        assert client.state is EngineState.DRAINING
+        await until(lambda: Drain() in engine.process.commands)  # commands go out in a thread of their own
+        assert engine.process.commands.count(Drain()) == 1
+
+
+async def test_a_dead_process_is_replaced_and_who_goes_on_elsewhere_hears_of_it() -> None:
+    """At once, and the next request meets a new process."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        call = client.call([generate("a")], fails_over=True)
+        first = engine.process
+        first.die()
+        with pytest.raises(EngineFailed, match="died"):
+            await call.events()
+        await until(lambda: len(engine.processes) == 2 and client.state is EngineState.ACTIVE)
+        engine.script = speaking([9])
+
+        assert await all_tokens(client.call([generate("b")])) == [9]
+        assert client.restarts == 1
+        await until(lambda: first.is_stopped)
+
+
+async def test_busy_time_of_dead_processes_still_counts() -> None:
+    """The counters belong to the start of the server: a new process goes on where the dead one had come to."""
+    engine = FakeEngine()
+    now = 100.0
+    async with running(engine, clock=lambda: now) as client:
+        engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=7.0))
+        await until(lambda: client.load is not None)
+        now = 130.0
+        engine.process.die()
+        await until(lambda: len(engine.processes) == 2 and client.state is EngineState.ACTIVE)
+        at_restart = client.busy_seconds
+        engine.process.say(LoadReport(0, 0, 8, 8, 0.0, 0.0, 0.0, 0.0, gpu_busy_seconds=2.0))
+        await until(lambda: client.load is not None)
+
+        assert (at_restart, client.busy_seconds, client.uptime_seconds) == (7.0, 9.0, 30.0)
+
+
+async def test_a_process_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last restart somebody else must decide: the front says that it failed."""
+    monkeypatch.setattr("gpu_backend.server.client.engine_client.RESTART_PAUSE", 0.0)
+    engine, failures = FakeEngine(), []
+    async with running(engine, on_failed=lambda: failures.append(1)) as client:
+        for deaths in range(1, RESTARTS + 2):
+            await until(lambda: client.state is EngineState.ACTIVE and client.restarts == deaths - 1)  # noqa: B023
+            engine.process.die()
+        await until(lambda: client.state is EngineState.FAILED)
+
+        assert failures == [1]
+        assert len(engine.processes) == RESTARTS + 1
+        with pytest.raises(Overloaded, match="failed"):
+            client.call([generate("a")])
+
+
+async def test_a_process_that_never_became_ready_is_not_tried_again() -> None:
+    """A missing weight is missing the second time too."""
+    engine, failures = FakeEngine(is_ready=False), []
+    async with running(engine, on_failed=lambda: failures.append(1)) as client:
+        engine.process.die()
+        await until(lambda: client.state is EngineState.FAILED)
+
+        assert failures == [1]
+        assert len(engine.processes) == 1
+
+
+async def test_the_last_load_report_is_kept() -> None:
+    """Operators and routers read it; a restart forgets it."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        report = LoadReport(1, 2, 3, 4, 0.5, 6.0, 7.0, 0.25)
+        engine.process.say(report)
+        await until(lambda: client.load is not None)
+
+        assert client.load == report
+        assert client.ready == READY
+
+
+async def test_a_slow_pipe_does_not_hold_up_the_event_loop() -> None:
+    """Commands are written by a thread: a full pipe blocks that, not the streams of others."""
+
+    class Stuck(FakeProcess):
+        def send(self, command: Command) -> None:
+            released.wait(5)
+            super().send(command)
+
+    released = threading.Event()
+    engine = FakeEngine(speaking([1]))
+    engine.start = lambda config: engine.processes.append(Stuck(engine.script)) or engine.process  # type: ignore[func-returns-value,method-assign]
+    async with running(engine) as client:
+        call = client.call([generate("a")])
+        await asyncio.sleep(0)  # the loop is free
+        released.set()
+
+        assert await all_tokens(call) == [1]
+
+
+async def test_ready_changes_with_the_process() -> None:
+    """A restarted engine may have another context length; the newest counts."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        newer = Ready(total_blocks=4, block_size=16, max_model_len=32, device="cpu", dtype="float32")
+        engine.process.say(newer)
+        await until(lambda: client.ready == newer)
+
+        assert client.state is EngineState.ACTIVE

@@ -1,0 +1,1 @@
+# Training of the models that ship with Tollgate; run by hand, not in the wheel.

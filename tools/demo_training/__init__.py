@@ -1,0 +1,1 @@
+# Trains the demo model: `python -m tools.demo_training.train`.

@@ -1,0 +1,1 @@
+# Texts written for this project, to fit and judge the classifiers.
