@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.roofline import Request
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Event, Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason

@@ -24,10 +24,10 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
 

@@ -7,8 +7,8 @@ import statistics
 import time
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams

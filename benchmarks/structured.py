@@ -18,7 +18,6 @@ import torch
 
 import gpu_backend.demo_model
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution import runner as engine_runner
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
@@ -26,6 +25,7 @@ from gpu_backend.sampling import adjustments
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.grammar import GrammarCompiler
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Mapping
 
 import structlog
+from msgspec import Struct
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.store_errors import POSTGRES_AWAY
-from gateway.shadow.store import recalibrations
+from gateway.core.clock import Clock
 from gateway.storage.database import Database
 from router.catalog.catalog import AutoRoute, Catalog
 
@@ -62,3 +65,32 @@ class Recalibrations:
 def recalibrating(route: AutoRoute) -> frozenset[str]:
     """Return the teams whose own outcomes move their threshold on this route."""
     return frozenset() if route.held_back is None else route.held_back.recalibrate
+
+
+class Recalibration(Struct, frozen=True, kw_only=True):
+    """What a route's quality takes for one team, as measured."""
+
+    team_id: str
+    route: str
+    quality: float  # the route's own
+    applied: float  # the score that is asked for in its place
+
+
+async def recalibrations(connection: AsyncConnection) -> list[Recalibration]:
+    """Return every team's threshold on every route that has one."""
+    return [Recalibration(**row) for row in (await connection.execute(RECALIBRATIONS)).mappings()]
+
+
+async def keep_recalibration(connection: AsyncConnection, clock: Clock, found: Recalibration, outcomes: int) -> None:
+    """Store a team's threshold from now on, and how many outcomes it rests on."""
+    values = {name: getattr(found, name) for name in found.__struct_fields__}
+    await connection.execute(RECALIBRATE, values | {"outcomes": outcomes, "now": clock.moment()})
+
+
+RECALIBRATIONS = text("SELECT team_id, route, quality, applied FROM recalibrations")
+RECALIBRATE = text("""
+    INSERT INTO recalibrations (team_id, route, quality, applied, outcomes, changed_at)
+    VALUES (:team_id, :route, :quality, :applied, :outcomes, :now)
+    ON CONFLICT (team_id, route) DO UPDATE SET quality = excluded.quality, applied = excluded.applied,
+        outcomes = excluded.outcomes, changed_at = excluded.changed_at
+""")

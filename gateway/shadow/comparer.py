@@ -13,21 +13,18 @@ from msgspec import Struct
 from billing.core.money import to_nano, to_text
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.core.errors import ContentPolicyViolation
-from gateway.inference.recalibrations import recalibrating
+from gateway.inference.recalibrations import Recalibration, keep_recalibration, recalibrating, recalibrations
 from gateway.inference.services import Services
 from gateway.shadow.judging import are_same, judge_request, verdict_of
 from gateway.shadow.store import (
     AT_ONCE,
     Asked,
     Found,
-    Recalibration,
     ask_waiting,
     ended_calls,
     keep_found,
-    keep_recalibration,
     outcomes_of,
     purge_held_back,
-    recalibrations,
 )
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra

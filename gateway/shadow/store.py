@@ -71,15 +71,6 @@ class Found(Struct, frozen=True, kw_only=True):
     judge_nanousd: int = 0
 
 
-class Recalibration(Struct, frozen=True, kw_only=True):
-    """What a route's quality takes for one team, as measured."""
-
-    team_id: str
-    route: str
-    quality: float  # the route's own
-    applied: float  # the score that is asked for in its place
-
-
 async def note_call(connection: AsyncConnection, clock: Clock, call: HeldBackCall, budget_nanousd: int) -> bool:
     """Note a call if the team's budget of the day (UTC) still has what it can cost at most; tell whether it had."""
     await connection.execute(LOCK, {"team_id": call.team_id})
@@ -153,17 +144,6 @@ async def purge_held_back(connection: AsyncConnection, clock: Clock, keep: float
     await connection.execute(PURGE, {"before": now - timedelta(seconds=keep)})
 
 
-async def recalibrations(connection: AsyncConnection) -> list[Recalibration]:
-    """Return every team's threshold on every route that has one."""
-    return [Recalibration(**row) for row in (await connection.execute(RECALIBRATIONS)).mappings()]
-
-
-async def keep_recalibration(connection: AsyncConnection, clock: Clock, found: Recalibration, outcomes: int) -> None:
-    """Store a team's threshold from now on, and how many outcomes it rests on."""
-    values = {name: getattr(found, name) for name in found.__struct_fields__}
-    await connection.execute(RECALIBRATE, values | {"outcomes": outcomes, "now": clock.moment()})
-
-
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('held_back ' || CAST(:team_id AS text)))")
 NOTE = text("""
     INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, is_explored, small_model, large_model,
@@ -226,13 +206,6 @@ COUNTS = text("""
            coalesce(sum(reserved_nanousd) FILTER (
                WHERE created_at >= date_trunc('day', CAST(:now AS timestamptz))), 0) AS today
     FROM held_back WHERE team_id = :team_id AND route = :route GROUP BY 1
-""")
-RECALIBRATIONS = text("SELECT team_id, route, quality, applied FROM recalibrations")
-RECALIBRATE = text("""
-    INSERT INTO recalibrations (team_id, route, quality, applied, outcomes, changed_at)
-    VALUES (:team_id, :route, :quality, :applied, :outcomes, :now)
-    ON CONFLICT (team_id, route) DO UPDATE SET quality = excluded.quality, applied = excluded.applied,
-        outcomes = excluded.outcomes, changed_at = excluded.changed_at
 """)
 GIVE_UP = text("""
     UPDATE held_back SET status = 'dropped', reason = 'too_late', body = NULL, answer = NULL, ended_at = :now

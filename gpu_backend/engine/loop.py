@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from gpu_backend.engine.output_processor import Acceptor
-from gpu_backend.engine.requests import Limits, find_problem, make_sequences, refusal
+from gpu_backend.engine.requests import find_problem, make_sequences, refusal
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import shared_hashes
 from gpu_backend.scheduling.arrival import refuse_on_arrival
@@ -20,6 +20,7 @@ from gpu_backend.scheduling.scheduler import Scheduler
 from gpu_backend.scheduling.swapping import SwapChoice
 from gpu_backend.speculation.planner import make_speculator
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import (
     Abort,
     Command,

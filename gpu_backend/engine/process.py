@@ -139,10 +139,10 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     import torch
 
     from gpu_backend.engine.loop import EngineLoop
-    from gpu_backend.engine.requests import Limits
     from gpu_backend.execution.runner import Runner
     from gpu_backend.scheduling.grammar_queue import GrammarQueue
     from gpu_backend.step.grammar import GrammarCompiler
+    from gpu_backend.step.limits import Limits
 
     gc.freeze()  # nor are they looked at later, while a step waits
     gc.enable()

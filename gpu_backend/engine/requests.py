@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpu_backend.scheduling.admission import TIERS
-from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT, Embed, Embedding, Event, Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the loaded model and its KV cache can hold."""
-
-    max_model_len: int  # tokens of a prompt and its reply
-    vocab_size: int
-    eos_token_ids: frozenset[int] = frozenset()
-    num_host_blocks: int = 0
-    assumed_cost: StepCost = ASSUMED_COSTS["cuda"]  # judges whether guesses pay where no cost is known
-    copy_seconds: float | None = None  # of a KV block to host memory or back; None: those who give way are not copied
-    draft_share: float = 0.0  # what a step of the draft model takes, of one of the model's
 
 
 def find_problem(request: Generate | Embed, limits: Limits) -> str | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, plan_work
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Event, Generate, NewTokens, Refused
 from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams

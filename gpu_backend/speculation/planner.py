@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpu_backend.engine.requests import Limits
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.speculation.composition import may_speculate
 from gpu_backend.speculation.draft_account import GuessAccount
@@ -18,6 +17,7 @@ from gpu_backend.speculation.step_times import StepTimes
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, StepWork, plan_work
 from gpu_backend.step.draft_record import Everybody, GuessRecord
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sequence import Sequence
 

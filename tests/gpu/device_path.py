@@ -11,13 +11,13 @@ from unittest.mock import patch
 import torch
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution import graphs, runner
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.models.config import load_model_config
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Embed, Generate
 from gpu_backend.step.plan import StepPlan
 from gpu_backend.step.sampling_params import SamplingParams

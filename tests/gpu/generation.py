@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Generate
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require

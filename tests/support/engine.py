@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.execution.graph_sizes import draws_plainly, is_decode
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
@@ -26,6 +25,7 @@ from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.step.grammar import GrammarCompiler
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.step.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.engine.requests import Limits, find_problem
+from gpu_backend.engine.requests import find_problem
 from gpu_backend.execution.runner import Runner
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
@@ -23,6 +23,7 @@ from gpu_backend.speculation.composition import APART, ENGINE_FEATURES, EXACT
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.grammar import is_available
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.step.sequence import FinishReason

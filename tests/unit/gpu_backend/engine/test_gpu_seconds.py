@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.loop import FAILURES_IN_A_ROW, EngineLoop
-from gpu_backend.engine.requests import Limits
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Embed, Embedding, Event, NewTokens
 from gpu_backend.step.plan import StepPlan, StepResult
 from tests.support.engine import CountingRunner, answer_all, counting_loop, greedy
