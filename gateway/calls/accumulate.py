@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
-from gateway.upstreams.wire.base import Request, WholeReply
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply
 from protocol.events import Delta, ToolCallDelta
+from protocol.inference import Request, WholeReply
 
 
 @dataclass(slots=True)

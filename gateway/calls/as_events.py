@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.upstreams.wire.base import WholeReply
 from protocol.chat import ChatReply, Choice
 from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.inference import WholeReply
 from protocol.usage import Usage
 
 

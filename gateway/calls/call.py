@@ -12,9 +12,9 @@ from billing.core.holds import Hold, Scope
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.core.principals import Caller
-from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
+from protocol.inference import Request
 from protocol.messages import MessagesRequest
 from router.catalog.routing_options import Wish
 from router.catalog.targets import Route, Target

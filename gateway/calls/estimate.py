@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.upstreams.wire.base import Request, WholeReply
 from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.events import Delta
+from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
 from router.prompt_size.bounds import input_tokens_most

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
-from gateway.upstreams.wire.base import WholeReply
 from protocol.events import Delta
+from protocol.inference import WholeReply
 from router.catalog.targets import Target
 
 

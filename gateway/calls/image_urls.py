@@ -14,9 +14,9 @@ from gateway.core.errors import Overloaded
 from gateway.egress.destinations import Guard, SystemResolver, Unreachable
 from gateway.egress.urls import BadUrl, CallbackUrl, read_url
 from gateway.upstreams.registry import ProviderRegistry
-from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest
 from protocol.errors import BadRequest, ServiceError
+from protocol.inference import Request
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Ability, Route, Target
 from router.prompt_size.prompt_bounds import images_of

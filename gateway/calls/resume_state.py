@@ -9,10 +9,11 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.upstreams.wire.base import Request, Resume, choices_asked
+from gateway.upstreams.wire.base import Resume
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.completions import CompletionRequest
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
+from protocol.inference import Request, choices_asked
 
 MOST_TOKENS = 2**17  # of one reply, kept to go on from
 

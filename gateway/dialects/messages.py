@@ -11,11 +11,11 @@ from litestar import Request
 
 from billing.core.money import to_text
 from gateway.inference.reply import Reply
-from gateway.upstreams.wire.base import WholeReply
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.inference import WholeReply
 from protocol.sse import encode_event
 from protocol.usage import Usage
 

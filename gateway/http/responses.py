@@ -20,9 +20,9 @@ from gateway.inference.answer import answer
 from gateway.inference.idempotency import LARGEST_KEPT, Keep, answer_once
 from gateway.inference.reply import Ending, KeepEnding, Reply
 from gateway.inference.services import Services
-from gateway.upstreams.wire.base import WholeReply
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
+from protocol.inference import WholeReply
 from protocol.serving.leaving import Client, ended_when_client_leaves
 from protocol.serving.writing import WRITING
 from protocol.usage import Usage

@@ -22,11 +22,12 @@ from gateway.upstreams.openai.request import ENGINE_FIELDS
 from gateway.upstreams.resilience.breakers import Permit
 from gateway.upstreams.resilience.deadline import Deadline
 from gateway.upstreams.resilience.retry import RetryBudget
-from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume, WholeReply
+from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
 from gateway.upstreams.wire.quirks import Manners
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
+from protocol.inference import WholeReply
 from protocol.serving.off_loop import off_loop
 from protocol.usage import Usage
 from router.catalog.targets import Target

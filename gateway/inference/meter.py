@@ -10,9 +10,9 @@ from billing.core.prices import cost_of
 from gateway.calls.call import Call
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage, tokens_of
 from gateway.inference.failover import Source
-from gateway.upstreams.wire.base import WholeReply
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta
+from protocol.inference import WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import Tier
 from router.prompt_size.bounds import output_tokens_most

@@ -18,11 +18,11 @@ from gateway.inference.attempt import Answering, AttemptLog
 from gateway.inference.failover import Source
 from gateway.inference.meter import Meter
 from gateway.inference.services import Services
-from gateway.upstreams.wire.base import WholeReply, choices_asked
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamFiltered, UpstreamRefused
 from gateway.upstreams.wire.quirks import Manners
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import WholeReply, choices_asked
 from protocol.usage import Usage
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import output_tokens_most

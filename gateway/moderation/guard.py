@@ -29,7 +29,7 @@ from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
-from gateway.upstreams.wire.base import Request
+from protocol.inference import Request
 from protocol.messages import MessagesRequest
 
 SLICE = 7_000  # characters that are looked at before others have their turn

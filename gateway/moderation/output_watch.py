@@ -15,9 +15,9 @@ from gateway.moderation.classifier.plain import plain, visible
 from gateway.moderation.guard import Guard
 from gateway.moderation.rules.policy import CATEGORIES, Policy
 from gateway.moderation.texts import is_refused, texts_of_reply, tools_given
-from gateway.upstreams.wire.base import WholeReply
 from protocol.chat import FinishReason
 from protocol.events import Delta
+from protocol.inference import WholeReply
 from router.catalog.targets import Target
 
 WINDOW = PASSAGE  # characters

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.upstreams.wire.base import Request, WholeReply
 from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
 JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged

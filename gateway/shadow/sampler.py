@@ -21,9 +21,9 @@ from gateway.core.clock import Clock
 from gateway.shadow.judging import longest_judge_request
 from gateway.shadow.store import HeldBackCall, note_call
 from gateway.storage.database import Database
-from gateway.upstreams.wire.base import WholeReply
 from protocol.chat import ChatReply, ChatRequest
 from protocol.events import Delta
+from protocol.inference import WholeReply
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.routing_options import Wish
 from router.catalog.targets import Target, Tier

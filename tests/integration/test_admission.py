@@ -25,11 +25,11 @@ from gateway.core.principals import Caller, Team
 from gateway.inference.admission import admit
 from gateway.inference.services import Services
 from gateway.storage.database import Database
-from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
+from protocol.inference import Request
 from protocol.usage import Usage
 from router import Wish
 from router.catalog.targets import Endpoint, ModelSpec, Route, Target

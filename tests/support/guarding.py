@@ -19,8 +19,8 @@ from gateway.moderation.outcomes import Outcomes
 from gateway.storage.database import Database
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
-from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest, Message
+from protocol.inference import Request
 from router import Wish
 from tests.support.clock import SetClock
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from billing.core.prices import Price
-from gateway.upstreams.wire.base import Asking, EventStream, Provider, Request
+from gateway.upstreams.wire.base import Asking, EventStream, Provider
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import Request
 from protocol.usage import Usage
 from router.catalog.targets import Ability, Endpoint, ModelSpec, Target
 

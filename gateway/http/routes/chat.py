@@ -15,10 +15,10 @@ from gateway.http.exchange import AnyRequest, services_of
 from gateway.http.inference_requests import Options, read_call, require, require_between
 from gateway.http.responses import ReplyResponse
 from gateway.inference.reply import Reply
-from gateway.upstreams.wire.base import WholeReply
 from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import WholeReply
 from protocol.sse import DONE, encode_event
 from protocol.usage import Usage
 

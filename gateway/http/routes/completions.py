@@ -14,10 +14,10 @@ from gateway.http.inference_requests import Options, read_call, require, require
 from gateway.http.responses import ReplyResponse
 from gateway.http.routes.chat import check_sampling, usage_object
 from gateway.inference.reply import Reply
-from gateway.upstreams.wire.base import WholeReply
 from protocol.completions import MOST_PROMPTS, CompletionReply, CompletionRequest, number_of
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import WholeReply
 from protocol.sse import DONE, encode_event
 from protocol.usage import Usage
 

@@ -15,11 +15,11 @@ from gateway.http.exchange import AnyRequest, services_of
 from gateway.http.inference_requests import Options, read_call, require, require_between
 from gateway.http.responses import ReplyResponse
 from gateway.inference.reply import Reply
-from gateway.upstreams.wire.base import WholeReply
 from protocol.completions import MOST_PROMPTS, number_of
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Event
+from protocol.inference import WholeReply
 from protocol.usage import Usage
 
 

@@ -13,11 +13,12 @@ from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.replies import read_count, read_message
 from gateway.upstreams.anthropic.request import count_body, message_body, native_body
-from gateway.upstreams.wire.base import Asking, EventStream, Request, UpstreamRequest, WholeReply
+from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, usual_failure
 from protocol.chat import ChatRequest
+from protocol.inference import Request, WholeReply
 from protocol.messages import CountRequest, MessagesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target

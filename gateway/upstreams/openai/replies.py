@@ -17,12 +17,12 @@ from gateway.upstreams.openai.parts import (
     told_apart,
     told_usage,
 )
-from gateway.upstreams.wire.base import Request, WholeReply
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
 from protocol.chat import ChatReply, ChatRequest, Choice, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 
 LARGEST_FLOAT32 = 3.4028235e38

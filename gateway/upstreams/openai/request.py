@@ -9,12 +9,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.upstreams.wire.base import Asking, Request, UpstreamRequest
+from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamUnable
 from gateway.upstreams.wire.short_ids import short_id
 from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(

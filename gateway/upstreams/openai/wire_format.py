@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.replies import read_whole
 from gateway.upstreams.openai.request import write_request
-from gateway.upstreams.wire.base import Asking, EventStream, Request, UpstreamRequest, WholeReply, choices_asked
+from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamUnable
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_refused_field, read_retry_after, usual_failure
+from protocol.inference import Request, WholeReply, choices_asked
 from protocol.usage import Usage
 
 

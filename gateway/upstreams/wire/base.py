@@ -11,16 +11,11 @@ from msgspec import Struct, field
 
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.quirks import Manners
-from protocol.chat import ChatReply, ChatRequest
-from protocol.completions import CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.events import Event
+from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target
-
-Request = ChatRequest | CompletionRequest | EmbeddingRequest
-WholeReply = ChatReply | CompletionReply | EmbeddingReply
 
 
 class Resume(Struct, frozen=True):
@@ -108,10 +103,3 @@ class Provider(Protocol):
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what an answer with a failing status means to us."""
-
-
-def choices_asked(request: Request) -> int:
-    """Return how many choices a whole reply has: ``n`` for each prompt."""
-    prompts = getattr(request, "prompt", None)
-    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return (getattr(request, "n", None) or 1) * several

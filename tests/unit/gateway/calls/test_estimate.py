@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.calls.estimate import probable_prompt_tokens, tokens_of
-from gateway.upstreams.wire.base import Request
 from protocol.chat import ChatRequest, Function, FunctionCall, ImagePart, ImageUrl, Message, TextPart, Tool, ToolCall
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, ToolCallDelta
+from protocol.inference import Request
 
 
 @pytest.mark.parametrize(

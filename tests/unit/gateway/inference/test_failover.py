@@ -28,11 +28,12 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.retry import RetryBudgets
-from gateway.upstreams.wire.base import Request, UpstreamRequest
+from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import Request
 from router import Wish
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.clock import SetClock

@@ -13,9 +13,10 @@ from gateway.core.principals import Caller, Team
 from gateway.inference.meter import Meter
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.openai.events import OpenAIEvents
-from gateway.upstreams.wire.base import EventStream, WholeReply
+from gateway.upstreams.wire.base import EventStream
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, Message, ReplyMessage
 from protocol.events import Delta, UsageReport
+from protocol.inference import WholeReply
 from protocol.usage import Usage
 from router import Wish
 from router.catalog.targets import Endpoint, Target

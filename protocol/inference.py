@@ -1,0 +1,17 @@
+# What can be inferred: the one union of requests, that of whole replies, and how many choices a reply has.
+
+from __future__ import annotations
+
+from protocol.chat import ChatReply, ChatRequest
+from protocol.completions import CompletionReply, CompletionRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+
+Request = ChatRequest | CompletionRequest | EmbeddingRequest
+WholeReply = ChatReply | CompletionReply | EmbeddingReply
+
+
+def choices_asked(request: Request) -> int:
+    """Return how many choices a whole reply has: ``n`` for each prompt."""
+    prompts = getattr(request, "prompt", None)
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return (getattr(request, "n", None) or 1) * several
