@@ -10,12 +10,14 @@ import msgspec
 from litestar import Request
 
 from billing.core.money import to_text
+from gateway.dialects.checks import require, require_between
 from gateway.inference.reply import Reply
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
+from protocol.messages import CLIENT_TOOLS, MessagesRequest, MessageTool
 from protocol.sse import encode_event
 from protocol.usage import Usage
 
@@ -281,3 +283,30 @@ def _object(arguments: str) -> dict[str, Any]:
 
 def _event(data: dict[str, Any]) -> bytes:
     return encode_event(msgspec.json.encode(data), data["type"].encode())
+
+
+def check_message(asked: MessagesRequest) -> None:
+    """Refuse what the types let through and Anthropic's API does not. Raises BadRequest."""
+    spoken = any(turn.role != "system" for turn in asked.messages)
+    require(spoken, "messages", "'messages' must hold at least one turn of the user's or the assistant's.")
+    for place, turn in enumerate(asked.messages):
+        is_prefill = turn.role == "assistant" and place == len(asked.messages) - 1
+        require(bool(turn.content) or is_prefill, f"messages[{place}]", f"'messages[{place}]' holds no content.")
+    require_between(asked.max_tokens, 1, 2**31, "max_tokens")
+    require_between(asked.temperature, 0, 1, "temperature")
+    require_between(asked.top_p, 0, 1, "top_p")
+    require_between(asked.top_k, 0, 2**31, "top_k")
+    require(asked.tool_choice is None or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    for place, tool in enumerate(asked.tools or ()):
+        _check_tool(tool, f"tools[{place}]")
+    blank = any(not stop.strip() for stop in asked.stop_sequences or ())
+    require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
+
+
+def _check_tool(tool: MessageTool, where: str) -> None:
+    if tool.is_anthropics:
+        known = tool.type in CLIENT_TOOLS
+        right = f"Send a tool with an 'input_schema', or one of {', '.join(CLIENT_TOOLS)}."
+        require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
+    else:
+        require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")

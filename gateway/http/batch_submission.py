@@ -15,8 +15,8 @@ from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.shapes import ENDPOINTS, WINDOWS, NewBatch, NewOpenAIBatch
 from gateway.batch.store import Batch, add_items, begin_batch, make_batch
 from gateway.core.principals import Caller
+from gateway.dialects.checks import check_tags
 from gateway.egress.destinations import Guard
-from gateway.http.inference_requests import check_tags
 from gateway.inference.services import Services
 from protocol.errors import BadRequest, invalid_value
 

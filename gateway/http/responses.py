@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import structlog
 
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
+from gateway.dialects.writer import Dialect
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
 from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
 from gateway.inference.answer import answer
@@ -31,19 +32,6 @@ log = structlog.get_logger()
 
 JSON = b"application/json"
 LONGEST_NAME, MOST_NAMES = 64, 32  # of fields that were left out, in the header that tells them
-
-
-class Dialect(Protocol):
-    """How one API writes replies. One object per call; it may keep what the stream needs to remember."""
-
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
-        """Return the body of a plain answer."""
-
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
-        """Return the bytes of a stream that stand for events which came together."""
-
-    def error(self, error: ServiceError) -> bytes:
-        """Return the bytes that tell a client in mid-stream that its reply broke."""
 
 
 class ReplyResponse:

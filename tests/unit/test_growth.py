@@ -25,9 +25,9 @@ from gateway.calls.accumulate import Collector
 from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage
 from gateway.core.settings import Safety
+from gateway.dialects.chat import ChatDialect
+from gateway.dialects.completions import CompletionDialect
 from gateway.dialects.messages import MessagesDialect
-from gateway.http.routes.chat import ChatDialect
-from gateway.http.routes.completions import CompletionDialect
 from gateway.moderation.guard import OVERLAP
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
@@ -394,11 +394,11 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     ),
     "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
     "gateway.dialects.messages.MessagesDialect": ("events", [_dialect(lambda: MessagesDialect("m", "0-1"))]),
-    "gateway.http.routes.chat.ChatDialect": (
+    "gateway.dialects.chat.ChatDialect": (
         "events",
         [_dialect(lambda: ChatDialect(ChatRequest(model="m", messages=()), "0-1", 0))],
     ),
-    "gateway.http.routes.completions.CompletionDialect": (
+    "gateway.dialects.completions.CompletionDialect": (
         "events",
         [_dialect(lambda: CompletionDialect(CompletionRequest(model="m", prompt="a"), "0-1", 0))],
     ),
@@ -415,7 +415,7 @@ BESIDE = {
     "gateway.calls.hooks.ReplyHook": "does nothing",
     "gateway.moderation.output_watch._Nobody": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
-    "gateway.http.routes.embeddings.EmbeddingDialect": "has no stream",
+    "gateway.dialects.embeddings.EmbeddingDialect": "has no stream",
     "gateway.upstreams.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
 }

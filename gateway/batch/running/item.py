@@ -18,11 +18,12 @@ from gateway.batch.shapes import ENDPOINTS
 from gateway.calls.call import Call
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Forbidden, Overloaded
 from gateway.core.principals import Caller
-from gateway.http.inference_requests import check_tags, read_options, refuse_unpriced, wish_of
-from gateway.http.responses import Dialect
-from gateway.http.routes.chat import ChatDialect, check_chat
-from gateway.http.routes.completions import CompletionDialect, check_completion
-from gateway.http.routes.embeddings import EmbeddingDialect, check_embeddings
+from gateway.dialects.chat import ChatDialect, check_chat
+from gateway.dialects.checks import check_tags, refuse_unpriced
+from gateway.dialects.completions import CompletionDialect, check_completion
+from gateway.dialects.embeddings import EmbeddingDialect, check_embeddings
+from gateway.dialects.options import read_options, wish_of
+from gateway.dialects.writer import Dialect
 from gateway.inference.answer import answer
 from gateway.inference.reply import Ending, Reply
 from gateway.inference.services import Services

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from litestar import post
 from litestar.types import ASGIApp
 
 from gateway.accounts.auth import team_guard
+from gateway.dialects.completions import CompletionDialect, check_completion
+from gateway.dialects.options import Options
 from gateway.http.exchange import AnyRequest, services_of
-from gateway.http.inference_requests import Options, read_call, require, require_between
+from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
-from gateway.http.routes.chat import check_sampling, usage_object
-from gateway.inference.reply import Reply
-from protocol.completions import MOST_PROMPTS, CompletionReply, CompletionRequest, number_of
-from protocol.errors import ServiceError
-from protocol.events import Delta, Event, ReplyEnd, UsageReport
-from protocol.inference import WholeReply
-from protocol.sse import DONE, encode_event
-from protocol.usage import Usage
+from protocol.completions import CompletionRequest
 
 
 @post(
@@ -37,76 +29,6 @@ async def create_completion(request: AnyRequest) -> ASGIApp:
     assert isinstance(call.request, CompletionRequest)
     dialect = CompletionDialect(call.request, call.request_id, int(call.created_at))
     return ReplyResponse(services_of(request), call, dialect)
-
-
-def check_completion(request: CompletionRequest) -> None:
-    """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
-    require(request.prompt not in ([], [[]]), "prompt", "'prompt' must hold at least one prompt.")
-    require(number_of(request.prompt) <= MOST_PROMPTS, "prompt", f"'prompt' may hold at most {MOST_PROMPTS} prompts.")
-    require_between(request.max_tokens, 0, 2**31, "max_tokens")  # 0 and an echo: the prompt's scores alone
-    check_sampling(request)
-    require_between(request.logprobs, 0, 5, "logprobs")
-    require_between(request.best_of, 1, 128, "best_of")
-    require((request.best_of or 128) >= (request.n or 1), "best_of", "'best_of' must not be less than 'n'.")
-    require(not (request.stream and (request.best_of or 1) > 1), "best_of", "'best_of' cannot be streamed.")
-
-
-class CompletionDialect:
-    """Writes completions and their chunks, which share one object name."""
-
-    def __init__(self, request: CompletionRequest, request_id: str, created: int) -> None:
-        self._head: dict[str, Any] = {
-            "id": "cmpl-" + request_id.replace("-", ""),
-            "object": "text_completion",
-            "created": created,
-            "model": request.model,
-        }
-        self._tells_usage = bool(request.stream_options and request.stream_options.include_usage)
-
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
-        """Return a ``text_completion`` object."""
-        assert isinstance(whole, CompletionReply)
-        choices = [
-            {"index": item.index, "text": item.text, "logprobs": item.logprobs, "finish_reason": item.finish_reason}
-            for item in whole.choices
-        ]
-        return msgspec.json.encode(
-            self._object(reply, choices) | {"usage": usage_object(usage, reply.record.cost_nanousd)}
-        )
-
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
-        """Return the chunks for ``events``, and [DONE] at the end."""
-        return b"".join([self._piece(reply, event) for event in events])
-
-    def error(self, error: ServiceError) -> bytes:
-        """Return the error chunk that SDKs raise for."""
-        return encode_event(msgspec.json.encode(error.body()))
-
-    def _piece(self, reply: Reply, event: Event) -> bytes:
-        match event:
-            case Delta():
-                chunk = self._object(
-                    reply,
-                    [
-                        {
-                            "index": event.index,
-                            "text": event.text,
-                            "logprobs": event.logprobs,
-                            "finish_reason": event.finish_reason,
-                        }
-                    ],
-                )
-                return encode_event(msgspec.json.encode(chunk | {"usage": None} if self._tells_usage else chunk))
-            case UsageReport(usage):
-                if not self._tells_usage:
-                    return b""
-                report = {"usage": usage_object(usage, reply.record.cost_nanousd)}
-                return encode_event(msgspec.json.encode(self._object(reply, []) | report))
-            case ReplyEnd():
-                return DONE
-
-    def _object(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "model_used": reply.target.model.name, "choices": choices}
 
 
 handlers = [create_completion]

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-
-import msgspec
 from litestar import post
 from litestar.types import ASGIApp
 
-from billing.core.money import to_text
 from gateway.accounts.auth import team_guard
+from gateway.dialects.embeddings import EmbeddingDialect, check_embeddings
+from gateway.dialects.options import Options
 from gateway.http.exchange import AnyRequest, services_of
-from gateway.http.inference_requests import Options, read_call, require, require_between
+from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
-from gateway.inference.reply import Reply
-from protocol.completions import MOST_PROMPTS, number_of
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
-from protocol.errors import ServiceError
-from protocol.events import Event
-from protocol.inference import WholeReply
-from protocol.usage import Usage
+from protocol.embeddings import EmbeddingRequest
 
 
 @post(
@@ -38,65 +29,6 @@ async def create_embeddings(request: AnyRequest) -> ASGIApp:
     assert isinstance(call.request, EmbeddingRequest)
     is_base64 = call.request.encoding_format == "base64"
     return ReplyResponse(services_of(request), call, EmbeddingDialect(call.request.model, is_base64))
-
-
-def check_embeddings(request: EmbeddingRequest) -> None:
-    """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
-    require(request.input not in ([], "", [[]]), "input", "'input' must hold at least one text.")
-    require(number_of(request.input) <= MOST_PROMPTS, "input", f"'input' may hold at most {MOST_PROMPTS} texts.")
-    require_between(request.dimensions, 1, 65536, "dimensions")
-
-
-class EmbeddingDialect:
-    """Writes lists of embeddings."""
-
-    def __init__(self, asked: str, is_base64: bool) -> None:
-        self._asked = asked
-        self._write = as_base64 if is_base64 else as_floats
-
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
-        """Return a list object, the vectors in the order of the inputs."""
-        assert isinstance(whole, EmbeddingReply)
-        data = [
-            {"object": "embedding", "index": index, "embedding": self._write(vector)}
-            for index, vector in enumerate(whole.vectors)
-        ]
-        return msgspec.json.encode(
-            {
-                "object": "list",
-                "data": data,
-                "model": self._asked,
-                "model_used": reply.target.model.name,
-                "usage": {
-                    "prompt_tokens": usage.input_tokens,
-                    "total_tokens": usage.total_tokens,
-                    "cost_usd": to_text(reply.record.cost_nanousd),
-                },
-            }
-        )
-
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
-        """Embeddings are never streamed."""
-        raise AssertionError("an embedding request has no stream")
-
-    def error(self, error: ServiceError) -> bytes:
-        """Embeddings are never streamed."""
-        raise AssertionError("an embedding request has no stream")
-
-
-def as_base64(vector: tuple[float, ...] | str) -> str:
-    """Return a vector as base64 of little-endian float32."""
-    if isinstance(vector, str):
-        return vector
-    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-def as_floats(vector: tuple[float, ...] | str) -> tuple[float, ...]:
-    """Return a vector as floats."""
-    if not isinstance(vector, str):
-        return vector
-    packed = base64.b64decode(vector)
-    return struct.unpack(f"<{len(packed) // 4}f", packed)
 
 
 handlers = [create_embeddings]

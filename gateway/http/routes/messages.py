@@ -11,15 +11,16 @@ from litestar.types import ASGIApp
 
 from gateway.accounts.auth import team_guard
 from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
-from gateway.dialects.messages import MessagesDialect
+from gateway.dialects.messages import MessagesDialect, check_message
+from gateway.dialects.options import Options
 from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
-from gateway.http.inference_requests import Options, call_of, note_model, require, require_between
+from gateway.http.inference_requests import call_of, note_model
 from gateway.http.responses import ReplyResponse
 from gateway.inference.admission import counted
 from gateway.inference.counting import count_prompt
 from protocol.chat import ChatRequest
 from protocol.decoding import decode, decode_with_extra
-from protocol.messages import CLIENT_TOOLS, CountRequest, MessagesRequest, MessageTool
+from protocol.messages import CountRequest, MessagesRequest
 
 
 @post(
@@ -73,33 +74,6 @@ def _read_count(request: AnyRequest, body: bytes) -> CountRequest:
     note_model(request, asked)
     check_message(asked)
     return asked
-
-
-def check_message(asked: MessagesRequest) -> None:
-    """Refuse what the types let through and Anthropic's API does not. Raises BadRequest."""
-    spoken = any(turn.role != "system" for turn in asked.messages)
-    require(spoken, "messages", "'messages' must hold at least one turn of the user's or the assistant's.")
-    for place, turn in enumerate(asked.messages):
-        is_prefill = turn.role == "assistant" and place == len(asked.messages) - 1
-        require(bool(turn.content) or is_prefill, f"messages[{place}]", f"'messages[{place}]' holds no content.")
-    require_between(asked.max_tokens, 1, 2**31, "max_tokens")
-    require_between(asked.temperature, 0, 1, "temperature")
-    require_between(asked.top_p, 0, 1, "top_p")
-    require_between(asked.top_k, 0, 2**31, "top_k")
-    require(asked.tool_choice is None or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
-    for place, tool in enumerate(asked.tools or ()):
-        _check_tool(tool, f"tools[{place}]")
-    blank = any(not stop.strip() for stop in asked.stop_sequences or ())
-    require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
-
-
-def _check_tool(tool: MessageTool, where: str) -> None:
-    if tool.is_anthropics:
-        known = tool.type in CLIENT_TOOLS
-        right = f"Send a tool with an 'input_schema', or one of {', '.join(CLIENT_TOOLS)}."
-        require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
-    else:
-        require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")
 
 
 handlers = [create_message, count_tokens]

@@ -15,11 +15,13 @@ from billing.core.prices import cost_of
 from gateway.accounts.auth import team_guard
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
+from gateway.dialects.chat import check_chat
+from gateway.dialects.checks import require
+from gateway.dialects.completions import check_completion
+from gateway.dialects.embeddings import check_embeddings
+from gateway.dialects.options import Options
 from gateway.http.exchange import AnyRequest, answer, read_body, services_of
-from gateway.http.inference_requests import Options, call_of, note_model, require
-from gateway.http.routes.chat import check_chat
-from gateway.http.routes.completions import check_completion
-from gateway.http.routes.embeddings import check_embeddings
+from gateway.http.inference_requests import call_of, note_model
 from gateway.http.routes.messages import read_message
 from gateway.inference.admission import counted, legs_of
 from gateway.inference.answer import route_of

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.inference_requests import DEFAULT_OPTIONS, read_options, refuse_unpriced
+from gateway.dialects.checks import refuse_unpriced
+from gateway.dialects.options import DEFAULT_OPTIONS, read_options
 from protocol.errors import BadRequest, UnsupportedParameter
 
 

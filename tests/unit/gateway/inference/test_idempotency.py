@@ -10,7 +10,7 @@ import pytest
 
 from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
-from gateway.http.inference_requests import read_idempotency_key
+from gateway.dialects.options import read_idempotency_key
 from gateway.idempotency.replay_buffer import Message, Tape
 from gateway.inference.idempotency import digest_of
 from protocol.chat import ChatRequest

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 import gpu_backend.demo_model
 from billing.core.money import NanoDollars
 from billing.core.prices import PriceStep, cost_of
-from gateway.http.inference_requests import refuse_unpriced
+from gateway.dialects.checks import refuse_unpriced
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate, read_template
 from gpu_backend.server.checkpoint.tokens import TextCodec, read_json, special_tokens
 from protocol.chat import (

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.http.routes.chat import ChatDialect
+from gateway.dialects.chat import ChatDialect
 from gateway.inference.reply import Reply
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from protocol.chat import FinishReason

@@ -14,10 +14,10 @@ from msgspec import inspect
 
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import Level, Safety
-from gateway.http.routes.chat import check_chat
-from gateway.http.routes.completions import check_completion
-from gateway.http.routes.embeddings import check_embeddings
-from gateway.http.routes.messages import check_message
+from gateway.dialects.chat import check_chat
+from gateway.dialects.completions import check_completion
+from gateway.dialects.embeddings import check_embeddings
+from gateway.dialects.messages import check_message
 from gateway.moderation.classifier.plain import visible
 from gateway.moderation.output_watch import SHARED, output_watch_of
 from gateway.moderation.rules.policy import CATEGORIES

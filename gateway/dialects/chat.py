@@ -1,0 +1,236 @@
+# Chat completions in OpenAI's shapes: what is checked of a request, and how its reply is written.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from billing.core.money import to_text
+from gateway.dialects.checks import require, require_between
+from gateway.inference.reply import Reply
+from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
+from protocol.errors import BadRequest, ServiceError
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import WholeReply
+from protocol.sse import DONE, encode_event
+from protocol.usage import Usage
+
+# As many as our own engine takes; OpenAI's models take four, and say so themselves.
+MOST_STOPS = 16
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
+    require(bool(request.messages), "messages", "'messages' must hold at least one message.")
+    if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
+        raise BadRequest(
+            "'max_tokens' and 'max_completion_tokens' mean the same and differ. Send one of them.",
+            param="max_completion_tokens",
+            code="invalid_value",
+        )
+    limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    require_between(request.output_limit, 1, 2**31, limit_name)
+    check_sampling(request)
+    require_between(request.top_logprobs, 0, 20, "top_logprobs")
+    require(request.top_logprobs is None or bool(request.logprobs), "top_logprobs", "'top_logprobs' needs 'logprobs'.")
+    is_moot = request.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
+    require(is_moot or bool(request.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    check_arguments(request)
+    for place, message in enumerate(request.messages):
+        if message.role == "tool":
+            require(
+                message.tool_call_id is not None,
+                f"messages[{place}].tool_call_id",
+                "A message of role 'tool' needs the 'tool_call_id' that it answers.",
+            )
+        elif message.role != "assistant":
+            require(
+                message.content is not None, f"messages[{place}].content", f"A {message.role} message needs 'content'."
+            )
+
+
+def check_sampling(request: Any) -> None:
+    """Refuse sampling parameters out of range. Raises BadRequest. Chat completions and completions share these."""
+    require_between(request.temperature, 0, 2, "temperature")
+    require_between(request.top_p, 0, 1, "top_p")
+    require_between(request.n, 1, 128, "n")
+    require_between(request.presence_penalty, -2, 2, "presence_penalty")
+    require_between(request.frequency_penalty, -2, 2, "frequency_penalty")
+    tokens = request.logit_bias or ()
+    are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in tokens)
+    require(are_ids, "logit_bias", "'logit_bias' names token ids.")
+    if isinstance(request.stop, tuple):
+        require(len(request.stop) <= MOST_STOPS, "stop", f"'stop' may hold at most {MOST_STOPS} sequences.")
+    require(
+        request.stream_options is None or bool(request.stream), "stream_options", "'stream_options' needs 'stream'."
+    )
+
+
+class ChatDialect:
+    """Writes chat completions and their chunks."""
+
+    def __init__(self, request: ChatRequest, request_id: str, created: int) -> None:
+        self._asked = request.model
+        self._id = "chatcmpl-" + request_id.replace("-", "")
+        self._created = created
+        options = request.stream_options
+        self._tells_usage = bool(options and options.include_usage)
+        self._head = b""  # of every chunk, up to its choices
+        self._tail = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
+        self._begun: set[int] = set()
+        self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
+
+    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+        """Return a ``chat.completion`` object."""
+        assert isinstance(whole, ChatReply)
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": self._asked,
+                "model_used": reply.target.model.name,
+                "choices": [_choice(choice) for choice in whole.choices],
+                "usage": usage_object(usage, reply.record.cost_nanousd),
+                "system_fingerprint": whole.system_fingerprint,
+            }
+        )
+
+    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+        """Return the chunks for ``events``, and [DONE] at the end."""
+        return b"".join([self._piece(reply, event) for event in events])
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the error chunk that SDKs raise for."""
+        return encode_event(msgspec.json.encode(error.body()))
+
+    def _piece(self, reply: Reply, event: Event) -> bytes:
+        match event:
+            case Delta():
+                choice = self._choice(event)
+                return (self._head or self._begin(reply)) + choice + self._tail if choice else b""
+            case UsageReport(usage):
+                if not self._tells_usage:
+                    return b""
+                counted = msgspec.json.encode(usage_object(usage, reply.record.cost_nanousd))
+                return (self._head or self._begin(reply)) + b'[],"usage":' + counted + b"}\n\n"
+            case ReplyEnd():
+                return DONE
+
+    def _begin(self, reply: Reply) -> bytes:
+        head = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._asked,
+            "model_used": reply.target.model.name,
+        }
+        self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
+        return self._head
+
+    def _choice(self, delta: Delta) -> bytes:
+        """Return a chunk's choices; nothing for a delta that says nothing to a client."""
+        if delta.text and delta.index in self._begun and delta == Delta(delta.index, delta.text):  # as nearly all are
+            words = msgspec.json.encode(delta.text)
+            return b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]' % (delta.index, words)
+        piece = _DeltaOut(
+            content=delta.text or None, refusal=delta.refusal or None, reasoning_content=delta.reasoning or None
+        )
+        if delta.reasoning or delta.signature or delta.redacted:
+            thoughts = self._thoughts.setdefault(delta.index, _Thoughts())
+            if (block := thoughts.add(delta)) is not None:
+                piece = msgspec.structs.replace(piece, thinking_blocks=[block])
+        if delta.tool_calls:
+            calls = [_call_piece(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls]
+            piece = msgspec.structs.replace(piece, tool_calls=calls)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            # A lone role has an empty text only where the upstream said so: some clients begin a text part with it.
+            begins_text = (delta.begins_text or delta.finish_reason is not None) and not delta.has_content
+            content = piece.content or ("" if begins_text else None)
+            piece = msgspec.structs.replace(piece, role="assistant", content=content)
+        elif not (delta.has_content or delta.signature or delta.finish_reason or delta.logprobs):
+            return b""  # the ids of tokens that complete no character
+        reason = b'"%s"' % delta.finish_reason.value.encode() if delta.finish_reason is not None else b"null"
+        logprobs = bytes(delta.logprobs) if delta.logprobs is not None else b"null"
+        body = b'[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]'
+        return body % (delta.index, msgspec.json.encode(piece), logprobs, reason)
+
+
+class _Thoughts:
+    """Thinking of one choice as it comes: a block goes out once it is signed, whole and numbered, so that clients can
+    send it back as it is."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._blocks = 0
+
+    def add(self, delta: Delta) -> dict[str, Any] | None:
+        """Return the block that ``delta`` completes, if it does."""
+        self._words.append(delta.reasoning)
+        if not (delta.signature or delta.redacted):
+            return None
+        block = _thinking_block(Reasoning("".join(self._words), delta.signature, delta.redacted))
+        self._words.clear()
+        self._blocks += 1
+        return {"index": self._blocks - 1, **block}
+
+
+class _DeltaOut(Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    thinking_blocks: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
+    """Return OpenAI's usage object, with the cost as a decimal text."""
+    prompt = {"cached_tokens": usage.cached_input_tokens, "audio_tokens": 0}
+    if usage.cache_write_tokens:
+        prompt["cache_write_tokens"] = usage.cache_write_tokens
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": prompt,
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+        "cost_usd": to_text(cost_nanousd),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.message.content,
+        "refusal": choice.message.refusal,
+    }
+    if choice.message.tool_calls:
+        message["tool_calls"] = choice.message.tool_calls
+    if choice.message.reasoning_content is not None:
+        message["reasoning_content"] = choice.message.reasoning_content
+    if choice.message.reasoning:
+        message["thinking_blocks"] = [_thinking_block(stretch) for stretch in choice.message.reasoning]
+    logprobs: Raw | None = choice.logprobs
+    return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _thinking_block(stretch: Reasoning) -> dict[str, Any]:
+    """Return thinking that the model wants back in its next turn, in Anthropic's words, as LiteLLM has it."""
+    if stretch.redacted:
+        return {"type": "redacted_thinking", "data": stretch.redacted}
+    return {"type": "thinking", "thinking": stretch.text, "signature": stretch.signature}
+
+
+def _call_piece(index: int, call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    if call_id is None and name is None:
+        return {"index": index, "function": {"arguments": arguments}}
+    return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,105 @@
+# What a caller may say beyond an API's own fields, in headers or body.
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from billing.core.money import to_nano
+from gateway.core.principals import Caller
+from gateway.inference.services import Services
+from protocol.errors import BadRequest, invalid_value
+from router import Wish
+from router.catalog.targets import Tier
+
+IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What a caller may say beyond OpenAI's fields, in headers or body."""
+
+    tier: Literal["interactive", "batch"] = "interactive"
+    team_id: str | None = None
+    priority: Literal["low", "normal", "high"] = "normal"
+    quality: float | None = None
+    max_cost_usd: float | None = None
+
+
+def wish_of(services: Services, caller: Caller, options: Options, tier: Tier) -> Wish:
+    """Return what a caller asks beyond the body, and what its team allows."""
+    return Wish(
+        tier=tier,
+        allowed_models=caller.team.allowed_models,
+        allow_smaller=caller.team.allow_smaller,
+        quality=options.quality,
+        recalibrated=services.recalibrations.of(caller.team.id),
+        max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
+    )
+
+
+def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
+    """Return the caller's options and take them out of ``extra``. Header and body must not disagree."""
+    found: dict[str, Any] = {}
+    for name in OPTIONS:
+        header = "x-" + name.replace("_", "-")
+        said = [value for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
+        if (value := headers.get(header)) is not None:
+            said.append(value)
+        if not said:
+            continue
+        if any(str(other) != str(said[0]) and not _same_number(other, said[0]) for other in said[1:]):
+            words = f"The header {header} and the body's '{name}' disagree. Send one of them."
+            raise BadRequest(words, param=name, code="invalid_value")
+        found[name] = said[0]
+    if not found:
+        return DEFAULT_OPTIONS
+    for name in ("quality", "max_cost_usd"):
+        if name in found:
+            found[name] = _number(name, found[name], most=1.0 if name == "quality" else math.inf)
+    try:
+        return msgspec.convert(found, Options)
+    except msgspec.ValidationError as exc:
+        raise _bad_option(exc, found) from exc
+
+
+DEFAULT_OPTIONS = Options()
+
+
+def read_idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key under which this call is answered once, if it has one. Raises BadRequest."""
+    key = headers.get("idempotency-key")
+    if key is not None and IDEMPOTENCY_KEY.fullmatch(key) is None:
+        raise BadRequest(
+            "An Idempotency-Key is 1 to 255 printable ASCII characters.", param="Idempotency-Key", code="invalid_value"
+        )
+    return key
+
+
+def _number(name: str, value: Any, most: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
+        span = "from 0 to 1" if most == 1 else "0 or more"
+        raise invalid_value(name, f"must be a number {span}")
+    return number
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> BadRequest:
+    name = next(name for name in found if f"$.{name}`" in str(exc))
+    right = {"tier": "'interactive' or 'batch'", "priority": "'low', 'normal' or 'high'"}.get(name, "a text")
+    return invalid_value(name, f"must be {right}, not {str(found[name])[:40]!r}")
