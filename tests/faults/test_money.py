@@ -119,7 +119,8 @@ def test_the_books_are_true_after_a_fault(
 
     assert [line for line in logged if any(word in line for word in ILL_WORDS)] == []
     assert complaints == []
-    assert list(unfair_refusals(house, load.attempts, outages)) == []
+    unfair = list(unfair_refusals(house, load.attempts, outages))
+    assert unfair == [], [line for line in logged if "leases_" in line or "clocks_" in line]
     assert watch.samples >= 3 and (watch.overshoots == [] or forgot)
     windows = 2 if any(outage.fault in REDIS_FAULTS for outage in outages) else 1
     assert list(overspending(members, rows, LOST if forgot else 1, windows)) == []
