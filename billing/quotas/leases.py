@@ -27,6 +27,7 @@ ASK_WITHIN = 2.0  # seconds that the database has for an answer
 NOON = 43_200.0  # seconds of a day
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
+ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use
 GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
@@ -399,7 +400,7 @@ class Leases:
             return True
         self._take_in(taken, day, rooms)
         has_grown = sum(room.granted for room in rooms) > before
-        is_last = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         refused = []
         for waiting in asked:
             if waiting.answer.done():
@@ -410,7 +411,8 @@ class Leases:
                 refused.append(waiting)
         for waiting in refused:
             why, may_come = self._refusal(waiting.request, taken)
-            if (why is None and has_grown) or (may_come and waiting.until > is_last):
+            patience = ROOM_IS_THERE if why is None else 0.0
+            if may_come and waiting.until + patience > now:
                 continue
             waiting.answer.set_result(why or _unknown(waiting.request))
         for waiting in asked:

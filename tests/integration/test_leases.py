@@ -18,7 +18,7 @@ from sqlalchemy import event, text
 
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
 from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
-from billing.quotas.leases import Leases
+from billing.quotas.leases import WAIT_FOR_ROOM, Leases
 from gateway.storage.database import Database
 from tests.support.clock import SetClock
 
@@ -246,7 +246,7 @@ async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: H
         await answered.wait()
         return taken
 
-    rich._store.take = take_late  # type: ignore[assignment,method-assign]
+    rich._store.take = take_late  # type: ignore[method-assign]
     async with house.bell(rich, poor):
         holding = asyncio.create_task(house.hold(rich, tokens=100))
         while await house.drawn() <= 100:
@@ -258,6 +258,30 @@ async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: H
         await asyncio.gather(holding, asking)
 
     assert await house.drawn() == 1000
+
+
+async def test_room_that_comes_back_while_an_answer_is_written_is_asked_for_again(house: House) -> None:
+    """The answer refuses, late, and tells of balances that have room by now: no reason to refuse the caller."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    one, other = await house.process("a"), await house.process("b")
+    running = await house.hold(one, tokens=1000)
+    take = other._store.take
+
+    async def take_slowly(owner: str, day: str, asks: Any, share: float, **said: Any) -> Any:
+        other._store.take = take  # type: ignore[method-assign]
+        refused = await take(owner, day, asks, share, **said)
+        one.release(running.request_id)
+        one.return_idle()
+        await one.tell()
+        await asyncio.sleep(2 * WAIT_FOR_ROOM)
+        nothing = [[msgspec.structs.replace(need, need=0, want=0) for need in ask] for ask in asks]
+        later = await take(owner, day, nothing, share, **said)
+        return msgspec.structs.replace(refused, balances=later.balances)
+
+    other._store.take = take_slowly  # type: ignore[method-assign]
+    await house.hold(other, tokens=900)
+
+    assert await house.drawn() == 900
 
 
 async def test_what_a_call_leaves_of_a_tight_balance_goes_back(house: House) -> None:
