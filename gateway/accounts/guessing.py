@@ -1,5 +1,5 @@
 # How often each address may send wrong keys: some in a row, then a few a second. Keys cannot be found by guessing; the
-# bound is for admin keys that people think of, and tells a client that goes on with a wrong key to go slower.
+# bound is for admin keys chosen by hand, and slows a client that keeps sending a wrong key.
 
 from __future__ import annotations
 
