@@ -25,7 +25,7 @@ from gateway.batch.shapes import (
 from protocol.decoding import decode
 from protocol.errors import ServiceError
 
-MOST_FAULTS = 50  # that are told of one input: who sent it will look at the first
+MOST_FAULTS = 50  # reported per input: the first ones are enough to correct it
 
 
 class _Body(Struct):
@@ -33,7 +33,7 @@ class _Body(Struct):
 
 
 class _Head(Struct):
-    """What stands around a body, looked at only for what any reader of JSON could take in two ways."""
+    """The fields around a body, checked only for what JSON parsers could read in two ways."""
 
 
 class _Faulty(Exception):
