@@ -33,7 +33,7 @@ class Progress:
         logprobs = getattr(request, "logprobs", None)
         self._is_scored = logprobs is not None and logprobs is not False
         self._scores = 0  # tokens whose log-probabilities its reader has: the first ones
-        self._is_first = True  # nobody else has had the reply
+        self._is_first = True  # no other replica has had the reply
         self._gpu_seconds = 0.0  # of the replica that speaks now
         self._gpu_seconds_before = 0.0  # of those that had the reply before it
         if isinstance(request, CompletionRequest) and request.echo:
