@@ -1,4 +1,4 @@
-# The command `tollgate`. Each command imports what it needs when it runs: `tollgate dev` watches over a house of
+# The command `tollgate`. Each command imports what it needs when it runs: `tollgate dev` supervises a stack of
 # processes and should weigh little itself.
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def work(
     metrics_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Show metrics to Prometheus here")] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to show them on")] = "127.0.0.1",
 ) -> None:
-    """Run a worker: batch work, and the chores of the house."""
+    """Run a worker: batch work, and the deployment's chores."""
     from gateway.run.heartbeat import is_working
     from protocol.serving.listening import open_socket
 
@@ -225,7 +225,7 @@ def _load(path: Path) -> Settings:
 
 
 def _hold_hangups() -> None:
-    """Let SIGHUP, which would kill, wait until somebody listens: the file may change after we have read it."""
+    """Block SIGHUP, which would kill, until a handler is installed: the file may change after we have read it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 

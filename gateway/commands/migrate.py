@@ -1,5 +1,5 @@
 # `tollgate migrate`: the schema brought to this version, as soon as there is a database to bring it to, and without
-# standing in the way of those who use it.
+# blocking the processes that use it.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IsNewer(Exception):
 
 
 class TableInUse(Exception):
-    """Somebody keeps a table that a migration changes, longer than we try."""
+    """Another session locks a table that a migration changes, longer than we try."""
 
 
 def migrate_when_reachable(database_url: str, wait: float) -> None:
