@@ -1,4 +1,4 @@
-# The guard: where a callback's URL leads, looked up once, and whether a callback may go there. Whoever sends connects
+# The guard: where a callback's URL leads, looked up once, and whether a callback may go there. The sender connects
 # to the addresses that were checked and to no others, so that a name cannot point elsewhere a moment later.
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SystemResolver:
         def settle(addresses: list[str], error: OSError | None) -> None:
             self._places.release()
             share.release()
-            if answer.done():  # nobody waits any more
+            if answer.done():  # no caller waits any more
                 return
             if error is None:
                 answer.set_result(addresses)
