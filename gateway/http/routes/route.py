@@ -109,7 +109,7 @@ def route_view(services: Services, call: Call, route: Route, health: Mapping[str
 
 
 def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
-    """Return the reason in a sentence, and in another that those who should answer cannot, where that is so."""
+    """Return the reason in a sentence; where the models that should answer cannot, another says so."""
     auto = catalog.auto.get(catalog.meaning(route.asked))
     if auto is None:
         return _reason(route)

@@ -42,7 +42,7 @@ async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[
 
 @post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
 async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
-    """Close a breaker, forget what it counted, and use again the keys that were set aside at its endpoint."""
+    """Close a breaker, reset its counts, and use again the keys that were in cooldown at its endpoint."""
     services = services_of(request)
     watched = find_breaker(services, breaker_id)
     await write_down(request, "breaker.reset", watched)
