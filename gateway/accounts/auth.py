@@ -33,7 +33,7 @@ from gateway.storage.schema import DRIVER_ERRORS
 log = structlog.get_logger()
 
 REMEMBERED = 50_000  # keys that are known, and as many that are not
-LONGEST_MEMORY = 86_400.0  # seconds after Postgres was last heard of that a key is still trusted
+LONGEST_MEMORY = 86_400.0  # seconds after the last answer of Postgres that a key is still trusted
 UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
 QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
 AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
@@ -75,7 +75,7 @@ class Authenticator:
         self._lookup = KeyLookup(database, pepper, other_peppers, self._remember)
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: until then known callers are not looked up: Postgres is away
-        self.is_listening = asyncio.Event()  # set while changes are heard of
+        self.is_listening = asyncio.Event()  # set while the listener is connected
         self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:

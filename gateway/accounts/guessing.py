@@ -10,7 +10,7 @@ from gateway.core.client_addresses import network_of
 from gateway.core.clock import Clock
 
 FAILURES_PER_ADDRESS = 20  # in a row from one address …
-MOST_FAILURES = 50.0  # that are remembered, so that an address is heard again within seconds
+MOST_FAILURES = 50.0  # that are remembered, so that an address is let in again within seconds
 FORGIVEN_PER_SECOND = 5.0  # … and how fast they are forgotten
 ADDRESSES = 50_000
 

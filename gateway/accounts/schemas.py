@@ -121,7 +121,7 @@ def check_name(name: str) -> str:
 
 
 def check_webhook_url(url: str | None) -> str | None:
-    """Return ``url`` in its one form. Raises BadRequest. Where it leads, `with_checked_webhook` has looked before."""
+    """Return ``url`` in its one form. Raises BadRequest. `with_checked_webhook` has checked its addresses before."""
     try:
         return None if url is None else read_url(url).text
     except BadUrl as exc:

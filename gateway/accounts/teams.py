@@ -85,7 +85,7 @@ async def list_teams(connection: AsyncConnection, *, after: str | None = None, l
 async def update_team(
     connection: AsyncConnection, team_id: str, patch: TeamPatch, act: Act, models: Collection[str] | None = None
 ) -> TeamRecord:
-    """Change what ``patch`` speaks of, and leave the rest. Raises BadRequest, NotFound."""
+    """Change the fields that ``patch`` names, and leave the rest. Raises BadRequest, NotFound."""
     before = await _find(connection, team_id, select(teams).with_for_update())
     changes = _changes(patch, before, models)
     if not changes:
