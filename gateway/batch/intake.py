@@ -1,5 +1,5 @@
-# Reads what a batch is asked to do, line by line and in bounded memory. Every fault is told with its line; a request's
-# own body is only looked at as JSON here, the rest is for the endpoint that it goes to.
+# Reads the input of a batch, line by line and in bounded memory. Every fault is reported with its line; a request's
+# own body is only checked as JSON here, the rest is for the endpoint that it goes to.
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _refuse_duplicates(line: bytes, body: bytes) -> None:
 
 
 async def read_lines(chunks: AsyncIterator[bytes], intake: Intake) -> AsyncIterator[bytes]:
-    """Yield the lines of a file from its chunks. A line that is too long is told to ``intake`` and passed over."""
+    """Yield the lines of a file from its chunks. A line that is too long is reported to ``intake`` and skipped."""
     rest, is_skipping = bytearray(), False
     async for chunk in chunks:
         *ends, beginning = chunk.split(b"\n")

@@ -1,5 +1,5 @@
 # Batches in Postgres, as their teams know them: made, looked at, listed, cancelled, and ended with a callback in the
-# same transaction. What workers do to their items stands in claims.py.
+# same transaction. Workers change their items in claims.py.
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Strides:
         self._passes[name] = max(self._passes.get(name, 0.0), self._now) + count / weight
 
     def gave_back(self, name: str, weight: float) -> None:
-        """Note that a turn that ``name`` took came to nothing."""
+        """Note that a turn that ``name`` took ran nothing."""
         if name in self._passes:
             self._passes[name] -= 1 / weight
 
