@@ -39,7 +39,7 @@ class Account:
         return self.record is not None or self._is_left
 
     def open(self, record: UsageRecord) -> None:
-        """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
+        """Enter the call into the journal, before an upstream receives it. Raises JournalFull."""
         self._journal.opened(record)
         self.opened = record
 

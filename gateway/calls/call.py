@@ -21,7 +21,7 @@ from router.catalog.targets import Route, Target
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
 
-TURN = 65_521  # makes another draw of one: whatever model a conversation has, its replicas are shared
+TURN = 65_521  # makes a second hash of one: whatever model a conversation has, its replicas are shared
 
 Priority = Literal["low", "normal", "high"]
 
@@ -54,7 +54,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """A draw in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
+        """A hash in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
 
         It is a hash of the caller and the conversation's opening; or of the prompt of a completion.
         """
@@ -70,7 +70,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """A draw in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
+        """A hash in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
         from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
         if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
             return self.share * TURN % 1.0
