@@ -35,7 +35,7 @@ app.add_typer(config_app, name="config")
 
 def main() -> None:
     """Run the command line."""
-    # The commands of administrators bring the database along: they are left out where another command is meant.
+    # The admin commands import the database modules: they are left out where another command is meant.
     if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
         put_off_collecting()
         import_leanly()
@@ -191,7 +191,7 @@ def moderate() -> None:
 
 
 def _add_admin_commands(named: str | None = None) -> None:
-    """Add the command ``named``, or all where it is none of them: each brings along what the others do not need."""
+    """Add the command ``named``, or all where it is none of them: each imports what the others do not need."""
     added = ADMIN_COMMANDS & {named} or ADMIN_COMMANDS
     if "teams" in added:
         from gateway.commands.teams import teams_app

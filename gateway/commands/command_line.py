@@ -31,7 +31,7 @@ from gateway.storage.schema import is_without_schema
 from protocol.errors import ServiceError
 
 WIDTH_OF_A_PIPE = 160  # characters of a table that goes to no terminal
-UNFOLDED = 28  # characters of a text that stay in one line: an id of ours does
+UNFOLDED = 28  # characters of a text that stay in one line: a Tollgate id does
 NO_LIMIT = ("none", "off", "unlimited")
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -18,7 +18,7 @@ STARTING, IN_USE = "57P03", "55P03"  # SQLSTATE: Postgres is up, but still start
 
 
 class IsNewer(Exception):
-    """The database is a later version's. Ours runs beside that one, so there is nothing to do."""
+    """The database is a later version's. This version runs beside that one, so there is nothing to do."""
 
 
 class TableInUse(Exception):
