@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from gateway.egress.addresses import METADATA, SPECIAL
 
 LEAST_LENGTH = 20  # characters: 80 bits even in hexadecimal
-LEAST_DIFFERENT = 8  # characters: a text of dice that is long enough has more
+LEAST_DIFFERENT = 8  # characters: a random text that is long enough has more
 REMEDY = "make one with `openssl rand -hex 32`"
 
 _EXAMPLE = re.compile(
