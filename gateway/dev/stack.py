@@ -94,7 +94,7 @@ class House:
         self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         servers = self._servers(file)
         if "database_url" in servers:
-            # Ours speaks no TLS. Said so, the driver does not look for certificates in a home that may be closed to us.
+            # The embedded server has no TLS. Told so, the driver looks for no certificates in a closed home folder.
             self.environment["PGSSLMODE"] = "disable"
         self.stores = {name: each.url for name, each in servers.items()}
         tree = self._configure(file)
@@ -130,7 +130,7 @@ class House:
         )
 
     def hang_up(self) -> None:
-        """Read the --config file again, and have gateway and worker follow; a faulty one is told and not gone by.
+        """Read the --config file again, and have gateway and worker follow; a faulty one is reported and ignored.
 
         Raises StopRequested where SIGHUP means that the terminal is gone.
         """
