@@ -24,7 +24,7 @@ Resolve = Callable[[str, int, str], Awaitable[Sequence[str]]]  # a name, a port,
 
 
 class Unreachable(Exception):
-    """No callback may or can go there; its words say why. ``may_pass``: a name server did not answer."""
+    """No callback may or can go there; its message says why. ``may_pass``: a name server did not answer."""
 
     def __init__(self, reason: str, *, may_pass: bool = False) -> None:
         super().__init__(reason)
@@ -102,7 +102,7 @@ class Guard:
         for address in addresses:
             kind = why_forbidden(address, self.allow)
             if kind is not None:
-                where = "is" if url.address is not None else "leads to"  # which one is none of a team's business
+                where = "is" if url.address is not None else "leads to"  # which one is not shown to a team
                 raise Unreachable(f"{where} {kind} address, where {self._what} may not go")
             if is_allowed(address, self.allow):
                 continue
