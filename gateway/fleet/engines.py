@@ -82,7 +82,7 @@ class EngineWatch:
         try:
             report = await ask_load(self._services, replica)
         except UpstreamFailure:
-            self._services.gate.resize(room, None, is_full=False)  # whether it is asked is for its breakers to say
+            self._services.gate.resize(room, None, is_full=False)  # its breakers decide whether it is called
         else:
             slots = slots_from(report, len(room.held), room.limit)
             self._services.gate.resize(room, slots, is_full=is_full(report))
