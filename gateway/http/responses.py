@@ -130,7 +130,7 @@ class ReplyResponse:
         return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
 
     def _write_error(self, error: ServiceError) -> bytes:
-        """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
+        """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
         self._services.refusals.note(self._scope, error)
         return self._dialect.error(error)
 

@@ -1,4 +1,4 @@
-# A stream on its way to its client: its head once, its bytes in order, and a comment whenever nothing was said for a
+# A stream on its way to its client: its head once, its bytes in order, and a comment whenever nothing was sent for a
 # while, so that no proxy on the way takes the connection for idle.
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StreamSender:
             self._alarm = self._loop.call_at(self._said_at + BEFORE_FIRST * silence, self._ring)
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Say 200, with ``headers`` beside an event stream's own; no more when a comment had to say so before."""
+        """Send 200, with ``headers`` beside an event stream's own; nothing when a comment had to send it before."""
         if not self.has_begun:
             self.has_begun = True
             headers = [*EVENT_STREAM, *headers]
@@ -65,12 +65,12 @@ class StreamSender:
         return True
 
     async def end(self) -> None:
-        """End the body, if what was said last did not."""
+        """End the body, if the last bytes did not."""
         if not self._has_ended:
             await self.say(b"", is_last=True)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send nothing more."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._comment is not None and not self.has_begun:  # or the next to say something waits for it

@@ -19,7 +19,7 @@ KNOWN = (
 
 
 def unknown_url(method: str, path: str) -> str:
-    """Return the words for a path that no route serves, with where its client should go instead."""
+    """Return the message for a path that no route serves, with where its client should go instead."""
     return f"Unknown request URL: {method} {path}. {_advice(path)}"
 
 

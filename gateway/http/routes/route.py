@@ -1,4 +1,4 @@
-# POST /v1/route: what a call would meet, without making it. Nothing is held, asked or charged.
+# POST /v1/route: how a call would be routed, without making it. Nothing is held, called or charged.
 
 from __future__ import annotations
 
