@@ -30,7 +30,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     losses: int  # tries whose worker died, or let the lease expire
     is_first: bool  # whether it never waited for a try
     endpoint: str
-    lane: str  # the concurrency limit that it counts against
+    lane: str  # the name of the concurrency limit that it counts against
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch

@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 4  # of input, about: English prose; what is counted must be k
 
 
 async def lock_limits(connection: AsyncConnection, team_id: str) -> None:
-    """Lock what a team has stored against every other transaction."""
+    """Take the team's lock: until this transaction ends, no other adds to what the team has here."""
     await connection.execute(LOCK, {"team_id": team_id})
 
 

@@ -23,7 +23,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     priority: str
     expires_at: float  # unix seconds
     left: int  # requests that have not ended
-    lane: str  # its concurrency limit: its model, or itself when it names several
+    lane: str  # the name of its concurrency limit: its model, or its own id when it names several
 
 
 class Strides:
