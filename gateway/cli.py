@@ -1,4 +1,4 @@
-# The command `tollgate`. Each command imports what it needs when it runs: `tollgate dev` watches over a house of
+# The command `tollgate`. Each command imports what it needs when it runs: `tollgate dev` supervises a stack of
 # processes and should weigh little itself.
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ app.add_typer(config_app, name="config")
 
 def main() -> None:
     """Run the command line."""
-    # The commands of administrators bring the database along: they are left out where another command is meant.
+    # The admin commands import the database modules: they are left out where another command is meant.
     if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
         put_off_collecting()
         import_leanly()
@@ -97,7 +97,7 @@ def work(
     metrics_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Show metrics to Prometheus here")] = None,
     metrics_host: Annotated[str, typer.Option(help="The address to show them on")] = "127.0.0.1",
 ) -> None:
-    """Run a worker: batch work, and the chores of the house."""
+    """Run a worker: batch work, and the deployment's chores."""
     from gateway.run.heartbeat import is_working
     from protocol.serving.listening import open_socket
 
@@ -191,7 +191,7 @@ def moderate() -> None:
 
 
 def _add_admin_commands(named: str | None = None) -> None:
-    """Add the command ``named``, or all where it is none of them: each brings along what the others do not need."""
+    """Add the command ``named``, or all where it is none of them: each imports what the others do not need."""
     added = ADMIN_COMMANDS & {named} or ADMIN_COMMANDS
     if "teams" in added:
         from gateway.commands.teams import teams_app
@@ -225,7 +225,7 @@ def _load(path: Path) -> Settings:
 
 
 def _hold_hangups() -> None:
-    """Let SIGHUP, which would kill, wait until somebody listens: the file may change after we have read it."""
+    """Block SIGHUP, which would kill, until a handler is installed: the file may change after we have read it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 

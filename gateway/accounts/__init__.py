@@ -1,1 +1,1 @@
-# Teams, their keys, and who is calling.
+# Teams, their keys, and the callers those keys identify.

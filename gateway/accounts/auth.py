@@ -33,7 +33,7 @@ from gateway.storage.schema import DRIVER_ERRORS
 log = structlog.get_logger()
 
 REMEMBERED = 50_000  # keys that are known, and as many that are not
-LONGEST_MEMORY = 86_400.0  # seconds after Postgres was last heard of that a key is still trusted
+LONGEST_MEMORY = 86_400.0  # seconds after the last answer of Postgres that a key is still trusted
 UNKNOWN_FOR = 10.0  # seconds that a key stays unknown without asking again
 QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
 AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
@@ -65,21 +65,21 @@ class Authenticator:
         self._pepper = pepper
         self._admins = [(key_digest(pepper, key), Admin(fingerprint(key))) for key in admin_keys]
         self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
-        # A key of an admin's own making may be one that people think of.
+        # An admin key that was chosen by hand, without our prefix, can be guessed.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        # Keys that nobody has, since when and in which generation: apart, so that no flood of them displaces a caller.
+        # Unknown keys, since when and in which generation: apart, so that no flood of them displaces a caller.
         self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._generation = 0  # what was loaded in an older one must be looked up again
         self._guessing = Guessing(clock)
         self._lookup = KeyLookup(database, pepper, other_peppers, self._remember)
         self._heard = clock.monotonic()  # when Postgres last answered
-        self._away_until = 0.0  # monotonic seconds: whom we know is not asked for while Postgres is away
-        self.is_listening = asyncio.Event()  # set while changes are heard of
+        self._away_until = 0.0  # monotonic seconds: until then known callers are not looked up: Postgres is away
+        self.is_listening = asyncio.Event()  # set while the listener is connected
         self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
-        """Return whose key this is.
+        """Return the caller that this key belongs to.
 
         Raises InvalidKey for none, an unknown, a revoked or an expired one; RateLimited for an address that keeps
         guessing; Overloaded when Postgres is needed to tell and does not answer.
@@ -99,7 +99,7 @@ class Authenticator:
         return any(hmac.compare_digest(known, digest) for known in self._scrapers)
 
     async def run(self) -> None:
-        """Listen for changes to teams and keys, for ever; while nobody listens, trust nothing without asking."""
+        """Listen for changes to teams and keys, for ever; without a listener, look up every key."""
         while True:
             try:
                 await self._listen()
@@ -125,7 +125,7 @@ class Authenticator:
                 connection.terminate()
 
     def forget(self) -> None:
-        """Ask anew for every key from now on: teams or keys have changed."""
+        """Look up every key anew from now on: teams or keys have changed."""
         self._generation += 1
 
     def _admin(self, key: str, address: str) -> Admin:
@@ -194,7 +194,7 @@ Connection = ASGIConnection
 
 
 async def team_guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """Let teams in, by a key of theirs."""
+    """Let teams in, by a team key."""
     caller = await _identify(connection)
     if isinstance(caller, Admin):
         raise Forbidden("This is a team's route: call it with a team's key, not an admin's.")
@@ -212,7 +212,7 @@ async def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
 
 
 async def metrics_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Let admins in, and keys that open nothing else."""
+    """Let admins in, and metrics keys."""
     auth: Authenticator = connection.app.state.services.auth
     key = read_key(connection)
     if key is None or not auth.may_scrape(key):
@@ -225,7 +225,7 @@ async def team_or_admin_guard(connection: Connection, handler: BaseRouteHandler)
 
 
 async def open_guard(_: Connection, __: BaseRouteHandler) -> None:
-    """Let everybody in: health checks and the page for people."""
+    """Let every request in: health checks and the console page."""
 
 
 GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guard)
@@ -235,7 +235,7 @@ async def _identify(connection: Connection) -> Caller | Admin:
     auth: Authenticator = connection.app.state.services.auth
     address = client_of(connection.scope, connection.app.state.services.settings.trusted_proxies)
     state = connection.scope["state"]
-    state["address"] = address  # for the log, should the key be none
+    state["address"] = address  # for the log, should the key be invalid
     state["caller"] = caller = await auth.identify(read_key(connection), address)
     return caller
 

@@ -1,5 +1,5 @@
 # How often each address may send wrong keys: some in a row, then a few a second. Keys cannot be found by guessing; the
-# bound is for admin keys that people think of, and tells a client that goes on with a wrong key to go slower.
+# bound is for admin keys chosen by hand, and slows a client that keeps sending a wrong key.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.core.client_addresses import network_of
 from gateway.core.clock import Clock
 
 FAILURES_PER_ADDRESS = 20  # in a row from one address …
-MOST_FAILURES = 50.0  # that are remembered, so that an address is heard again within seconds
+MOST_FAILURES = 50.0  # that are remembered, so that an address is let in again within seconds
 FORGIVEN_PER_SECOND = 5.0  # … and how fast they are forgotten
 ADDRESSES = 50_000
 

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class KeyLookup:
-    """Finds callers by their keys. ``tell`` hears of every answer, also of those whose askers have left."""
+    """Finds callers by their keys. ``tell`` is called with every answer, also when its request has been cancelled."""
 
     def __init__(self, database: Database, pepper: str, other_peppers: Sequence[str], tell: Tell) -> None:
         self._database = database
@@ -40,7 +40,7 @@ class KeyLookup:
         self._moving: asyncio.Task[None] | None = None
 
     async def find(self, digest: bytes, key: str, generation: int) -> Caller | None:
-        """Return whose key this is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
+        """Return the caller of this key, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
         which = (digest, generation)
         asked = self._asked.get(which)
         if asked is None:
@@ -48,7 +48,7 @@ class KeyLookup:
             self._waiting[which] = [key_digest(pepper, key) for pepper in self._other_peppers]
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask_for_all())
-        await asyncio.wait((asked,))  # an asker that leaves does not take the answer from the others
+        await asyncio.wait((asked,))  # a cancelled request does not take the answer from the others
         return asked.result()
 
     async def _ask_for_all(self) -> None:
@@ -61,7 +61,7 @@ class KeyLookup:
                 except Exception as exc:
                     for asked in map(self._asked.pop, turn):
                         asked.set_exception(exc)
-                        asked.exception()  # seen, even if nobody waits any more
+                        asked.exception()  # retrieved, even if no request waits any more
                     continue
                 for which in turn:
                     self._tell(*which, found.get(which))

@@ -33,7 +33,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class SafetyInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A team's own safety levels. Absent: as it is; null: the house's; ``levels`` are changed one by one."""
+    """A team's own safety levels. Absent: unchanged; null: the deployment's; ``levels`` are changed one by one."""
 
     input: Level | UnsetType | None = UNSET
     output: Level | UnsetType | None = UNSET
@@ -121,7 +121,7 @@ def check_name(name: str) -> str:
 
 
 def check_webhook_url(url: str | None) -> str | None:
-    """Return ``url`` in its one form. Raises BadRequest. Where it leads, `with_checked_webhook` has looked before."""
+    """Return ``url`` in its one form. Raises BadRequest. `with_checked_webhook` has checked its addresses before."""
     try:
         return None if url is None else read_url(url).text
     except BadUrl as exc:
@@ -136,7 +136,7 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
 
 
 def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
-    """Refuse a policy that the house does not allow a team. Raises BadRequest."""
+    """Refuse a policy that the deployment's settings do not allow a team. Raises BadRequest."""
     if not isinstance(wanted, SafetyInput):
         return
     said = apply_safety(wanted)

@@ -1,4 +1,4 @@
-# Who sent a batch, as they are while it runs: with a key revoked since, or a team suspended, it sends no more.
+# The caller of a batch, as it is while the batch runs: once its key is revoked or its team suspended, it sends no more.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BELIEVED = 2.0  # seconds for which what was read of a caller holds
 
 
 class Senders:
-    """The callers whose keys sent batches."""
+    """Callers of batches, by key."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
@@ -20,7 +20,7 @@ class Senders:
         self._known: dict[str, tuple[float, Caller | None]] = {}  # by key, and when they were read
 
     async def find(self, key_id: str) -> Caller:
-        """Return the caller whose key it is. Raises InvalidKey or TeamSuspended where it may send nothing any more."""
+        """Return the caller of a key. Raises InvalidKey or TeamSuspended where it may send nothing any more."""
         caller = await self._look_up(key_id)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("The key that sent this batch is revoked or expired.")

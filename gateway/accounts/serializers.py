@@ -33,7 +33,7 @@ def dollars(nano: int) -> Decimal:
 
 
 def cost_view(nano: int) -> dict[str, Any]:
-    """Return a cost in dollars: as a number, and as a text for readers of JSON whose numbers are floats."""
+    """Return a cost in dollars: as a number, and as text for JSON parsers that read numbers as floats."""
     return {"cost_usd": dollars(nano), "cost_usd_exact": to_text(nano)}
 
 

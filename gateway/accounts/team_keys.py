@@ -26,7 +26,7 @@ _ID = re.compile("key_[0-9a-f]{24}")
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True):
-    """A key as admins see it; the key itself is nowhere kept."""
+    """A key as admins see it; the key itself is not stored."""
 
     key_id: str
     team_id: str
@@ -46,7 +46,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
 
 
 class NewlyMade(Struct, frozen=True, kw_only=True):
-    """A key at its making, the only moment at which anybody sees it whole."""
+    """A key at its creation, the only time it is shown whole."""
 
     key: str
     record: KeyRecord

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class SecretRecord(Struct, frozen=True):
-    """A secret as admins see it after its making."""
+    """A secret as admins see it after its creation."""
 
     id: str  # "whs_…"
     team_id: str
@@ -39,7 +39,7 @@ class SecretRecord(Struct, frozen=True):
 
 
 class NewSecret(Struct, frozen=True):
-    """A secret at its making, the only moment at which anybody sees it."""
+    """A secret at its creation, the only time it is shown."""
 
     record: SecretRecord
     secret: str  # "whsec_…"

@@ -85,7 +85,7 @@ async def list_teams(connection: AsyncConnection, *, after: str | None = None, l
 async def update_team(
     connection: AsyncConnection, team_id: str, patch: TeamPatch, act: Act, models: Collection[str] | None = None
 ) -> TeamRecord:
-    """Change what ``patch`` speaks of, and leave the rest. Raises BadRequest, NotFound."""
+    """Change the fields that ``patch`` names, and leave the rest. Raises BadRequest, NotFound."""
     before = await _find(connection, team_id, select(teams).with_for_update())
     changes = _changes(patch, before, models)
     if not changes:
@@ -104,14 +104,14 @@ async def update_team(
 
 
 async def find_callers(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
-    """Return whose keys have these digests; one query of always the same text. Expiry is the reader's to check."""
+    """Return the callers of keys with these digests; the query text never varies. The reader checks expiry."""
     query = _FIND_CALLER.where(api_keys.c.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
     rows = (await connection.execute(query, {"digests": digests})).mappings()
     return {row["digest"]: _caller(row) for row in rows}
 
 
 async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller | None:
-    """Return who calls with the key of this id, or ``None`` for a revoked one."""
+    """Return the caller of the key with this id, or ``None`` for a revoked one."""
     query = _FIND_CALLER.where(api_keys.c.id == bindparam("key_id"))
     row = (await connection.execute(query, {"key_id": key_id})).mappings().one_or_none()
     return None if row is None else _caller(row)

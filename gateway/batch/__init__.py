@@ -1,1 +1,1 @@
-# Batches and files in Postgres: what comes in, who claims it, how it ends, what comes out.
+# Batches and files in Postgres: input, claims by workers, ends, results.

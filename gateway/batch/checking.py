@@ -25,7 +25,7 @@ GROUP_BYTES = 4 * 1024 * 1024  # of bodies in one COPY, about
 
 MOST_TRIES = 5  # of an input that cannot be stored, before its batch fails
 
-# What could not be stored waits behind the others.
+# A batch whose input could not be stored goes to the back of the queue.
 UNCHECKED = text("SELECT id FROM batches WHERE status = 'validating' ORDER BY tries, created_at LIMIT 20")
 COUNT_TRY = text("UPDATE batches SET tries = tries + 1 WHERE id = :id AND status = 'validating' RETURNING tries")
 TAKE = text("""
@@ -82,7 +82,7 @@ async def _check(database: Database, clock: Clock, batch_id: str) -> bool:
         async with database.begin() as connection:
             await fail_batch(connection, clock, batch_id, faults)
         log.info("batch_input_faulty", batch_id=batch_id, faults=len(faults))
-    except Exception:  # ours: it must not stop the worker, nor hold up other batches
+    except Exception:  # a fault in our code: it must not stop the worker, nor block other batches
         log.exception("batch_input_unreadable", batch_id=batch_id)
         await _count_try(database, clock, batch_id)
     return True

@@ -1,6 +1,6 @@
-# How workers come by the items of batches: they claim them under a lease, keep it, and put back what cannot run now. A
-# lease that ended frees its items for others, and `tries` fences: what a worker says of a try that is not the last one
-# changes nothing. An item that was lost with its worker twice is a suspect, and not claimed here: suspects.py.
+# How workers get the items of batches: they claim them under a lease, renew it, and release what cannot run now. A
+# lease that ended frees its items for others, and `tries` fences: what a worker reports of a try that is not the last
+# one changes nothing. An item that was lost with its worker twice is a suspect, and not claimed here: suspects.py.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.turns import Waiting
 
-LEASE = 30.0  # seconds that a claim lasts without a sign of life
+LEASE = 30.0  # seconds that a claim lasts without renewal
 SUSPECT_AFTER = 2  # losses, from which on an item runs alone
 
 
@@ -27,18 +27,18 @@ class Claim(Struct, frozen=True, kw_only=True):
     custom_id: str
     body: bytes
     tries: int  # this one included
-    losses: int  # tries whose worker died, or was not heard of for a whole lease
+    losses: int  # tries whose worker died, or let the lease expire
     is_first: bool  # whether it never waited for a try
     endpoint: str
-    lane: str  # whose pace it has
+    lane: str  # the name of the concurrency limit that it counts against
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch
-    is_aside: bool = False  # its batch was made by the house itself
+    is_aside: bool = False  # its batch was created by the gateway itself
 
     @property
     def is_of_several(self) -> bool:
-        """Whether its batch names several models: what happens to one of them says nothing of the next."""
+        """Whether its batch names several models: one of them failing says nothing about the next."""
         return self.lane == self.batch_id
 
     @property
@@ -50,7 +50,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 async def read_as_due(connection: AsyncConnection) -> None:
     """Let this transaction read items in the order of batch_items_due_idx, whatever the statistics say.
 
-    They are minutes old and a batch is not: Postgres would take it for small, and sort all of it for each claim.
+    They lag by minutes: Postgres would estimate a new batch as small, and sort all of it for each claim.
     """
     await connection.execute(BY_INDEX)
 
@@ -74,7 +74,7 @@ def claim_of(row: Mapping[Any, Any]) -> Claim:
 
 
 async def renew_leases(connection: AsyncConnection, owner: str, claims: Sequence[Claim]) -> None:
-    """Show that these items still run here."""
+    """Renew the leases of items that still run here."""
     values = {"owner": owner, "tries": _tries(claims), "lease": timedelta(seconds=LEASE)}
     await connection.execute(RENEW, values)
 
@@ -88,13 +88,13 @@ async def put_back(connection: AsyncConnection, owner: str, claim: Claim, wait: 
 def _tries(claims: Sequence[Claim]) -> str:
     told: list[dict[str, Any]] = [
         {"batch_id": each.batch_id, "position": each.position, "tries": each.tries}
-        for each in sorted(claims, key=lambda each: (each.batch_id, each.position))  # as all who lock several
+        for each in sorted(claims, key=lambda each: (each.batch_id, each.position))  # the common lock order
     ]
     return msgspec.json.encode(told).decode()
 
 
-# What was never tried comes first, in order, then what waited, in the order in which it is due: what cannot run holds
-# up nothing behind it, and is not even read. A scan of batch_items_due_idx passes over no more than what runs; with a
+# Items that were never tried come first, in order, then retries by due time: an item that cannot run blocks
+# none behind it, and is not even read. A scan of batch_items_due_idx passes over no more than what runs; with a
 # volatile clock_timestamp() it would read all.
 DUE = "coalesce(not_before, '-infinity')"
 IS_DUE = f"""

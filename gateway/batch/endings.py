@@ -1,5 +1,5 @@
-# How the items of batches end: answered or failed by the worker that has them, or with their batch, which is late or
-# cancelled. What ends together is stored, paid and counted in one transaction.
+# How the items of batches end: answered or failed by the worker that holds them, or with their batch, which is late or
+# cancelled. Items that end together are stored, billed and counted in one transaction.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     response: bytes | None = None
     error: bytes | None = None
-    record: UsageRecord | None = None  # to be booked with it: the try that pays
+    record: UsageRecord | None = None  # to be recorded with it: the try that is billed
     is_upstreams_fault: bool = False
     input_tokens: int = 0
     output_tokens: int = 0
@@ -50,10 +50,10 @@ def refused(claim: Claim, request_id: str, error: ServiceError, *, is_upstreams_
 async def finish_items(
     connection: AsyncConnection, clock: Clock, owner: str, ends: Sequence[Ended], keep: float
 ) -> set[str]:
-    """Store how items ended, book what they cost, count their batches down; return the names that were ours to end.
+    """Store how items ended, record what they cost, count their batches down; return the names of items held here.
 
-    Saying it again changes nothing. The count that reaches its total ends its batch. What was not ours is stored by
-    whoever has it now: nothing is booked for it here.
+    Idempotent. The count that reaches its total ends its batch. Items that another worker holds now are stored by that
+    worker: no usage is recorded for them here.
     """
     told = [
         {
@@ -67,11 +67,11 @@ async def finish_items(
         }
         for one in sorted(ends, key=lambda one: (one.claim.batch_id, one.claim.position))
     ]
-    # First of all the batches: whoever ends or cancels one takes the same locks in the same order.
+    # The batches first: every transaction that ends or cancels one takes the same locks in the same order.
     await connection.execute(LOCK, {"ids": sorted({one.claim.batch_id for one in ends})})
     values = {"owner": owner, "ends": msgspec.json.encode(told).decode(), "now": clock.moment()}
     new = {f"{row.batch_id}:{row.position}" for row in (await connection.execute(FINISH, values)).all()}
-    # Said again, because nobody heard that it was stored the first time.
+    # A repeat: the acknowledgement of the first commit was lost.
     known = {f"{row.batch_id}:{row.position}" for row in (await connection.execute(KNOWN, values)).all()}
     ours = [one for one in ends if one.claim.name in new | known]
     await insert_records(connection, [one.record for one in ours if one.record is not None], today=clock.today())
@@ -103,7 +103,7 @@ async def expire_batches(connection: AsyncConnection, clock: Clock, keep: float)
 
 
 async def bury_cancelled(connection: AsyncConnection, clock: Clock, keep: float) -> None:
-    """End cancelled batches whose last items ran in a worker that died."""
+    """End cancelled batches whose last items ran in a dead worker."""
     for batch_id in (await connection.execute(DYING)).scalars().all():
         await connection.execute(BURY, {"batch_id": batch_id, "now": clock.moment()})
         await end_batch(connection, clock, batch_id, keep)
@@ -111,7 +111,7 @@ async def bury_cancelled(connection: AsyncConnection, clock: Clock, keep: float)
 
 COUNTED = ("completed", "failed", "input_tokens", "output_tokens", "cost_nanousd")
 LOCK = text("SELECT id FROM batches WHERE id = ANY(CAST(:ids AS text[])) ORDER BY id FOR NO KEY UPDATE")
-# What was asked is not kept any longer than it takes to answer it.
+# A request body is erased once it is answered.
 FINISH = text(f"""
     UPDATE batch_items AS item
     SET status = mine.status, request_id = mine.request_id, finished_at = :now, lease_owner = NULL, lease_until = NULL,

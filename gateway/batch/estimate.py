@@ -1,5 +1,5 @@
-# When a batch will be done: what is waiting before it, at the rate at which batches were answered lately. And which of
-# those that wait must go first, to be done within their windows.
+# When a batch will be done: the requests queued before it, at the recent rate of answers. And which of
+# the waiting batches must go first, to be done within their windows.
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNKNOWN_RATE = 1.0  # requests a second, while no batch has shown one
 SAFE = 0.7  # of the time that is left, which a batch may be expected to need before it is hurried
 LEAST_SEEN = 20  # requests that a rate must rest on
 
-# What all open batches have done since they began is the house's rate; without any, that of the last ones that ended.
-# What waits counts by the share of its priority: of others' requests, so many run for each of ours.
+# The deployment's rate: what all open batches have done since they began; without any, that of the last ended ones.
+# Waiting requests count by the share of their priority: so many of another priority run for each of this one.
 STATE = text("""
     SELECT sum(greatest(total - completed - failed, 0)) FILTER (WHERE status = 'in_progress' AND priority = 'high')
                AS high,

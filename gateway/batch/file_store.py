@@ -1,5 +1,5 @@
 # Files of teams, in Postgres, in chunks: uploaded ones are the input of batches. What comes out of a batch is a file
-# without chunks: its lines are made from the batch's items when somebody reads it (results.py).
+# without chunks: its lines are made from the batch's items when it is read (results.py).
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FileRecord(Struct, frozen=True, kw_only=True):
 
 
 def new_file_id() -> str:
-    """Return an id that nobody can guess."""
+    """Return an unguessable id."""
     return f"file-{secrets.token_hex(12)}"
 
 

@@ -1,5 +1,5 @@
-# Reads what a batch is asked to do, line by line and in bounded memory. Every fault is told with its line; a request's
-# own body is only looked at as JSON here, the rest is for the endpoint that it goes to.
+# Reads the input of a batch, line by line and in bounded memory. Every fault is reported with its line; a request's
+# own body is only checked as JSON here, the rest is for the endpoint that it goes to.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.batch.shapes import (
 from protocol.decoding import decode
 from protocol.errors import ServiceError
 
-MOST_FAULTS = 50  # that are told of one input: who sent it will look at the first
+MOST_FAULTS = 50  # reported per input: the first ones are enough to correct it
 
 
 class _Body(Struct):
@@ -33,7 +33,7 @@ class _Body(Struct):
 
 
 class _Head(Struct):
-    """What stands around a body, looked at only for what any reader of JSON could take in two ways."""
+    """The fields around a body, checked only for what JSON parsers could read in two ways."""
 
 
 class _Faulty(Exception):
@@ -183,7 +183,7 @@ def _refuse_duplicates(line: bytes, body: bytes) -> None:
 
 
 async def read_lines(chunks: AsyncIterator[bytes], intake: Intake) -> AsyncIterator[bytes]:
-    """Yield the lines of a file from its chunks. A line that is too long is told to ``intake`` and passed over."""
+    """Yield the lines of a file from its chunks. A line that is too long is reported to ``intake`` and skipped."""
     rest, is_skipping = bytearray(), False
     async for chunk in chunks:
         *ends, beginning = chunk.split(b"\n")

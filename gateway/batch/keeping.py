@@ -1,4 +1,4 @@
-# How long what batches were answered is kept, and what is told of it afterwards: that it is gone, not nothing.
+# How long batch results are kept, and the answer after they were erased: 410 Gone, not an empty result.
 
 from __future__ import annotations
 

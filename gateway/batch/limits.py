@@ -1,6 +1,6 @@
-# What a team may have lying here: tokens that wait in its batches, and bytes of files. More than that is refused.
-# Transactions that look under the team's lock, and store what they looked for, let nobody slip in beside them; the lock
-# is their last step, so that nobody holds a connection and waits for a long upload.
+# What a team may have stored here: tokens that wait in its batches, and bytes of files. More than that is refused.
+# Transactions check the limit and store under the team's lock, so that concurrent ones cannot exceed it; the lock
+# is their last step, so that none holds a connection while it waits for a long upload.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 4  # of input, about: English prose; what is counted must be k
 
 
 async def lock_limits(connection: AsyncConnection, team_id: str) -> None:
-    """Keep what a team has here as it is, but for this transaction."""
+    """Take the team's lock: until this transaction ends, no other adds to what the team has here."""
     await connection.execute(LOCK, {"team_id": team_id})
 
 
@@ -52,7 +52,7 @@ OPEN_BYTES = """
     FROM batches WHERE team_id = :team_id AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
 """
 QUEUED = text(OPEN_BYTES)
-# An upload counts as far as it came, also one that was broken off. Requests that came without a file lie here until
+# An upload counts as far as it came, also an aborted one. Requests that came without a file are stored here until
 # they have ended.
 STORED = text(f"""
     SELECT coalesce((SELECT sum(bytes) FROM files

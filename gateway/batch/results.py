@@ -18,7 +18,7 @@ OUTPUT = ("completed",)
 ERRORS = ("failed", "expired")
 ENDED = (*OUTPUT, *ERRORS)
 
-# One line, OpenAI's shape. The id is made of the item's place, so that it is the same whenever it is read.
+# One line, OpenAI's shape. The id is made from the item's position, so that every read gives the same.
 LINE = """(
     '{"id":"batch_req_' || left(encode(sha256(convert_to(batch_id || ':' || position, 'UTF8')), 'hex'), 24)
     || '","custom_id":' || to_json(custom_id) || ',"response":' || coalesce(convert_from(response, 'UTF8'), 'null')
@@ -54,7 +54,7 @@ async def read_results(database: Database, batch_id: str, statuses: Sequence[str
 
 
 def response_of(status: int, request_id: str, body: bytes, dropped: Sequence[str] = ()) -> bytes:
-    """Return the "response" of a line: what the endpoint answered, and the fields that its upstream was not told."""
+    """Return the "response" of a line: the endpoint's answer, and the fields that its upstream was not sent."""
     head: dict[str, Any] = {"status_code": status, "request_id": request_id}
     if dropped:
         head["dropped"] = dropped
@@ -62,6 +62,6 @@ def response_of(status: int, request_id: str, body: bytes, dropped: Sequence[str
 
 
 def error_of(code: str, message: str) -> bytes:
-    """Return the "error" of a line: why the endpoint was never asked, or not to the end."""
+    """Return the "error" of a line: why the endpoint was not called, or its call did not complete."""
     told: dict[str, Any] = {"code": code, "message": message}
     return msgspec.json.encode(told)

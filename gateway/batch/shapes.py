@@ -73,5 +73,5 @@ class NewOpenAIBatch(Struct, frozen=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    priority: Priority = "normal"  # ours, as is the next
+    priority: Priority = "normal"  # our extension, as is the next
     callback_url: str | None = None

@@ -1,5 +1,5 @@
 # Batches in Postgres, as their teams know them: made, looked at, listed, cancelled, and ended with a callback in the
-# same transaction. What workers do to their items stands in claims.py.
+# same transaction. Workers change their items in claims.py.
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def make_batch(
     input_bytes: int = 0,
     is_aside: bool = False,
 ) -> Batch:
-    """Make a batch whose input has yet to be checked. ``is_aside``: the house makes it, and not its team."""
+    """Create a batch whose input has yet to be checked. ``is_aside``: the gateway creates it, and not its team."""
     now = clock.moment()
     row = {
         "id": f"batch_{secrets.token_hex(12)}",
@@ -136,8 +136,8 @@ async def fail_batch(connection: AsyncConnection, clock: Clock, batch_id: str, f
 async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, keep: float) -> Batch | None:
     """End a batch of which nothing runs or waits any more; None when it has ended already, or has not.
 
-    Its row must be locked by this transaction. The files with its lines are made, and whoever wants to hear of it is
-    told, in the same transaction. ``keep``: seconds that the files are kept.
+    Its row must be locked by this transaction. The files with its lines are made, and the callback is written,
+    in the same transaction. ``keep``: seconds that the files are kept.
     """
     row = (await connection.execute(ENDED, {"id": batch_id})).mappings().one()
     if row["status"] not in ("in_progress", "cancelling") or row["is_unfinished"]:

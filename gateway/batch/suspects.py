@@ -1,5 +1,5 @@
-# Items that may be what kills their workers: each runs in a worker that runs nothing else, so that a death then tells
-# of it alone, and after three of those it fails. The first two losses blame nobody: what ran beside was lost as well.
+# Items that may crash their workers: each runs in a worker that runs nothing else, so that a crash then tells
+# of it alone, and after three of those it fails. The first two losses prove nothing: what ran beside was lost as well.
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def has_suspects(connection: AsyncConnection) -> bool:
 
 
 async def claim_suspect(connection: AsyncConnection, owner: str) -> Claim | None:
-    """Claim an item that must run alone; None: nobody else needs it."""
+    """Claim an item that must run alone; None: none is left for this worker."""
     rows = await connection.execute(CLAIM, {"owner": owner, "lease": timedelta(seconds=LEASE)})
     row = rows.mappings().one_or_none()
     return None if row is None else claim_of(row)
 
 
 def how_it_is_given_up(claim: Claim, clock: Clock) -> Ended | None:
-    """Return the end of an item that took too many workers with it; None: it may run."""
+    """Return the end of an item that crashed too many workers; None: it may run."""
     if claim.losses < SUSPECT_AFTER + MOST_ALONE:
         return None
     message = (

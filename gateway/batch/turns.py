@@ -1,4 +1,4 @@
-# Whose turn it is: which batches a worker takes its next requests from. Priorities have shares, so that low ones still
+# The fair queue: which batches a worker takes its next requests from. Priorities have shares, so that low ones still
 # move; inside a priority teams take turns by their weights; a team's own batches go by their deadlines.
 #
 # Stride scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
@@ -23,18 +23,18 @@ class Waiting(Struct, frozen=True, kw_only=True):
     priority: str
     expires_at: float  # unix seconds
     left: int  # requests that have not ended
-    lane: str  # whose pace it has: its model, or itself when it names several
+    lane: str  # the name of its concurrency limit: its model, or its own id when it names several
 
 
 class Strides:
-    """Proportional shares among names that come and go: who comes late gets no credit for the time before."""
+    """Proportional shares among names that come and go: a late one gets no credit for the time before."""
 
     def __init__(self) -> None:
         self._passes: dict[str, float] = {}
         self._now = 0.0
 
     def next(self, weights: dict[str, float]) -> str:
-        """Return whose turn it is among these."""
+        """Return the name whose turn it is among these."""
         passes = {name: max(self._passes.get(name, 0.0), self._now) for name in weights}
         chosen = min(passes, key=lambda name: (passes[name], name))
         self._now = passes[chosen]
@@ -45,13 +45,13 @@ class Strides:
         self._passes[name] = max(self._passes.get(name, 0.0), self._now) + count / weight
 
     def gave_back(self, name: str, weight: float) -> None:
-        """Note that a turn that ``name`` took came to nothing."""
+        """Note that a turn that ``name`` took ran nothing."""
         if name in self._passes:
             self._passes[name] -= 1 / weight
 
 
 class Turns:
-    """One worker's memory of who had how many turns."""
+    """How many turns each priority and team had at one worker."""
 
     def __init__(self) -> None:
         self._priorities = Strides()

@@ -85,14 +85,14 @@ async def receive_file(
 ) -> FileRecord:
     """Store an uploaded file for ``keep`` seconds and return it. Raises BadRequest, TooLarge, StorageFull.
 
-    What of a refused one had come is dropped at once; of one that was broken off, after an hour.
+    The chunks of a refused upload are dropped at once; of an aborted one, after an hour.
     """
     kind, options = parse_options_header(content_type)
     if kind != "multipart/form-data" or not options.get("boundary"):
         raise BadRequest(
             "Send the file as multipart/form-data, with 'file' and 'purpose'.", code="invalid_content_type"
         )
-    async with database.begin() as connection:  # before it is sent in vain
+    async with database.begin() as connection:  # before the body is sent in vain
         await check_storage(connection, limits, team_id, 1)
     upload = _Upload(database, team_id, limits)
     try:

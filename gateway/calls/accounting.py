@@ -1,4 +1,4 @@
-# The books of one call while it runs: its hold against the quotas and its entries in the journal.
+# The accounting of one call while it runs: its hold against the quotas and its entries in the journal.
 # The order never changes: hold, opened, (progress), closed, bytes to the client, settled.
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Account:
         return self.record is not None or self._is_left
 
     def open(self, record: UsageRecord) -> None:
-        """Enter the call into the journal, before an upstream hears of it. Raises JournalFull."""
+        """Enter the call into the journal, before an upstream receives it. Raises JournalFull."""
         self._journal.opened(record)
         self.opened = record
 
@@ -62,19 +62,19 @@ class Account:
         self._let_go()
 
     def leave(self) -> None:
-        """Leave the books as they are, as a process that dies: this one ends and cannot know what became of the call.
+        """Leave hold and journal as a crash would: this process ends and cannot know what became of the call.
 
-        Whoever adopts the journal finds out from the ledger; until then the hold stays.
+        The process that adopts the journal finds out from the ledger; until then the hold stays.
         """
         self._is_left = True
         self._let_go()
 
     def _let_go(self) -> None:
-        """Ask nobody any more: a reply may go before its books are settled."""
+        """Drop the references to the reply: it may be freed before its accounting is settled."""
         self.count, self.served = lambda: NOTHING, lambda: None
 
     def settle(self) -> None:
-        """Put what was used in place of the hold, or give the hold back when nothing is owed."""
+        """Replace the hold by what was used, or release it when nothing is owed."""
         if self._is_left:
             return
         record = self.record

@@ -1,4 +1,4 @@
-# One call as the answering path sees it: who asks, for what, under which wishes.
+# One call as the answering path sees it: its caller, its request, its options.
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from router.catalog.targets import Route, Target
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
 
-TURN = 65_521  # makes another draw of one: whatever model a conversation has, its replicas are shared
+TURN = 65_521  # makes a second hash of one: whatever model a conversation has, its replicas are shared
 
 Priority = Literal["low", "normal", "high"]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """A request by a known caller. Everything later in the path is a function of this and of the state of the house."""
+    """A request by a known caller. Everything later in the path is a function of this and of the gateway's state."""
 
     request_id: str  # UUIDv7; the ledger's, to the letter
     caller: Caller
@@ -43,7 +43,7 @@ class Call(Struct, frozen=True, kw_only=True):
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
-    is_aside: bool = False  # asked by the house, for a team that pays: nothing that its key tried
+    is_aside: bool = False  # made by the gateway, for a team that pays: not an act of its key
     created_at: float  # unix seconds
     started: float  # monotonic seconds
 
@@ -54,9 +54,9 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """A draw in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
+        """A hash in [0, 1) by which equal models share the load: one for all turns of a conversation, at any gateway.
 
-        It rests on who began the conversation, and how; or on the prompt of a completion.
+        It is a hash of the caller and the conversation's opening; or of the prompt of a completion.
         """
         match self.request:
             case ChatRequest(messages=messages):
@@ -70,7 +70,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def spread(self) -> float:
-        """A draw in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
+        """A hash in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
         from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
         if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
             return self.share * TURN % 1.0
@@ -98,12 +98,12 @@ class Call(Struct, frozen=True, kw_only=True):
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
-        """Whose limits the call counts against."""
+        """The scopes whose limits the call counts against."""
         return scopes_of(self.caller)
 
 
 def scopes_of(caller: Caller) -> tuple[Scope, ...]:
-    """Return whose limits a request of ``caller`` counts against."""
+    """Return the scopes whose limits a request of ``caller`` counts against."""
     return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
 
 

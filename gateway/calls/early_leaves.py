@@ -1,5 +1,5 @@
-# Clients that leave before a first token, again and again. Their prompts are charged, but what a model thought until
-# then is billed to the house and told by no upstream: after a few such ends a key has to wait between calls.
+# Clients that leave before a first token, again and again. Their prompts are charged, but a model's thinking until
+# then is billed to the operator and reported by no upstream: after a few such ends a key has to wait between calls.
 #
 # The rule: an end adds one to the row of its key, a first token takes one off. Ends of calls that ran side by side make
 # groups of up to eight, which add one each; a call that began after the first end of a group is not of that group. A

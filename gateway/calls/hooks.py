@@ -15,16 +15,16 @@ class ReplyHook:
     """Watches one reply, from its first event (when it is made) to its close. Each method may be left out."""
 
     def delta(self, delta: Delta) -> Sequence[Delta]:
-        """Return what the client gets in place of ``delta``; nothing holds it back.
+        """Return what the client gets in place of ``delta``; nothing withholds it.
 
-        What was held back can go out with a later delta: the one with a finish reason comes, or ``rest`` is asked for.
+        What was withheld can go out with a later delta: the one with a finish reason comes, or ``rest`` is called.
         Raises ContentPolicyViolation to end the reply here: a stream with the finish reason ``content_filter``, a whole
-        answer with that error. What was used is owed, and the books call it ``blocked``.
+        answer with that error. What was used is owed, and the usage record's status is ``blocked``.
         """
         return (delta,)
 
     def rest(self) -> Sequence[Delta]:
-        """The upstream broke in mid-stream: return what was held back and may go out. Raises as ``delta`` does."""
+        """The upstream broke in mid-stream: return what was withheld and may go out. Raises as ``delta`` does."""
         return ()
 
     async def whole(self, whole: WholeReply) -> None:

@@ -1,6 +1,6 @@
-# Where the images of a request may lie. An upstream fetches them by itself, from where it stands: towards an engine in
-# the house a URL is a way to its metadata service, its files and its neighbours. So only https URLs of public addresses
-# go there, and data URLs; makers that fetch from their own networks get every URL as it is.
+# Where the images of a request may lie. An upstream fetches them by itself, from its own network: for a self-hosted
+# engine a URL can reach its metadata service, its files and its neighbours. So only https URLs of public addresses
+# go there, and data URLs; model makers that fetch from their own networks get every URL as it is.
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Ability, Route, Target
 from router.prompt_size.prompt_bounds import images_of
 
-# Makers' own APIs, which are known to fetch images from outside every house. Behind any other name, public or not, may
-# stand an engine of the house.
+# Makers' own APIs, which are known to fetch images from outside the deployment. Behind any other name, public or not,
+# may be a self-hosted engine.
 OUTSIDE = (
     *("api.openai.com", "us.api.openai.com", "eu.api.openai.com", "api.anthropic.com", "api.mistral.ai", "api.x.ai"),
     *("generativelanguage.googleapis.com", "openrouter.ai", "api.groq.com", "api.together.xyz", "api.fireworks.ai"),
@@ -63,7 +63,7 @@ class ImageUrls:
         return route
 
     async def check(self, request: ChatRequest, size: int, team_id: str) -> None:
-        """Refuse images that no upstream in the house may fetch. Raises BadRequest, Overloaded."""
+        """Refuse images that no self-hosted upstream may fetch. Raises BadRequest, Overloaded."""
         found = await off_loop(size, lambda: _addresses(request))
         if len(found) > MOST_HOSTS:
             raise _bad(f"The images of a request lie at {MOST_HOSTS} hosts at the most")
@@ -86,7 +86,7 @@ class ImageUrls:
 
 
 def is_outside(target: Target, providers: ProviderRegistry) -> bool:
-    """Whether a target is known to fetch images from outside the house."""
+    """Whether a target is known to fetch images from outside the deployment."""
     return not providers.settings(target.model.provider).self_hosted and _is_known(target.endpoint.base_url)
 
 

@@ -1,5 +1,5 @@
 # Keeps running calls in the journal: their progress, every second. Each call has its moment within it, so that a
-# thousand books never keep one token waiting.
+# thousand open accounts never delay a token.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Keeper:
             for account in accounts:
                 try:
                     account.note_progress()
-                except Exception:  # one call's books must not stop the others'
+                except Exception:  # one call's accounting must not stop the others'
                     log.exception("progress_not_noted", request_id=account.hold.request.request_id)
 
     async def _slices(self, every: int) -> AsyncIterator[list[Account]]:

@@ -1,4 +1,4 @@
-# How headers say what is left of a limit: x-ratelimit for everybody, anthropic-ratelimit for who speaks that dialect.
+# The headers that say what is left of a limit: x-ratelimit for all clients, anthropic-ratelimit for that dialect.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# What has come of a reply of our own engine, as far as another replica must know it to go on; and the events of several
+# The part of our own engine's reply that another replica needs to continue it; and the events of several
 # replicas as those of one reply.
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Progress:
         self._fits = self._unfinished == 1  # the engine goes on with one reply at a time
         self._text_chars = 0  # of the reply's text, as its reader has it
         self._calls: dict[int, int] = {}  # characters of each tool call's arguments, as its reader has them
-        self._retold: dict[int, int] = {}  # how many of them the replica that speaks now has still to tell again
+        self._retold: dict[int, int] = {}  # how many of them the current replica has still to repeat
         logprobs = getattr(request, "logprobs", None)
         self._is_scored = logprobs is not None and logprobs is not False
         self._scores = 0  # tokens whose log-probabilities its reader has: the first ones
-        self._is_first = True  # nobody else has had the reply
-        self._gpu_seconds = 0.0  # of the replica that speaks now
+        self._is_first = True  # no other replica has had the reply
+        self._gpu_seconds = 0.0  # of the current replica
         self._gpu_seconds_before = 0.0  # of those that had the reply before it
         if isinstance(request, CompletionRequest) and request.echo:
             echoed = request.prompt[0] if isinstance(request.prompt, list) else request.prompt

@@ -1,5 +1,5 @@
-# What a caller is told when no target of its route answered: each model that was tried, by its name in the catalogue,
-# and why it did not answer. The words are the gateway's own: no URL, key or text of an upstream is among them.
+# The error when no target of a route answered: it names each model that was tried, by its name in the catalogue,
+# and why it did not answer. The message is the gateway's own: it holds no URL, key or text of an upstream.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tried = tuple[Target, UpstreamFailure | TargetAway]
 def told_of_all(call: Call, tried: Sequence[Tried], failure: UpstreamFailure) -> UpstreamFailure:
     """Return the last ``failure`` of a route, whose message now tells of all that were tried.
 
-    A refusal keeps its words, which are about the request; so does what broke before any of these was tried.
+    A refusal keeps its message, which is about the request; so does a fault before any of these was tried.
     """
     if not isinstance(failure, UpstreamRefused) and any(why is failure for _, why in tried):
         failure.message = f"No model answered. {_why_each(call, tried)}"

@@ -19,9 +19,9 @@ COLUMNS = Difference.__struct_fields__
 
 
 def run_audit(settings: Settings, day: date | None) -> int:
-    """Compare the books of ``day``, else of today and yesterday (UTC); print where they differ and return 1.
+    """Compare the accounting of ``day``, else of today and yesterday (UTC); print where it differs and return 1.
 
-    Closed calls that owners have still to carry to the ledger are told beside: no book has them yet.
+    Closed calls that owners have still to carry to the ledger are printed too: no table has them yet.
     """
     try:
         days, reports, owners = asyncio.run(_audit(settings, day))

@@ -1,5 +1,5 @@
-# What the commands for admins share: which house is meant, one transaction in it, faults in words, and tables for
-# people or JSON and CSV for programs.
+# What the commands for admins share: which deployment is meant, one transaction in it, faults in words, and tables for
+# terminals or JSON and CSV for programs.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gateway.storage.schema import is_without_schema
 from protocol.errors import ServiceError
 
 WIDTH_OF_A_PIPE = 160  # characters of a table that goes to no terminal
-UNFOLDED = 28  # characters of a text that stay in one line: an id of ours does
+UNFOLDED = 28  # characters of a text that stay in one line: a Tollgate id does
 NO_LIMIT = ("none", "off", "unlimited")
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Format(StrEnum):
     """How a command prints."""
 
-    TABLE = "table"  # for people
+    TABLE = "table"  # for terminals
     JSON = "json"  # as over HTTP
     CSV = "csv"
 
@@ -53,7 +53,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to print")]
 
 
 def read_settings(config: Path | None) -> Settings:
-    """Return the settings of the house that is meant, or say every fault and exit 1."""
+    """Return the settings of the deployment that is meant, or print every fault and exit 1."""
     path = find_config(config)
     if config is None and CONFIG_VARIABLE not in os.environ and not path.exists():
         fail(f"which house? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate dev` in this folder")
@@ -85,7 +85,7 @@ async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], A
 
 
 def whoever_acts() -> Act:
-    """Return who sits here, for the audit log."""
+    """Return the user of this machine, for the audit log."""
     try:
         return Act(f"cli:{getpass.getuser()}")
     except (KeyError, OSError):  # a container's user may have no name

@@ -1,4 +1,4 @@
-# `tollgate journal FILE…`: what is in journal files, quarantined or kept, for those who decide what becomes of it.
+# `tollgate journal FILE…`: what is in journal files, quarantined or kept, so that an operator can decide about them.
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ def list_all_keys(
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List keys by their beginnings; nobody can see a whole one again."""
+    """List keys by their beginnings; a whole key cannot be shown again."""
     settings = read_settings(config)
     records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
     rows = [key_view(record, Clock().moment()) for record in records]
     columns: tuple[str, ...] = COLUMNS
-    if settings.other_key_peppers:  # who is still stored under one of those?
+    if settings.other_key_peppers:  # which keys are still stored under one of those?
         current = pepper_name(settings.key_pepper)
         rows = [
             row | {"pepper": "current" if record.pepper == current else "other"}

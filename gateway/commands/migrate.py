@@ -1,5 +1,5 @@
 # `tollgate migrate`: the schema brought to this version, as soon as there is a database to bring it to, and without
-# standing in the way of those who use it.
+# blocking the processes that use it.
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STARTING, IN_USE = "57P03", "55P03"  # SQLSTATE: Postgres is up, but still start
 
 
 class IsNewer(Exception):
-    """The database is a later version's. Ours runs beside that one, so there is nothing to do."""
+    """The database is a later version's. This version runs beside that one, so there is nothing to do."""
 
 
 class TableInUse(Exception):
-    """Somebody keeps a table that a migration changes, longer than we try."""
+    """Another session locks a table that a migration changes, longer than we try."""
 
 
 def migrate_when_reachable(database_url: str, wait: float) -> None:

@@ -1,4 +1,4 @@
-# `tollgate owners`: the processes that hold room of budgets, and the end of one whose journal will not come back.
+# `tollgate owners`: the processes that hold leases on budgets, and the end of one whose journal is lost.
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def retire_one_owner(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """End an owner whose journal will not come back: the room that it holds goes back to its teams.
+    """End an owner whose journal is lost: the room that it holds goes back to its teams.
 
-    What it has spent and not carried to the ledger is then billed by no one, unless its journal is found after all.
+    What it has spent and not carried to the ledger is then never billed, unless its journal is found after all.
     """
     settings = read_settings(config)
     if not yes and not typer.confirm(f"Is the journal of {owner} lost, and its process dead?"):

@@ -1,4 +1,4 @@
-# `tollgate teams`: who may call, which models, how much. The same use cases as behind /admin, on Postgres directly, so
+# `tollgate teams`: which teams may call, which models, how much. The use cases behind /admin, on Postgres directly, so
 # that they also work while no gateway runs.
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _show_teams(records: list[TeamRecord], format: Format, title: str, as_list: 
 
 
 def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
-    """Return ``wanted`` if the house allows its policy and its webhook, or say why not and exit 1."""
+    """Return ``wanted`` if the deployment allows its policy and its webhook, or print why not and exit 1."""
     try:
         check_safety(wanted.safety, settings.safety)
         return asyncio.run(with_checked_webhook(wanted, settings.callbacks_allow))

@@ -43,7 +43,7 @@ def usage_command(
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what a team used and what it costs; without --team, what all teams used and what it cost the house."""
+    """Show what a team used and what it costs; without --team, what all teams used and what it cost the operator."""
     settings = read_settings(config)
     given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare}
     said = {name: value for name, value in given.items() if value is not None}

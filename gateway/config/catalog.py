@@ -117,7 +117,7 @@ def _provider(node: Node, faults: Faults) -> ProviderSettings:
     optional = fields.get("optional", switch, False)
     if optional and not fields.has("api_keys"):
         complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
-    # A replica says every second that it lives; where another can go on, one that does not is soon given up.
+    # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
     usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
     read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
     provider = ProviderSettings(

@@ -1,4 +1,4 @@
-# The keys of one section of tollgate.yaml, and how to speak of what stands there: every fault says what was expected
+# The keys of one section of tollgate.yaml, and how messages describe their values: every fault says what was expected
 # and what was found, and nothing that came from a variable is ever shown.
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fields:
         return None if node is None else read(node, self.faults)
 
     def node(self, key: str) -> Node | None:
-        """Return what stands under ``key`` as it is; an empty value counts as absent."""
+        """Return the value under ``key`` as it is; an empty value counts as absent."""
         self.asked.append(key)
         return self.section.entries[key] if self.section is not None and self.has(key) else None
 
@@ -56,7 +56,7 @@ class Fields:
         return self.section is not None and key in self.section.entries and not is_empty(self.section.entries[key])
 
     def close(self) -> None:
-        """Note every key that is none of ours, with the one that was probably meant."""
+        """Note every unknown key, with the one that was probably meant."""
         if self.section is None:
             return
         known = list(dict.fromkeys(self.asked))

@@ -1,4 +1,4 @@
-# Which house a command means, and the option that says so.
+# Which deployment a command means, and the option that says so.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ConfigOption = Annotated[
 
 
 def find_config(given: Path | None) -> Path:
-    """Return ``--config``, else ``$TOLLGATE_CONFIG``, else what the house in ``.tollgate`` runs with."""
+    """Return ``--config``, else ``$TOLLGATE_CONFIG``, else the configuration of the dev stack in ``.tollgate``."""
     if given is not None:
         return given
     return Path(os.environ.get(CONFIG_VARIABLE) or LOCAL_CONFIG)

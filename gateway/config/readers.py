@@ -46,7 +46,7 @@ def secret(node: Node, faults: Faults) -> str | None:
 
 
 def strong_secret(node: Node, faults: Faults) -> str | None:
-    """Read a secret that opens the house: one that cannot be guessed."""
+    """Read a secret that gives access to the deployment: one that cannot be guessed."""
     value = secret(node, faults)
     if value is not None and (why := why_weak(value)) is not None:
         return complain(node, faults, why)

@@ -1,4 +1,4 @@
-# What makes a secret of the house none: too short, too uniform, taken over from an example, or the name of a variable
+# What makes a secret weak: too short, too uniform, copied from an example, or the name of a variable
 # that was meant. And which URLs can only be a mistake.
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from gateway.egress.addresses import METADATA, SPECIAL
 
 LEAST_LENGTH = 20  # characters: 80 bits even in hexadecimal
-LEAST_DIFFERENT = 8  # characters: a text of dice that is long enough has more
+LEAST_DIFFERENT = 8  # characters: a random text that is long enough has more
 REMEDY = "make one with `openssl rand -hex 32`"
 
 _EXAMPLE = re.compile(
@@ -22,7 +22,7 @@ _METADATA_NAMES = {"metadata", "metadata.google.internal", "instance-data", "ins
 
 
 def why_weak(secret: str) -> str | None:
-    """Return what is wrong with a secret that opens the house, in words that do not show it."""
+    """Return what is wrong with a secret that gives access to the deployment, in words that do not show it."""
     if len(secret) < LEAST_LENGTH:
         return f"a secret of {len(secret)} characters can be guessed, {LEAST_LENGTH} are the least; {REMEDY}"
     if len(set(secret)) < LEAST_DIFFERENT:
@@ -39,7 +39,7 @@ def meant_variable(text: str) -> str | None:
 
 
 def why_no_service(host: str) -> str | None:
-    """Return why nothing that is asked over HTTP can live at ``host``."""
+    """Return why no HTTP server can be at ``host``."""
     is_metadata = host.lower().rstrip(".") in _METADATA_NAMES
     try:
         address = ip_address(host.partition("%")[0])

@@ -1,4 +1,4 @@
-# Small pieces of work that outlive the request that caused them, finished before the house closes.
+# Small pieces of work that outlive the request that caused them, finished before the process ends.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Background:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=END_WITHIN)  # calls among them close their books
+            await asyncio.wait(self._tasks, timeout=END_WITHIN)  # calls among them close their accounting
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

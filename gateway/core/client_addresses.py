@@ -1,5 +1,5 @@
 # Where a connection or a request comes from: the address at the socket's other end, or what a trusted proxy there says
-# in x-forwarded-for. Nothing else is believed, from this machine neither: any program on it can write the header.
+# in x-forwarded-for. Nothing else is trusted, nor from this machine: any program on it can write the header.
 
 from __future__ import annotations
 

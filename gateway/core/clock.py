@@ -1,4 +1,4 @@
-# Time and ids as arguments: what needs them is handed a Clock, so that a test of thirty seconds takes none.
+# Time and ids as arguments: code that needs them gets a Clock, so that a test of thirty seconds takes none.
 
 from __future__ import annotations
 

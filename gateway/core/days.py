@@ -1,4 +1,4 @@
-# UTC days as people write them.
+# UTC days as users write them.
 
 from __future__ import annotations
 

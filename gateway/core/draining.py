@@ -1,7 +1,7 @@
 # How a gateway ends without losing a request. Asked to stop, it first goes on as before but says so: not ready, and
-# `connection: close` in every answer, so that balancers send new requests elsewhere (the lame duck). Then it closes its
-# door, lets what runs end, and at the end of the drain breaks off what is left with an error that its client can read.
-# Asked twice, it breaks off at once. Either way every call's books are closed before its last bytes.
+# `connection: close` in every answer, so that balancers send new requests elsewhere (the lame duck). Then it stops
+# accepting, lets running calls end, and at the end of the drain aborts the rest with an error that the client can read.
+# Asked twice, it breaks off at once. Either way every call's accounting is closed before its last bytes.
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from protocol.serving.listening import close_door
 
 LOOK_EVERY = 0.05  # seconds between looks at what still runs
-HANDSHAKES = 0.25  # seconds for connections that are being made when the door closes
+HANDSHAKES = 0.25  # seconds for connections that are being made when accepting stops
 FIRST_REQUEST = 2.0  # seconds in which a connection that was just made sends what it was made for
 LAST_WORDS = 2.0  # seconds for the last bytes of calls that are broken off
-SETTLE_WITHIN = 5.0  # seconds for what goes on behind calls when the house closes
+SETTLE_WITHIN = 5.0  # seconds for background tasks when the gateway closes
 HURRIED = 0.5  # both, when asked twice
-CLOSE_WITHIN = 2.0  # seconds for closing the house, when asked twice
+CLOSE_WITHIN = 2.0  # seconds for closing the gateway, when asked twice
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class DrainingServer(uvicorn.Server):
 
     ``on_hangup`` is called at SIGHUP (``hang_up``), by the loop, unless the server ends.
 
-    ``is_shared``: another process accepts on the same socket, and whoever made it closes the door (``close_door``).
+    ``is_shared``: another process accepts on the same socket, and its creator stops accepting (``close_door``).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal; at the second, whichever it is, break off."""
         if sig == signal.SIGINT:
-            self._lame_duck = 0.0  # a person at a terminal, where nobody balances
+            self._lame_duck = 0.0  # SIGINT at a terminal, where there is no load balancer
         if self.should_exit:
             self.force_exit, self._drain.settle_within = True, HURRIED
         self._drain.has_begun = True
@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(LOOK_EVERY)
 
     async def _stop_accepting(self, sockets: list[socket.socket]) -> None:
-        """Close the door behind the last who came: who was let into the queue is served, who comes later is refused."""
+        """Stop accepting: connections already in the queue are served, later ones are refused."""
         for sock in sockets if not self._is_shared else ():
             close_door(sock)
         come = _now() + HANDSHAKES
@@ -127,7 +127,7 @@ class DrainingServer(uvicorn.Server):
         return bool(self.server_state.connections or self.server_state.tasks)
 
     def _let_go(self, *, spares_new: bool) -> None:
-        """Close connections that have nothing to say; those that have are closed when it is said."""
+        """Close idle connections; busy ones are closed after their response."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, HttpToolsProtocol)
             cycle = connection.cycle
@@ -141,7 +141,7 @@ class DrainingServer(uvicorn.Server):
                 connection.transport.close()
 
     async def _break_off(self, within: float) -> None:
-        """Cancel what still runs: it says so to its client, and its books are closed. Then cut who does not read."""
+        """Cancel what still runs: its client is told, its accounting is closed. Then cut clients that do not read."""
         running = list(self.server_state.tasks)
         if running:
             log.warning("drain_over", broken_off=len(running))

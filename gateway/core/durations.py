@@ -1,4 +1,4 @@
-# Durations as people write them: 500ms, 2s, 1m30s, 24h, 400d.
+# Durations as users write them: 500ms, 2s, 1m30s, 24h, 400d.
 
 from __future__ import annotations
 

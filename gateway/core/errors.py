@@ -19,7 +19,7 @@
 #   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
 #   ├── Overloaded            503  overloaded, with retry-after: no target, or a store, does it in time
 #   ├── Unavailable           503  service_unavailable: the gateway closes, or a part other than a store fails
-#   │   └── ContentUnchecked       content_check_failed: the outside checker, whose word is needed
+#   │   └── ContentUnchecked       content_check_failed: the external checker, whose verdict is needed
 #   └── UpstreamFailure            an upstream did not give an answer: upstreams/wire/errors.py
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class IdempotencyKeyReused(Conflict):
 
 
 class IdempotencyKeyInUse(Conflict):
-    """The call of this key runs for longer than anybody waits."""
+    """The call of this key runs for longer than a repeat waits."""
 
     code = "idempotency_key_in_use"
 
@@ -115,7 +115,7 @@ class AnswerNotKept(Conflict):
 
 
 class CallTakenOver(ServiceError):
-    """Another gateway thought this one dead and runs the call now: what was answered here does not count."""
+    """Another gateway took this one for dead and runs the call now: the answer from here does not count."""
 
     status = 503
     code = "service_unavailable"
@@ -184,7 +184,7 @@ class Unavailable(ServiceError):
 
 
 class ContentUnchecked(Unavailable):
-    """The outside checker failed, and what it has not judged may not pass."""
+    """The external checker failed, and what it has not judged may not pass."""
 
     code = "content_check_failed"
 

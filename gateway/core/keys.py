@@ -1,5 +1,5 @@
-# What a team's key looks like and how it is kept: 256 bits of dice shown once, and only their HMAC-SHA-256 under the
-# house's pepper stored. Whoever reads the table can neither use a digest as a key nor try keys against it.
+# What a team's key looks like and how it is stored: 256 random bits shown once, and only their HMAC-SHA-256 under the
+# deployment's pepper stored. A reader of the table can neither use a digest as a key nor try keys against it.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 KEY_PREFIX = "tg-"
 ADMIN_KEY_PREFIX = "tgadmin-"
 
-_SHOWN = 8  # characters of the secret part that people may see, so that they can tell keys apart
+_SHOWN = 8  # characters of the secret part that may be shown, so that keys can be told apart
 
 
 def new_key() -> str:

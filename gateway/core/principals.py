@@ -1,4 +1,4 @@
-# Who is calling: a team by one of its keys, or an admin. Facts only; auth.py finds them out, teams.py changes them.
+# The caller of a request: a team by one of its keys, or an admin. auth.py looks them up, teams.py changes them.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Team(Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     allowed_models: frozenset[str] | None = None  # None: all
     allow_smaller: bool = True  # overload may move its requests to smaller models
-    safety: TeamSafety | None = None  # its own levels; None: the house's
+    safety: TeamSafety | None = None  # its own levels; None: the deployment's
     limits: Limits = Limits()
     is_suspended: bool = False
 
@@ -36,6 +36,6 @@ class Caller(Struct, frozen=True, kw_only=True):
 
 
 class Admin(Struct, frozen=True):
-    """Whoever holds an admin key. ``fingerprint`` tells which one in the audit log, without the key."""
+    """A holder of an admin key. ``fingerprint`` tells which key in the audit log, without the key."""
 
     fingerprint: str

@@ -52,7 +52,7 @@ Level = Literal["block", "flag", "off"]
 
 
 class TeamSafety(Struct, frozen=True, kw_only=True):
-    """A team's own levels. ``None``: the house's; ``levels``: of a group of rules or a category."""
+    """A team's own levels. ``None``: the deployment's; ``levels``: of a group of rules or a category."""
 
     input: Level | None = None
     output: Level | None = None

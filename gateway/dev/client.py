@@ -1,4 +1,4 @@
-# How `tollgate dev` asks its own house over HTTP, with the standard library: is it ready, and make the demo team a key.
+# How `tollgate dev` calls its own stack over HTTP, with the standard library: readiness, and a key for the demo team.
 
 from __future__ import annotations
 

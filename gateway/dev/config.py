@@ -1,6 +1,6 @@
 # What `tollgate dev` configures: the demo model and its engine, the embedded servers, secrets made at the first start,
 # and whatever a --config file says on top. The result is an ordinary tollgate.yaml in the data directory, which the
-# processes of the house read like any other.
+# processes of the stack read like any other.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HouseSecrets(msgspec.Struct):
 
     admin_key: str
     key_pepper: str
-    team_key: str | None = None  # known once the house has run for the first time
+    team_key: str | None = None  # known once the stack has run for the first time
     engine_port: int | None = None
     engine_secret: str = ""  # what the engine demands: else any web page could have the browser call it
 
@@ -70,7 +70,7 @@ def house_config(
 ) -> dict[str, Any]:
     """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon.
 
-    ``stores`` are the URLs of the servers that the house runs itself: ``database_url``, ``redis_url``.
+    ``stores`` are the URLs of the servers that the stack runs itself: ``database_url``, ``redis_url``.
     """
     providers = file.entries.get("providers") if file is not None else None
     taken = providers.entries if isinstance(providers, Section) else {}
@@ -109,7 +109,7 @@ def context_of(checkpoint: Path) -> int:
 
 
 def joined(house: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:
-    """Return the whole configuration: the house's, the file's upon it, and the data directory, which is ours alone."""
+    """Return the whole configuration: the stack's, the file's upon it, and the data directory, never from the file."""
     tree = tree_of(house)
     assert isinstance(tree, Section)
     if file is not None:

@@ -1,4 +1,4 @@
-# The folder of a house that `tollgate dev` runs: who has it, and where everything lies in it.
+# The folder of a stack that `tollgate dev` runs: its lock, and where everything lies in it.
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.dev.embedded.server import write_privately
 from gateway.run.processes import is_running
 from gateway.run.supervisor import StartFailed
 
-LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a house that was killed
-LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is put aside at the next start
+LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a stack that was killed
+LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is rotated at the next start
 
 
 class HouseFolder:
-    """One house's data. ``take`` it before anything in it is used."""
+    """One stack's data. ``take`` it before anything in it is used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.settings = self.path / "tollgate.yaml"  # what the house's processes read
+        self.settings = self.path / "tollgate.yaml"  # what the stack's processes read
         self.secrets = self.path / "secrets.json"
         self._schema = self.path / "postgres" / "schema"
 
@@ -31,7 +31,7 @@ class HouseFolder:
         """Make the folder if there is none, and lock it; return the descriptor that holds the lock.
 
         Every child keeps the lock too, so it is free when the last of them has ended. Raises StartFailed where another
-        house has it, or it cannot be made. ``pause`` waits for so many seconds.
+        stack has it, or it cannot be made. ``pause`` waits for so many seconds.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class HouseFolder:
                 log.replace(log.with_suffix(".log.old"))
 
     def schema(self) -> str | None:
-        """Return the last migration of the house's own Postgres. It is noted beside the data, to share their fate."""
+        """Return the last migration of the stack's own Postgres. It is stored beside the data and deleted with it."""
         return self._schema.read_text() if self._schema.is_file() else None
 
     def note_schema(self, name: str) -> None:
@@ -74,7 +74,7 @@ class HouseFolder:
             self._schema.write_text(name)
 
     def write_pids(self, pids: Mapping[str, Sequence[int]]) -> None:
-        """Write down which processes the house has, by role."""
+        """Write down which processes the stack has, by role."""
         write_privately(self.path / "pids.json", msgspec.json.encode(pids))
 
 

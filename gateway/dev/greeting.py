@@ -1,4 +1,4 @@
-# What whoever started a house is told: how to use it, in words or as JSON.
+# What `tollgate dev` prints at its start: how to use the stack, in words or as JSON.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def welcome(ready: Ready, data_dir: Path) -> str:
-    """Return the words that greet whoever started the house; the curl line works as pasted."""
+    """Return the greeting printed when the stack is up; the curl line works as pasted."""
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}]})
     return f"""
 Tollgate is ready.

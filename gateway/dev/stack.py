@@ -47,7 +47,7 @@ STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
 
 
 def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> int:
-    """Start the house, say how to use it, keep it alive until a signal ends it; return the exit status."""
+    """Start the stack, print how to use it, keep it alive until a signal ends it; return the exit status."""
     with Supervisor(say=_say) as supervisor:
         house = House(supervisor, port, data_dir, config)
         try:
@@ -94,7 +94,7 @@ class House:
         self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"
         servers = self._servers(file)
         if "database_url" in servers:
-            # Ours speaks no TLS. Said so, the driver does not look for certificates in a home that may be closed to us.
+            # The embedded server has no TLS. Told so, the driver looks for no certificates in a closed home folder.
             self.environment["PGSSLMODE"] = "disable"
         self.stores = {name: each.url for name, each in servers.items()}
         tree = self._configure(file)
@@ -111,7 +111,7 @@ class House:
         admin_key = text_at(tree, "admin_keys", 0) or ""
         client = HouseClient(self.port)
         self._wait(lambda: client.succeeds("/health/ready"), "gateway")
-        self._start("worker", "work")  # later, so that it does not hold up who is waited for
+        self._start("worker", "work")  # later, so that it does not delay the gateway
         if known.team_key is None or not client.succeeds("/v1/models", known.team_key):
             known.team_key = client.make_demo_key(admin_key)
             known.save(self.folder.secrets)
@@ -130,7 +130,7 @@ class House:
         )
 
     def hang_up(self) -> None:
-        """Read the --config file again, and have gateway and worker follow; a faulty one is told and not gone by.
+        """Read the --config file again, and have gateway and worker follow; a faulty one is reported and ignored.
 
         Raises StopRequested where SIGHUP means that the terminal is gone.
         """
@@ -148,16 +148,16 @@ class House:
         _say(f"{self.config} was read again")
 
     def close(self) -> None:
-        """Let open calls end, then end everything: who asks before who answers, the stores last."""
+        """Let open calls end, then end everything: clients before their servers, the stores last."""
         self.supervisor.on_hangup = None
         if self.listener is not None:
-            self.listener.close()  # from here on nobody new is let in
+            self.listener.close()  # from here on no new connection is accepted
         if self.migration is not None:
             stop(self.migration, 1.0)
         self.supervisor.stop(STOP_ORDER)
 
     def _configure(self, file: Section | None) -> Section:
-        """Write the tollgate.yaml that the house's processes read, and return it. Raises ConfigFaults."""
+        """Write the tollgate.yaml that the stack's processes read, and return it. Raises ConfigFaults."""
         settings = house_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
         tree = joined(settings, file, self.folder.path)
         self._check(settings)
@@ -207,7 +207,7 @@ class House:
         is_spent: Callable[[], bool] | None = None,
     ) -> None:
         def launch() -> subprocess.Popen[bytes]:
-            # Who reads our settings file is told of changes by SIGHUP, which would kill before it listens.
+            # Processes that read our settings file get SIGHUP after a change; without a handler it would kill them.
             blocked = (signal.SIGHUP,) if role in ("gateway", "worker") else ()
             return spawn(
                 command,
@@ -245,7 +245,7 @@ class House:
             self._pause(role, 0.05)
 
     def _pause(self, role: str, seconds: float) -> None:
-        """Wait a moment for ``role``; while the house starts, a child that dies is a failure."""
+        """Wait a moment for ``role``; while the stack starts, a child that dies is a failure."""
         dead = self.supervisor.first_dead()
         if dead is not None and dead.role not in ("postgres", "redis"):
             raise StartFailed(f"the {dead.role} ended at its start:\n{last_lines(self.folder.log(dead.role))}")

@@ -74,7 +74,7 @@ class MessagesDialect:
         out: list[bytes] = []
         if not self._is_begun:
             self._is_begun = True
-            # What the prompt counts for is known at the end; until then, what the books believe.
+            # The prompt's token count is known at the end; until then, the estimate that the call's accounting has.
             begun = self._message(reply) | {"usage": usage_object(reply.meter.so_far().usage)}
             out.append(_event({"type": "message_start", "message": begun}))
         for event in events:

@@ -1,4 +1,4 @@
-# The guard: where a callback's URL leads, looked up once, and whether a callback may go there. Whoever sends connects
+# The guard: where a callback's URL leads, looked up once, and whether a callback may go there. The sender connects
 # to the addresses that were checked and to no others, so that a name cannot point elsewhere a moment later.
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Resolve = Callable[[str, int, str], Awaitable[Sequence[str]]]  # a name, a port,
 
 
 class Unreachable(Exception):
-    """No callback may or can go there; its words say why. ``may_pass``: a name server did not answer."""
+    """No callback may or can go there; its message says why. ``may_pass``: a name server did not answer."""
 
     def __init__(self, reason: str, *, may_pass: bool = False) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class SystemResolver:
         def settle(addresses: list[str], error: OSError | None) -> None:
             self._places.release()
             share.release()
-            if answer.done():  # nobody waits any more
+            if answer.done():  # no caller waits any more
                 return
             if error is None:
                 answer.set_result(addresses)
@@ -102,7 +102,7 @@ class Guard:
         for address in addresses:
             kind = why_forbidden(address, self.allow)
             if kind is not None:
-                where = "is" if url.address is not None else "leads to"  # which one is none of a team's business
+                where = "is" if url.address is not None else "leads to"  # which one is not shown to a team
                 raise Unreachable(f"{where} {kind} address, where {self._what} may not go")
             if is_allowed(address, self.allow):
                 continue

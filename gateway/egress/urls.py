@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class BadUrl(ValueError):
-    """A URL that no callback can go to; its words say why."""
+    """A URL that no callback can go to; its message says why."""
 
 
 class CallbackUrl(Struct, frozen=True):

@@ -1,1 +1,1 @@
-# Replicas of the engine: watched, sampled for their cost, asked how much they bear.
+# Replicas of the engine: watched, sampled for their cost, sized by their reports.

@@ -1,7 +1,7 @@
-# How many calls our own engines bear, by what they say themselves: how many replies run, how many wait inside them, and
-# how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; whoever
-# waits beyond that waits here, where every replica can still take it. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
-# 13(8), 1995, section 4; but there the queue must be guessed, and here it is told.)
+# How many calls our own engines can take, by their own reports: how many replies run, how many wait inside them, and
+# how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; calls
+# beyond that wait here, where every replica can still take them. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
+# 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.)
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TAKES_NONE = frozenset({"starting", "draining"})
 
 
 def is_full(report: LoadReport) -> bool:
-    """Whether an engine has a longer queue than it needs, whoever sent it, or takes no calls."""
+    """Whether an engine has a longer queue than it needs, from any gateway, or takes no calls."""
     return report.status in TAKES_NONE or (report.max_running > 0 and report.queue_depth > _queue_wanted(report))
 
 
 def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
     """Return how many calls of this process an engine takes, which holds ``held`` and took ``limit`` until now.
 
-    ``None``: it does not say. Other gateways' calls count against what it bears. Steps down are small, since nobody
+    ``None``: it does not say. Other gateways' calls count against its capacity. Steps down are small, since no call
     gets a slot until so many calls have ended.
     """
     if report.status in TAKES_NONE:
@@ -82,7 +82,7 @@ class EngineWatch:
         try:
             report = await ask_load(self._services, replica)
         except UpstreamFailure:
-            self._services.gate.resize(room, None, is_full=False)  # whether it is asked is for its breakers to say
+            self._services.gate.resize(room, None, is_full=False)  # its breakers decide whether it is called
         else:
             slots = slots_from(report, len(room.held), room.limit)
             self._services.gate.resize(room, slots, is_full=is_full(report))

@@ -1,5 +1,5 @@
-# The watcher of our own engine's replicas: looks at each every few seconds, keeps what it said, and has the time that
-# passed booked. Every gateway has one; one at a time looks, and two that look at once count nothing twice.
+# The watcher of our own engine's replicas: polls each every few seconds, stores its report, and records the time that
+# passed as usage. Every gateway has one; one at a time polls, and two that poll at once count nothing twice.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from router.catalog.targets import Endpoint, ModelSpec
 
 EVERY = 10.0  # seconds between looks
 STALE_AFTER = 3 * EVERY  # seconds without a look, after which a replica may be gone
-TURN = "tollgate:instances-turn"  # Redis key: whoever sets it looks, the others wait for the next turn
+TURN = "tollgate:instances-turn"  # Redis key: the gateway that sets it looks, the others wait for the next turn
 PATIENCE = 2.0  # seconds for one replica to answer
 LONGEST_REPORT = 64 * 1024  # bytes
 SECOND = 1_000_000  # microseconds
@@ -89,11 +89,11 @@ class InstanceWatcher:
             await asyncio.sleep(self._every)
 
     async def look_once(self) -> list[Look]:
-        """Look at every replica and return the looks that were news to the books."""
+        """Look at every replica and return the looks that were new to the database."""
         return [look for look in await asyncio.gather(*map(self._look_at, self._replicas)) if look is not None]
 
     async def takes_turn(self) -> bool:
-        """Whether nobody has looked lately. It only saves work: without Redis everyone looks."""
+        """Whether no gateway has looked lately. It only saves work: without Redis every gateway looks."""
         try:
             lasts = round(self._every * 950)  # milliseconds; a little less than until the next turn
             return bool(await self._services.redis.set(TURN, "taken", nx=True, px=lasts))
@@ -154,7 +154,7 @@ def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:
 
 
 def look_from(report: LoadReport, replica: Replica, catalog: Catalog, now: float) -> Look:
-    """Return what is booked of a report, at the price that the catalogue has now (unix seconds)."""
+    """Return what is recorded of a report, at the price that the catalogue has now (unix seconds)."""
     model = model_of(report.model_id, replica.names, catalog)
     return Look(
         instance_id=report.instance_id,

@@ -41,7 +41,7 @@ class DirectRequest(Request[Any, Any, Any]):
             message = await self.receive()
             body += message.get("body", b"")
         if message["type"] == "http.disconnect":
-            raise BadRequest("The client left before the end of its body.")  # nobody hears it
+            raise BadRequest("The client left before the end of its body.")  # no client reads it
         return body
 
 

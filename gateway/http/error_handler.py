@@ -30,7 +30,7 @@ def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     headers = dict(error.headers)
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"
-    # Each API's own shape: whoever speaks Anthropic's dialect gets its errors, from a missing key on.
+    # Each API's own shape: clients of Anthropic's dialect get its errors, from a missing key on.
     request_id = request.scope["state"].get("request_id", "")
     body = error_body(error, request_id) if speaks_anthropic(request) else error.body()
     return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
@@ -55,7 +55,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
             most = LARGEST_FILE if request.scope["path"] == "/v1/files" else LARGEST_BODY
             return TooLarge(f"The body is longer than {most // 2**20} MiB, the most that is read.")
         case InternalServerException(detail="client disconnected prematurely"):
-            return BadRequest("The client left before the end of its body.")  # nobody hears it, and nothing is amiss
+            return BadRequest("The client left before the end of its body.")  # no client reads it; not an error
         case HTTPException() if exc.status_code < 500:
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
         case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():

@@ -1,4 +1,4 @@
-# What every route shares: what a request brings with it (services, who calls, its query), and how an answer is written.
+# What every route shares: what a request brings with it (services, caller, query), and how an answer is written.
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def services_of(request: AnyRequest) -> Services:
 
 
 def caller_of(request: AnyRequest) -> Caller:
-    """Return whose key a request to a team's route came with."""
+    """Return the caller of a request to a team's route."""
     caller: Caller = request.scope["state"]["caller"]
     return caller
 
 
 def whoever_calls(request: AnyRequest) -> Caller | Admin:
-    """Return whose key a request came with, to a route of teams and admins."""
+    """Return the caller or admin of a request to a route of teams and admins."""
     caller: Caller | Admin = request.scope["state"]["caller"]
     return caller
 
 
 def act_of(request: AnyRequest) -> Act:
-    """Return who acts, for the audit log."""
+    """Return the acting admin, for the audit log."""
     caller: Admin = request.scope["state"]["caller"]
     return Act(f"admin:{caller.fingerprint}", request.scope["state"].get("request_id"))
 
 
 def now_of(request: AnyRequest) -> datetime:
-    """Return the moment by the house's clock."""
+    """Return the current time by the gateway's clock."""
     return services_of(request).clock.moment()
 
 

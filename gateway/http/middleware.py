@@ -28,8 +28,8 @@ class Telemetry:
 
     Once an answer has begun, ``scope["state"]["status"]`` has its status.
 
-    Whoever answers with a stream that should not end in silence, should it be broken off, puts a function that writes
-    an error into ``scope["state"]["write_error"]``.
+    A response whose stream should end with an error when it is aborted puts a function that writes
+    that error into ``scope["state"]["write_error"]``.
     """
 
     def __init__(self, app: App, clock: Clock, drain: Drain) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from gateway.accounts.auth import open_guard
 
 SCHEMAS = "#/components/schemas/"
-# How a caller says who it is: either header of a team's key, or an admin's.
+# How a caller authenticates: either header with a team's key, or an admin's.
 SECURITY = {
     "key": {"type": "http", "scheme": "bearer", "description": "A team's key or an admin's."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, Anthropic's way."},
@@ -28,7 +28,7 @@ _NUMBER = b'{"type":["number","string"]}'
 
 
 class ErrorDetails(Struct):
-    """What went wrong, in words for people, and in stable words for programs."""
+    """What went wrong: a message to read, and stable codes for programs."""
 
     message: str
     type: str
@@ -73,7 +73,7 @@ def describe(app: Litestar) -> bytes:
 
 
 def _complete(operation: dict[str, Any], handler: HTTPRouteHandler, path: str) -> None:
-    """Add to an operation what its handler reads by hand, who may call it, and how it fails."""
+    """Add to an operation what its handler reads by hand, which keys may call it, and how it fails."""
     if kinds := _kinds(handler):
         refs = [_ref(kind) for kind in kinds]
         body = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}

@@ -86,7 +86,7 @@ class ReplyResponse:
             written.end(reply, ending)
             await keep(written.answer(reply), reply.record)
 
-        await self._run(call, written, send, Client(), keep_ending)  # nobody whose leaving ends the call
+        await self._run(call, written, send, Client(), keep_ending)  # a Client that never leaves
 
     async def _send_whole(
         self, call: Call, client: Client, keep_ending: KeepEnding | None, dialect: Dialect, send: Any
@@ -125,12 +125,12 @@ class ReplyResponse:
         await sender.end()
 
     def _writing(self) -> Callable[[bytes], bool] | None:
-        """Return what writes to the client past ASGI, where there is such a thing and no tape has to hear it."""
+        """Return what writes to the client past ASGI, where the server has it and no Idempotency-Key is used."""
         write = self._scope.get("extensions", {}).get(WRITING)
         return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
 
     def _write_error(self, error: ServiceError) -> bytes:
-        """Return the bytes that end a stream which was begun with 200; no handler of errors hears of it any more."""
+        """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
         self._services.refusals.note(self._scope, error)
         return self._dialect.error(error)
 
@@ -143,7 +143,7 @@ def _let_go(reply: Reply, client: Client) -> None:
 
 
 class Written:
-    """A dialect that remembers what it wrote; it writes the end before the books close, and gives it out after."""
+    """A dialect that stores what it wrote; it writes the end before the accounting closes, and sends it after."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -1,5 +1,5 @@
-# A stream on its way to its client: its head once, its bytes in order, and a comment whenever nothing was said for a
-# while, so that no proxy on the way takes the connection for dead.
+# A stream on its way to its client: its head once, its bytes in order, and a comment whenever nothing was sent for a
+# while, so that no proxy on the way takes the connection for idle.
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-COMMENT = b": keep-alive\n\n"  # nothing to whoever reads events
+COMMENT = b": keep-alive\n\n"  # ignored by event parsers
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-# Times as patient before the first token: whoever says something then has said 200, and can only break the stream
+# Times as patient before the first token: a comment then commits status 200, and a failure can only break the stream
 # where a status would have told more.
 BEFORE_FIRST = 3
 
 
 class StreamSender:
-    """Says one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it.
+    """Sends one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it.
 
     ``write`` is what the server has under ``WRITING``.
     """
@@ -38,7 +38,7 @@ class StreamSender:
             self._alarm = self._loop.call_at(self._said_at + BEFORE_FIRST * silence, self._ring)
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Say 200, with ``headers`` beside an event stream's own; no more when a comment had to say so before."""
+        """Send 200, with ``headers`` beside an event stream's own; nothing when a comment had to send it before."""
         if not self.has_begun:
             self.has_begun = True
             headers = [*EVENT_STREAM, *headers]
@@ -65,12 +65,12 @@ class StreamSender:
         return True
 
     async def end(self) -> None:
-        """End the body, if what was said last did not."""
+        """End the body, if the last bytes did not."""
         if not self._has_ended:
             await self.say(b"", is_last=True)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send nothing more."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._comment is not None and not self.has_begun:  # or the next to say something waits for it

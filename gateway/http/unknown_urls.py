@@ -1,4 +1,4 @@
-# What is said of a URL that no route has. Mostly its client has the wrong base URL, or speaks another API by default:
+# The answer for a URL that no route has. Mostly its client has the wrong base URL, or speaks another API by default:
 # the answer says what to set.
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNOWN = (
 
 
 def unknown_url(method: str, path: str) -> str:
-    """Return the words for a path that nobody serves, with where its client should go instead."""
+    """Return the message for a path that no route serves, with where its client should go instead."""
     return f"Unknown request URL: {method} {path}. {_advice(path)}"
 
 

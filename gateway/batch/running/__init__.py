@@ -1,1 +1,1 @@
-# A worker's part in batches: claims items, runs them through the pipeline, keeps what came.
+# A worker's part in batches: claims items, runs them through the pipeline, stores the results.

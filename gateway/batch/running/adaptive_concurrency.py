@@ -1,6 +1,6 @@
-# How many requests of batches to one model run at once in one worker: more as long as it goes well, fewer at once when
-# an upstream says that it is too much, or people have to wait for it, and none for a while where nothing comes through.
-# Each model has its own pace: what is broken or busy lowers nobody else's.
+# How many batch requests to one model run at once in one worker: the limit rises while calls succeed, falls at once on
+# an upstream's overload or where interactive calls wait, and is zero for a while where no request succeeds.
+# Each model has its own limit: a broken or busy one does not lower another's.
 #
 # Additive increase, multiplicative decrease (Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for
 # Congestion Avoidance in Computer Networks", 1989, section 3).
@@ -13,14 +13,14 @@ LEAST = 1.0
 MOST_LANES = 1000  # that one worker remembers
 FIRST = 8.0
 BACK_OFF = 0.7
-GIVE_WAY = 0.5  # to people, who wait now
-ONCE_IN = 1.0  # seconds: what was under way at a congestion tells of the same one
+GIVE_WAY = 0.5  # to interactive calls, which wait now
+ONCE_IN = 1.0  # seconds: requests in flight at a congestion report the same one
 FIRST_REST = 1.0  # seconds; each that follows lasts twice as long
 LONGEST_REST = 30.0  # seconds
 
 
 class Paces:
-    """The paces of one worker, by what its batches ask for."""
+    """The concurrency limits of one worker, by model or batch."""
 
     def __init__(self, most: int, clock: Clock) -> None:
         self.most = most
@@ -28,15 +28,15 @@ class Paces:
         self._paces: dict[str, Pace] = {}
 
     def of(self, lane: str) -> Pace:
-        """Return the pace of a lane."""
+        """Return the limit of a ``lane``."""
         pace = self._paces.pop(lane, None) or Pace(self.most, self._clock)
         if len(self._paces) >= MOST_LANES:
-            del self._paces[next(iter(self._paces))]  # the one that was asked for the longest time ago
+            del self._paces[next(iter(self._paces))]  # the least recently used
         self._paces[lane] = pace
         return pace
 
     def hold(self, lanes: set[str]) -> None:
-        """Let these not grow, and all others."""
+        """Stop the growth of these limits, and let all others grow."""
         for lane, pace in self._paces.items():
             pace.is_held = lane in lanes
 
@@ -53,7 +53,7 @@ class Pace:
         self._in_vain = 0  # in a row, since the last answer or rest
         self._rests = 0  # since the last answer
         self._rests_until = float("-inf")  # monotonic seconds
-        self.is_held = False  # whether it may not grow: people wait too long
+        self.is_held = False  # whether it may not grow: interactive calls wait too long
 
     @property
     def limit(self) -> int:
@@ -67,13 +67,13 @@ class Pace:
             self._limit = min(self._most, self._limit + 1 / self._limit)
 
     def failed(self) -> None:
-        """Note that an upstream failed: once is chance, twice in a row is too much."""
+        """Note that an upstream failed: the second failure in a row counts as congestion."""
         self._failures += 1
         if self._failures > 1:
             self.was_too_much()
 
     def give_way(self) -> None:
-        """Note that people wait too long where this goes."""
+        """Note that interactive calls wait too long at its target."""
         self._limit = max(LEAST, self._limit * GIVE_WAY)
 
     def was_too_much(self) -> None:

@@ -1,8 +1,8 @@
-# Interactive first at models that are not ours: a batch gives way where people have come to wait longer for their first
-# token, or are refused by rate limits more often, than is usual there. Our own engine sees to that itself, by tiers.
+# Backpressure on batches at commercial models: a batch slows where interactive calls wait longer for their first
+# token, or are rate limited more often, than is usual there. Our own engine does this itself, by tiers.
 #
-# The usual time is what the better spells of the last hour had, much as LEDBAT's base delay (RFC 6817): an hour with
-# batches in it is no excuse for the next one. What calls waited stands in the ledger; the hot path pays nothing.
+# The usual time comes from the better spells of the last hour, much as LEDBAT's base delay (RFC 6817): an hour with
+# batches in it does not raise it. Waiting times come from the ledger; the hot path pays nothing.
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MOST_CALLS = 5000  # read of one spell
 LEARN_EVERY = SPELL  # seconds between looks at the hour
 LEAST_CALLS = 10  # that a ninth decile rests on
 RISE = 1.5  # times the usual time is too long
-FLOOR_MS = 100.0  # a usual time below it counts as this: nobody notices less
+FLOOR_MS = 100.0  # a usual time below it counts as this: less is not noticeable
 RISE_OF_REFUSALS = 0.01  # of all tries, beyond twice the usual share
 LEAST_REFUSALS = 2
-FORGET = 300.0  # seconds after which a lane is no longer believed to use a target
+FORGET = 300.0  # seconds after its last use when a `lane` no longer counts at a target
 STREAMED_MS = 5.0  # from the first token to the end; an answer that came whole has no first token to speak of
 
 
@@ -41,7 +41,7 @@ class Spell(Struct, frozen=True, kw_only=True):
     """What interactive calls met at one target in a while."""
 
     target: str  # Target.key
-    calls: int  # whose first token was awaited
+    calls: int  # with a time to first token
     p90_ms: float | None  # of their times to the first token; None without any
     tries: int
     refused: int  # of these, by a rate limit
@@ -63,7 +63,7 @@ def usual_of(spells: Iterable[Spell]) -> Usual:
 
 
 def has_risen(now: Spell, usual: Usual) -> bool | None:
-    """Whether people wait too long or are refused too often now; None where too few calls tell."""
+    """Whether calls wait too long or are refused too often now; None where too few calls tell."""
     if now.refused >= LEAST_REFUSALS and now.refused / now.tries > 2 * usual.refusals + RISE_OF_REFUSALS:
         return True
     if now.calls < LEAST_CALLS or now.p90_ms is None:
@@ -72,7 +72,7 @@ def has_risen(now: Spell, usual: Usual) -> bool | None:
 
 
 class GivingWay:
-    """Slows the lanes of one worker at whose targets people wait, and holds them there until they do not."""
+    """Lowers one worker's limits at targets where interactive calls wait, and stops their growth until they do not."""
 
     def __init__(self, paces: Paces, clock: Clock) -> None:
         self._paces = paces
@@ -88,7 +88,7 @@ class GivingWay:
         self._lanes[target][lane] = self._clock.monotonic()
 
     async def look(self, connection: AsyncConnection) -> None:
-        """Give way where people wait. Each rise counts once: of it tell calls that began since a lane last gave way."""
+        """Lower limits where interactive calls wait. A rise counts once: only calls begun since the last cut count."""
         now = self._clock.now()
         self._forget()
         if self._lanes:

@@ -1,5 +1,5 @@
-# Stores how items ended, those that end together in one transaction. Until Postgres has said what became of it, it is
-# said again: the store knows what it has heard before.
+# Stores how items ended, those that end together in one transaction. The write is repeated until Postgres confirms it:
+# it is idempotent.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class Finisher:
-    """The way of one worker's answers into the store."""
+    """Writes one worker's answers to the store."""
 
     def __init__(self, services: Services, owner: str) -> None:
         self._services = services
@@ -38,7 +38,7 @@ class Finisher:
     async def store(self, ended: Ended) -> bool:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
 
-        The caller closes the call's books in the same breath: nothing is flushed and no counter rebuilt in between.
+        The caller closes the call's accounting without an await: nothing is flushed and no counter rebuilt in between.
         Raises ServiceError for what can never be stored.
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -49,7 +49,7 @@ class Finisher:
         while True:
             try:
                 return await asyncio.shield(answer)
-            except asyncio.CancelledError:  # the worker ends; whether it was stored decides how the call's books close
+            except asyncio.CancelledError:  # the worker ends; whether it was stored decides how the accounting closes
                 give_up = min(give_up, time.monotonic() + LAST_WORD)
                 if time.monotonic() >= give_up:
                     answer.cancel()
@@ -69,7 +69,7 @@ class Finisher:
                 stored = await self._say([ended for ended, _ in group])
             except Exception as exc:
                 if not isinstance(exc, POSTGRES_AWAY) or is_about_a_value(exc):
-                    # Whatever is wrong with one of them: who waits for the others would wait for ever.
+                    # Whatever is wrong with one of them: callers that wait for the others would wait for ever.
                     await self._find_the_faulty(group, exc)
                     return
                 log.warning("batch_items_not_stored_yet", items=len(group), error=repr(exc))

@@ -1,5 +1,5 @@
-# Runs one item of a batch as the endpoint would: the same checks, quotas, routes and books, at tier batch. The answer
-# is stored and paid in one transaction, before the books close; one that cannot be stored costs the team nothing.
+# Runs one item of a batch as the endpoint would: the same checks, quotas, routes and accounting, at tier batch. The
+# answer is stored and billed in one transaction, before the accounting closes; a failed store costs the team nothing.
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from router.catalog.targets import Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
-UNCHECKED_PAUSE = 15.0  # seconds, while the outside checker fails: every try leaves a line in the books
+UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails: every try writes a usage record
 
 CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
-# Stores how an item ended; False when somebody else has it now.
+# Stores how an item ended; False when another worker has it now.
 Store = Callable[[Ended], Awaitable[bool]]
 
 log = structlog.get_logger(__name__)
@@ -51,13 +51,13 @@ class Wait(Struct, frozen=True):
 
     seconds: float
     is_congestion: bool  # something is too busy, and fewer at once would help
-    is_try: bool  # an upstream had it
+    is_try: bool  # an upstream received it
 
 
 async def run_item(services: Services, caller: Caller, claim: Claim, store: Store) -> Ended | Wait | None:
-    """Run an item. What it answers is stored through ``store``; an Ended that is returned has yet to be.
+    """Run an item. Its answer is stored through ``store``; an Ended that is returned has yet to be.
 
-    None: it was stored, or somebody else has it.
+    None: it was stored, or another worker has it.
     """
     request_id = services.clock.new_id()
     try:

@@ -1,4 +1,4 @@
-# A worker's part in all batches: checks their input, claims items in fair turns, runs as many at once as goes well, and
+# A worker's part in all batches: checks their input, claims items in fair turns, runs as many at once as succeed, and
 # stores how they ended, many in one transaction.
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLAIM_AT_ONCE = 16  # items of one batch in a turn
 MOST_BYTES = 8 * 1024 * 1024  # of bodies that run at once; the last of them may go beyond
 RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
-LOOK_EVERY = 5.0  # seconds between looks at how fast batches go, and whether people wait for them
+LOOK_EVERY = 5.0  # seconds between looks at the batch rate, and at whether interactive calls wait
 CHECK_EVERY = 0.5  # seconds between looks for input to check
 PUT_BACK_WITHIN = 2.0  # seconds, at the end
 
@@ -68,7 +68,7 @@ class BatchRunner:
         self._has_suspects = False  # whether one waits: as soon as nothing else runs here, it does
         self._not_before: dict[str, float] = {}  # monotonic seconds; batches whose team has no room now
         self._renewed = 0.0  # monotonic seconds
-        self._rate: float | None = None  # requests that end in a second, in the whole house
+        self._rate: float | None = None  # requests that end in a second, in the whole deployment
 
     @property
     def running(self) -> int:
@@ -133,7 +133,7 @@ class BatchRunner:
             await self._until_room(POLL)
 
     async def _whole(self, claiming: Coroutine[Any, Any, int]) -> int:
-        """Claim and begin, though somebody stops us meanwhile: Postgres may have committed, and who is claimed and
+        """Claim and begin, shielded from cancellation: Postgres may have committed, and an item that is claimed and
         not begun would wait for its lease to end."""
         self._claiming = asyncio.create_task(claiming)
         return await asyncio.shield(self._claiming)
@@ -194,7 +194,7 @@ class BatchRunner:
             pass
 
     def _is_doubtful(self) -> bool:
-        """Whether our claims may have passed to others, because Postgres has not heard of us for long."""
+        """Whether our claims may have passed to others, because the last renewal is too old."""
         return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
 
     async def _run(self, claim: Claim, batch: Waiting | None) -> None:
@@ -236,7 +236,7 @@ class BatchRunner:
         return await self._finisher.store(ended)
 
     def _is_ours(self, provider: str) -> bool:
-        """Whether our own engine answers there, which lets people go first by itself."""
+        """Whether our own engine answers there, which puts interactive calls first by itself."""
         settings = self._services.settings.providers.get(provider)
         return settings is not None and settings.self_hosted
 
@@ -254,7 +254,7 @@ class BatchRunner:
             pace.failed()
         if (wait.is_congestion or wait.is_try) and not (claim.is_of_several and claim.is_first):
             pace.was_in_vain()
-        if not wait.is_try and not (wait.is_congestion and claim.is_of_several):  # the rest would hear the same
+        if not wait.is_try and not (wait.is_congestion and claim.is_of_several):  # the rest would get the same answer
             until = self._services.clock.monotonic() + wait.seconds
             self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)
         async with self._database.begin() as connection:

@@ -24,7 +24,7 @@ ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "HOME": "/nonexistent", "PATH": os.de
 class EmbeddedPostgres(EmbeddedServer):
     """Postgres, with the superuser and the database ``tollgate``.
 
-    Postgres refuses root: as root it runs as another user, to whom ``data_dir/postgres`` belongs. Neither the data
+    Postgres refuses root: as root it runs as another user, which owns ``data_dir/postgres``. Neither the data
     directory nor the virtual environment need be open to that user.
     """
 
@@ -125,10 +125,10 @@ class EmbeddedPostgres(EmbeddedServer):
             raise EmbeddedFault(f"{Path(command[0]).name} failed:\n{last_lines(self.log)}")
 
     def _end_predecessor(self) -> None:
-        """Make way: a Postgres of a killed parent may still be ending, or its pid may belong to another program now.
+        """Clear leftovers: a killed parent's Postgres may still be ending, or another program may have its pid now.
 
-        Postgres takes any living process with the pid in its file for a rival. We know better: its data directory is
-        ours alone, so a postgres on it is a leftover, and anything else is a stranger who inherited the number.
+        Postgres takes any living process with the pid in its file for a rival. But its data directory is
+        used by no other stack, so a postgres on it is a leftover, and anything else a program with a reused pid.
         """
         lines = self._read_pid_file()
         if not lines or not lines[0].isdigit():
@@ -138,7 +138,7 @@ class EmbeddedPostgres(EmbeddedServer):
             if not wait_until_gone(pid, 10.0):
                 os.kill(pid, signal.SIGQUIT)
                 wait_until_gone(pid, 10.0)
-        elif state_of(pid) is not None:  # Postgres counts even a zombie that nobody reaps
+        elif state_of(pid) is not None:  # Postgres counts even a zombie that no parent reaps
             self._pid_file.unlink(missing_ok=True)
 
     @property

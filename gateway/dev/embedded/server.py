@@ -22,7 +22,7 @@ from gateway.run.processes import Account, free_port, last_lines, stop
 class EmbeddedServer(ABC):
     """One server on a loopback port, with its data in ``data_dir/<name>`` and its log in ``data_dir/logs``.
 
-    Whoever starts it owns the data directory: two processes must not start it on the same one (see dev/folder.py).
+    The process that starts it owns the data directory: no two may start it on the same one (see dev/folder.py).
     Start it from the main thread. As a context manager it is started, and stopped at the end.
     """
 
@@ -139,7 +139,7 @@ class EmbeddedFault(Exception):
 
 
 class Address(msgspec.Struct):
-    """Where a server listens and who may enter: kept beside its data, so that its URL outlives a restart."""
+    """A server's port and password: kept beside its data, so that its URL outlives a restart."""
 
     port: int
     password: str

@@ -1,4 +1,4 @@
-# Postgres refuses root. When root starts it, it runs as another user, who may enter neither root's home nor a data
+# Postgres refuses root. When root starts it, it runs as another user, which may enter neither root's home nor a data
 # directory or checkout that is closed to others. Its data lie in the data directory all the same: it is started in its
 # folder, and finds it as /proc/self/cwd. Of the programs that user gets a copy outside, and no mode is changed.
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from gateway.dev.embedded.server import EmbeddedFault, package_folder
 from gateway.run.processes import Account
 
-# Where root keeps the programs that an unprivileged Postgres must reach: the first of these that everybody may enter.
+# Where root keeps the programs that an unprivileged Postgres must reach: the first of these open to all users.
 SHARED_FOLDERS = (Path("/var/lib"), Path("/var/tmp"))
 SHARED_NAME = "tollgate-embedded"
 UNPRIVILEGED_USERS = ("nobody", "daemon", "bin")
@@ -63,7 +63,7 @@ def _bring_in(pointer: Path) -> None:
 
 
 def account_for(home: Path) -> Account | None:
-    """Return whom Postgres runs as: the owner of its folder, or ``None`` when that is who we are."""
+    """Return the user that Postgres runs as: the owner of its folder, or ``None`` when that is this process's user."""
     if os.geteuid() != 0:
         return None
     owner = home.stat().st_uid
@@ -92,7 +92,7 @@ def _shared_folder() -> Path:
         try:
             folder.mkdir()
         except FileExistsError:
-            if folder.is_symlink() or folder.stat().st_uid != 0:  # somebody else put it into a folder open to all
+            if folder.is_symlink() or folder.stat().st_uid != 0:  # another user put it into a folder open to all
                 continue
             return folder
         except OSError:

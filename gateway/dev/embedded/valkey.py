@@ -41,7 +41,7 @@ class EmbeddedValkey(EmbeddedServer):
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
         home = self.data_dir / self.name
         home.mkdir(mode=0o700, exist_ok=True)
-        # In a file and not among the arguments, which everybody on the machine can read.
+        # In a file and not among the arguments, which every user of the machine can read.
         config = home / "valkey.conf"
         lines = (
             f"bind {LOOPBACK}",

@@ -1,4 +1,4 @@
-# /console: one page for people, in plain HTML, CSS and JavaScript without a build. It holds no secret and asks nothing
+# /console: one web page, in plain HTML, CSS and JavaScript without a build. It holds no secret and asks nothing
 # of the server but these files; what it shows comes through the public API with the key that its reader gives it.
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEDIA_TYPES = {
     "dom.js": "text/javascript",
 }
 
-# Only our own files run, only our own API is spoken to, and nobody may put the page in a frame.
+# Only our own files run, only our own API is called, and no other page may frame this one.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -48,7 +48,7 @@ HEADERS = {
 
 @get("/console", guards=[open_guard], include_in_schema=False)
 async def show_page() -> Response[bytes]:
-    """Return the page for people."""
+    """Return the console page."""
     return _file("index.html")
 
 

@@ -1,4 +1,4 @@
-// The house as an admin sees it: health, what today cost, teams, keys, models.
+// The deployment as an admin sees it: health, what today cost, teams, keys, models.
 
 import { SUMS, card, count, day, el, figure, pill, table, usd } from "./dom.js";
 

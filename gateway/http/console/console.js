@@ -1,4 +1,4 @@
-// Who is here? A key from the form or the tab's memory decides which view is shown.
+// The key, from the form or the tab's session storage, decides which view is shown.
 
 import { Api } from "./api.js";
 import { showAdmin } from "./admin.js";

@@ -49,7 +49,7 @@ def decode_batch(body: bytes) -> NewBatch:
         requests = _WHOLE.decode(body).requests
         each = _REQUESTS.decode(requests)
     except (msgspec.DecodeError, RecursionError):
-        decode(body, NewBatch)  # says what is wrong, in our words
+        decode(body, NewBatch)  # raises with our message
         raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
     return replace(decode(body.replace(bytes(requests), b"[]", 1), NewBatch), requests=each)
 

@@ -1,4 +1,4 @@
-# POST /v1/route: what a call would meet, without making it. Nothing is held, asked or charged.
+# POST /v1/route: how a call would be routed, without making it. Nothing is held, called or charged.
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def route_view(services: Services, call: Call, route: Route, health: Mapping[str
 
 
 def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
-    """Return the reason in a sentence, and in another that those who should answer cannot, where that is so."""
+    """Return the reason in a sentence; where the models that should answer cannot, another says so."""
     auto = catalog.auto.get(catalog.meaning(route.asked))
     if auto is None:
         return _reason(route)

@@ -1,4 +1,4 @@
-# GET /v1/route/curve: what a team's own held-back calls say of an automatic route.
+# GET /v1/route/curve: what a team's own shadow calls say about an automatic route.
 
 from __future__ import annotations
 

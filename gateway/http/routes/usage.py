@@ -1,5 +1,5 @@
 # GET /v1/usage: what a team used and owes. GET /admin/usage: every team's usage, page by page. GET /admin/report: what
-# all teams used, and what it cost the house. GET /v1/team: who a key belongs to and what it may do.
+# all teams used, and what it cost the operator. GET /v1/team: the team that a key belongs to and what it may do.
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def team_in_question(caller: Caller | Admin, said: str | None) -> str:
 async def get_own_team(request: AnyRequest) -> Response[bytes]:
     """Show the team and the key that call, and their limits.
 
-    ``unavailable``: what of the team's budgets lies with gateways that do not answer; null: nobody knows just now.
+    ``unavailable``: what of the team's budgets lies with gateways that do not answer; null: unknown at the moment.
     """
     caller = caller_of(request)
     team = caller.team

@@ -1,4 +1,4 @@
-# /admin/breakers: which targets are asked, and why not; opening one by hand, and resetting it.
+# /admin/breakers: which targets are called, and why not; opening one by hand, and resetting it.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
     """Show the breaker of every model at every endpoint, as all gateways know it.
 
     ``requests`` and ``failures`` are those of the window; other gateways' are in them once anything failed.
-    ``shared`` is false while Redis is away and this gateway goes by what it sees itself.
+    ``shared`` is false while Redis is away and this gateway uses its own counts alone.
     """
     read_parameters(request)
     services = services_of(request)
@@ -32,7 +32,7 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
 
 @post("/admin/breakers/{breaker_id:str}/open", guards=[admin_guard], status_code=200, summary="Open a breaker")
 async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
-    """Ask this model at this endpoint no more, at any gateway, until its breaker is reset."""
+    """Send this model at this endpoint no calls, from any gateway, until its breaker is reset."""
     services = services_of(request)
     watched = find_breaker(services, breaker_id)
     await write_down(request, "breaker.opened", watched)
@@ -42,7 +42,7 @@ async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[
 
 @post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
 async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
-    """Close a breaker, forget what it counted, and use again the keys that were set aside at its endpoint."""
+    """Close a breaker, reset its counts, and use again the keys that were in cooldown at its endpoint."""
     services = services_of(request)
     watched = find_breaker(services, breaker_id)
     await write_down(request, "breaker.reset", watched)

@@ -1,4 +1,4 @@
-# /admin/corrections: what people book beside the calls.
+# /admin/corrections: amounts that admins record besides the calls' usage.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.decoding import decode
 
 @post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
 async def post_correction(request: AnyRequest) -> Response[bytes]:
-    """Book tokens and dollars, signed, beside a team's calls of a UTC day. Entries are only added, never changed."""
+    """Record tokens and dollars, signed, besides a team's calls of a UTC day. Entries are only added, never changed."""
     services = services_of(request)
     new = decode(await request.body(), NewCorrection)
     async with services.database.begin() as connection:

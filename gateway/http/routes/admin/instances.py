@@ -13,7 +13,7 @@ from gateway.fleet.instances import STALE_AFTER
 from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of
 from router.catalog.catalog import Catalog
 
-REMEMBERED = 3600.0  # seconds for which a replica that nobody sees any more is still shown
+REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
 @get("/admin/instances", guards=[admin_guard], summary="Show the engine's replicas")

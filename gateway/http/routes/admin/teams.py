@@ -52,7 +52,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     check_safety(changes.safety, services.settings.safety)
     async with services.database.begin() as connection:
         record = await update_team(connection, team_id, changes, act_of(request), services.catalog.names())
-    services.auth.forget()  # other gateways hear of it a moment later
+    services.auth.forget()  # other gateways are notified a moment later
     return answer(team_view(record))
 
 
