@@ -67,7 +67,7 @@ class Room:
         self.granted = 0  # by the database, as last read
         self.returned = 0  # of these; cumulative, like all the next
         self.told = 0  # of these, what the database has acknowledged
-        self.used = 0  # by calls of ours that have ended
+        self.used = 0  # by calls of this process that have ended
         self.held = 0  # by calls that run
         self.hold = 0  # the largest of late
         self.rate = 0.0  # used a second, of late
@@ -132,7 +132,7 @@ class Leases:
         self._sums: dict[str, tuple[float, dict[tuple[str, str], Balance]]] = {}  # by scope; and until when (loop time)
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
-        self._waiting: dict[str, deque[_Waiting]] = {}  # by team; whoever is first was first
+        self._waiting: dict[str, deque[_Waiting]] = {}  # by team, first come, first served
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._returning: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -299,7 +299,7 @@ class Leases:
         self.acknowledged = 0
 
     async def set_again(self) -> None:
-        """Tell a database that forgot how all leases stand by our books. Raises what it raises."""
+        """Tell a database that forgot how all leases stand by this process's figures. Raises what it raises."""
         pairs = [pair for rooms in self._rooms.values() for pair in rooms.values()]
         leased = [room for pair in pairs for room in pair if room.granted]
         said = [_told(room) for room in leased]
@@ -383,7 +383,7 @@ class Leases:
                 waiting.answer.set_result(None)
 
     async def _ask(self, line: deque[_Waiting]) -> bool:
-        """Ask once; whether somebody was served, or may be by asking again at once."""
+        """Ask once; return whether a caller was served, or may be by asking again at once."""
         while line and line[0].answer.done():
             line.popleft()
         if not line:
@@ -574,7 +574,7 @@ class Leases:
 
     def heard(self, sent: int, beat: int | None) -> None:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
-        if beat:  # else it was not counted: a look alone, or beside another statement of ours
+        if beat:  # else it was not counted: a look alone, or beside another statement of this process
             self.acknowledged = max(self.acknowledged, beat)
             self.on_beat(sent, beat)
 

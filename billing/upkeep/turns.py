@@ -39,7 +39,7 @@ class Turns:
             return (await connection.execute(TOLD, {"name": name})).scalar_one_or_none() or ""
 
     async def now(self) -> datetime:
-        """Return Postgres's time: a clock of ours that is wrong by days closes and drops nothing. Raises
+        """Return Postgres's time: a local clock that is wrong by days closes and drops nothing. Raises
         POSTGRES_AWAY."""
         async with self._database.begin() as connection:
             return self._moment() or await database_moment(connection)
