@@ -58,7 +58,7 @@ class Gate:
         self._metrics = metrics
         self._turns = Turns(queue.per_team, queue.wait)
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
-        self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self._rooms: dict[str, Room] = {}  # by Target.key; a target that is missing has no limit
         self._targets: dict[Room, Target] = {}  # one of each room's
         self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
         self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
@@ -174,7 +174,7 @@ class Gate:
     def resize(self, room: Room, slots: int | None, *, is_full: bool = False) -> None:
         """Say how many slots a target has from now on; ``None``: as many as are asked for.
 
-        ``is_full``: whether it says that it has more to do than it needs, whoever sent that.
+        ``is_full``: whether it says that it has more to do than it needs, from any sender.
         """
         if is_full != room.is_full:
             room.is_full = is_full
