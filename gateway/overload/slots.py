@@ -1,5 +1,5 @@
 # Slots of targets, and the calls that wait for one: bounded queues per team and fair turns. Pure: time is an argument,
-# in monotonic seconds, and whoever frees a slot is told whose turn it is.
+# in monotonic seconds, and the caller that frees a slot is told whose turn it is.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.overload.fair_queue import FairLine, Share
 
 FIRST_GUESS = 1.0  # seconds that a call holds its slot, before any has ended
 SMOOTHING = 0.1  # the weight of the latest call in what is typical
-LEAST = 0.001  # seconds that a slot counts as held at the least: whoever takes turns for nothing would take them all
+LEAST = 0.001  # seconds that a slot counts as held at the least: a team whose turns cost nothing would take them all
 OVERTIME_EVERY = 0.25  # seconds between charges for calls that run longer than is typical
 MOST_BYTES = 64 * 2**20  # of the requests of one team that wait: twice the longest
 LAGS = {"high": 0.0, "normal": 0.25, "low": 0.5}  # of the longest wait: how far a priority puts a call back
@@ -78,7 +78,7 @@ class Room:
         return bool(self.interactive.tickets or self.batch.tickets)
 
     def line_of(self, is_batch: bool) -> FairLine[Ticket]:
-        """Return the line of a tier."""
+        """Return the queue of a tier."""
         return self.batch if is_batch else self.interactive
 
     def give(self, team: str, weight: float, is_batch: bool, now: float) -> Slot:
@@ -101,7 +101,7 @@ class Room:
         return True
 
     def next_turn(self, now: float, ages_after: float) -> Ticket | None:
-        """Return whose turn it is, if a slot is free and somebody waits."""
+        """Return whose turn it is, if a slot is free and a call waits."""
         if not self.has_waiting or not self.has_free:
             return None
         self._charge_overtime(now)
@@ -137,7 +137,7 @@ class Room:
 class Turns:
     """The slots of all targets, and every call that waits for one of them.
 
-    Nobody waits while a slot that would do is free, so whoever finds a free slot passes nobody by.
+    No call waits while a slot that would do is free, so a call that finds a free slot overtakes none.
     """
 
     def __init__(self, per_team: int, wait: float) -> None:
@@ -205,5 +205,5 @@ class Turns:
         return lucky
 
     def wait_expected(self, team: str, weight: float, is_batch: bool, rooms: Iterable[Room]) -> float:
-        """Return about how many seconds one more call would wait, infinite when nobody can say."""
+        """Return about how many seconds one more call would wait, infinite when unknown."""
         return min((room.wait_expected(team, weight, is_batch) for room in rooms), default=math.inf)
