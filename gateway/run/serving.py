@@ -1,5 +1,5 @@
 # `tollgate serve`: the app under uvicorn, in this process or in several that share one listening socket. With a shared
-# socket a connection goes to whoever is idle, and none is lost in the queue of a worker that dies.
+# socket a connection goes to an idle worker, and none is lost in the queue of a worker that dies.
 
 from __future__ import annotations
 
@@ -116,16 +116,17 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
 
 
 def _leave_the_door(listener: socket.socket) -> None:
-    """Have nobody let in any more, and leave who was to the workers.
+    """Accept no more connections, and leave the accepted ones to the workers.
 
-    As long as we held the socket, connections would be made that nobody accepts, and be reset when the last call ends.
+    As long as this process held the socket, connections would be made that no worker accepts, and be reset when the
+    last call ends.
     """
     close_door(listener)
     listener.close()
 
 
 def _leave(*_: object) -> NoReturn:
-    """End now: the house is closed or not yet open, and taking a thousand modules apart would last a second."""
+    """End now: the server is closed or not yet open, and taking a thousand modules apart would last a second."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
