@@ -22,7 +22,7 @@ SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
 
 class Database:
-    """Postgres, through a small pool. One object per process, closed by whoever made it."""
+    """Postgres, through a small pool. One object per process, closed by its creator."""
 
     def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
         self.url = url
