@@ -231,7 +231,7 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _read_seconds(text: str) -> float | None:
-    """Return a number that somebody can wait for; neither words nor infinity are one."""
+    """Return a number of seconds that a call can wait for; neither words nor infinity are one."""
     try:
         number = float(text)
     except ValueError:
