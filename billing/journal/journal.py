@@ -1,4 +1,4 @@
-# The journal: what was promised and what was used, on local disk, before anybody else hears of it.
+# The journal: what was promised and what was used, on local disk, before anything leaves the process.
 #
 # A call is opened before its upstream is asked, makes progress while it streams, and is closed before its last bytes
 # go out. All records of a call lie in one segment, so a segment is whole in itself: when everything in it has been

@@ -55,7 +55,7 @@ def claim(directory: Path, token: str, name: str) -> int:
 
 
 def living(directory: Path) -> set[str]:
-    """Return the tokens of those who write here and live."""
+    """Return the tokens of the live processes that write here."""
     found = set()
     for path in directory.glob(f"*{OWNER}"):
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def living(directory: Path) -> set[str]:
 
 
 def dead(directory: Path) -> Iterator[Dead]:
-    """Yield those who wrote here and live no more, and were not ended: what they left is for a neighbour to carry."""
+    """Yield the dead processes that wrote here and were not ended: what they left is for a neighbour to carry."""
     for path in directory.glob(f"*{OWNER}"):
         with contextlib.suppress(OSError):
             if (found := _look(path)) is not None:

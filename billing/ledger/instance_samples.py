@@ -51,7 +51,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 
 
 async def book_look(connection: AsyncConnection, look: Look) -> bool:
-    """Book the time that passed for a replica since anyone last looked; return whether this look was news.
+    """Book the time that passed for a replica since the last look by any process; return whether this look was news.
 
     The replica's own counters say how much that is, so a look that is booked twice, or by two watchers, counts once,
     and time in which no process looked is caught up with. Time is split at UTC midnight.

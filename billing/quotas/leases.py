@@ -3,7 +3,7 @@
 #
 # Escrow (O'Neil, "The Escrow Transactional Method", 1986) with cumulative leases: ``granted`` comes in only as the
 # database tells it, ``returned`` is ours to say and leaves the room before the database is told, and what is used or
-# held never asks anybody.
+# held never asks the database.
 
 from __future__ import annotations
 

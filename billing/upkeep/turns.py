@@ -1,4 +1,4 @@
-# Whose turn it is: chores that one process does for all. Each is begun at most once in its time, by whichever process
+# Chores that one process does for all, in turn. Each is begun at most once in its time, by whichever process
 # looks first, and what it tells is there for all of them.
 
 from __future__ import annotations
