@@ -145,9 +145,9 @@ class IdempotencyStore:
             await connection.execute(RELEASE, values)
 
     def lookout(self, wanted: Claim) -> Lookout:
-        """Return what those share who wait here for the same answer, as long as anybody does.
+        """Return what requests share that wait here for the same answer, as long as any does.
 
-        Not with those who ask for something else under the same key: what one of them sees is no answer to them.
+        Not with requests for something else under the same key: what one of them sees is no answer to them.
         """
         return self._lookouts.setdefault((wanted.place, wanted.digest), Lookout())
 
