@@ -63,7 +63,7 @@ class Guard:
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse
-        self._pause = asyncio.Lock()  # of those who look at long texts one at a time goes on in a turn of the loop
+        self._pause = asyncio.Lock()  # of the checks of long texts one at a time goes on in a turn of the loop
         self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash

@@ -81,7 +81,7 @@ def judged_texts(request: Request) -> list[str]:
 
 
 def told_texts(request: Request) -> list[str]:
-    """Return what tools told, which is judged with the rest, and by itself: who wrote it is no user of the product."""
+    """Return what tools told, which is judged with the rest, and by itself: its writer is not a user."""
     if not isinstance(request, ChatRequest):
         return []
     return [message.text() for message in request.messages if message.role == "tool"]
