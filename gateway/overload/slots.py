@@ -1,5 +1,5 @@
 # Slots of targets, and the calls that wait for one: bounded queues per team and fair turns. Pure: time is an argument,
-# in monotonic seconds, and the caller that frees a slot is told whose turn it is.
+# in monotonic seconds, and freeing a slot returns the calls whose turn it is.
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Room:
 
     @property
     def has_free(self) -> bool:
-        """Whether a slot is free. While a target rests those who wait for it go first."""
+        """Whether a slot is free. While a target rests the calls that wait for it go first."""
         has_room = self.limit is None or len(self.held) < self.limit
         return has_room and not (self.is_resting and self.has_waiting)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anybody waits."""
+        """Whether a call waits."""
         return bool(self.interactive.tickets or self.batch.tickets)
 
     def line_of(self, is_batch: bool) -> FairLine[Ticket]:
@@ -195,10 +195,10 @@ class Turns:
         return self.fill(room, now)
 
     def fill(self, room: Room, now: float, most: float = math.inf) -> list[Ticket]:
-        """Give what is free to those who wait, ``most`` of them, and return them."""
+        """Give what is free to waiting calls, ``most`` of them, and return them."""
         lucky: list[Ticket] = []
         while len(lucky) < most and (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
-            # Still in line while it is charged: who waits is not brought forward.
+            # Still queued while it is charged: a waiting call is not brought forward.
             ticket.slot = room.give(ticket.team, ticket.weight, ticket.is_batch, now)
             self.leave(ticket)
             lucky.append(ticket)
