@@ -1,5 +1,6 @@
-# One child process: started so that it ends with its parent, however that one ends, and stopped politely, then firmly.
-# Everything that starts one of our processes does it here: `tollgate dev`, `tollgate serve` and the embedded servers.
+# One child process: started so that it ends with its parent, however that one ends, and stopped by a signal, then
+# killed. Everything that starts one of our processes does it here: `tollgate dev`, `tollgate serve` and the embedded
+# servers.
 
 from __future__ import annotations
 

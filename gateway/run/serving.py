@@ -103,7 +103,7 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
                 supervisor.tend()
                 supervisor.pause(1.0)
         except StopRequested as exc:
-            # The workers accept a little longer than we let anybody in: none who was let in is left standing.
+            # The workers accept a little longer than new connections come in: none of these is left unaccepted.
             lame_duck = min(settings.lame_duck, settings.drain) if exc.number is signal.SIGTERM else 0.0
             door = threading.Timer(lame_duck, _leave_the_door, [listener])
             door.start()

@@ -59,7 +59,7 @@ class Child:
         self.restart_at = None
 
     def pids(self) -> list[int]:
-        """Return the living processes of this child, itself first."""
+        """Return the live processes of this child, itself first."""
         if self.process is None or self.process.poll() is not None:
             return []
         below = descendants_of(self.process.pid) if self.lists_descendants else []
@@ -137,14 +137,14 @@ class Supervisor:
             _send(child, child.stop_signal)
 
     def pids(self) -> dict[str, list[int]]:
-        """Return the living pids of every role."""
+        """Return the live pids of every role."""
         pids: dict[str, list[int]] = {}
         for child in self.children:
             pids.setdefault(child.role, []).extend(child.pids())
         return pids
 
     def note_pids(self) -> None:
-        """Report the living pids if they are others than last time."""
+        """Report the live pids if they are others than last time."""
         if (pids := self.pids()) != self._pids:
             self._pids = pids
             self.pids_changed(pids)
