@@ -1,4 +1,4 @@
-# Held-back calls in Postgres: noted within a team's daily budget, asked as batches, compared, and then only counted.
+# Shadow calls in Postgres: noted within a team's daily budget, asked as batches, compared, and then only counted.
 
 from __future__ import annotations
 
