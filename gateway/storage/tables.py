@@ -262,7 +262,7 @@ budget_alerts = Table(
     Index("budget_alerts_created_at_idx", "created_at"),
 )
 
-# What an automatic route's quality takes for one team, as its held-back calls show it.
+# What an automatic route's quality takes for one team, as its shadow calls show it.
 recalibrations = Table(
     "recalibrations",
     metadata,
