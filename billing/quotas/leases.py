@@ -364,7 +364,7 @@ class Leases:
         line = self._waiting[team_id]
         try:
             while line:
-                if not await self._ask(line):  # who comes within the pause shares the next answer
+                if not await self._ask(line):  # a call that comes within the pause shares the next answer
                     await asyncio.sleep(ASK_AGAIN)
         except BaseException as exc:
             for waiting in line:
