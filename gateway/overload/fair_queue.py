@@ -40,7 +40,7 @@ Ticket = TypeVar("Ticket", bound=Waiting)
 
 @dataclass(slots=True, eq=False)
 class Share(Generic[Ticket]):
-    """One team in one line: what it was served, and its calls that wait, by how far their priority puts them back."""
+    """One team in one queue: what it was served, and its calls that wait, by how far their priority puts them back."""
 
     weight: float
     served: float = 0.0  # slot-seconds over weight
