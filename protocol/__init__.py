@@ -1,1 +1,1 @@
-# Shapes that cross packages: requests, replies, events, usage, errors. Imports nothing else of ours.
+# Shapes that cross packages: requests, replies, events, usage, errors. Imports nothing else of this repository.

@@ -29,7 +29,7 @@ def decode(body: bytes, type: type[T]) -> T:
     Raises ``BadRequest``, with ``param`` naming the field at fault, for malformed JSON, a wrong or missing field, a key
     that appears twice in one object, NaN and infinities, numbers too large to keep, invalid UTF-8, half of a surrogate
     pair, and more than ``MAX_DEPTH`` levels of nesting; wherever in the body these are. Raises ``TooLarge`` for more
-    than ``MAX_VALUES`` values: whoever decodes them serves others too.
+    than ``MAX_VALUES`` values: the process that decodes them serves other callers too.
     """
     return decode_with_extra(body, type)[0]
 
@@ -168,7 +168,7 @@ _WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean
 
 
 def _wrong_field(complaint: str, type: Any) -> BadRequest:
-    """Turn msgspec's complaint and path, ``Expected `int`, got `str` - at `$.n```, into one of ours."""
+    """Turn msgspec's complaint and path, ``Expected `int`, got `str` - at `$.n```, into an error of the gateway."""
     match = _PATH.match(complaint)
     what, path = (match["what"], match["path"] or "") if match else (complaint, "")
     param = path.removeprefix(".")

@@ -61,7 +61,7 @@ class UnsupportedParameter(BadRequest):
 
 
 class NotFound(ServiceError):
-    """What was asked for does not exist, or belongs to somebody else: the two look alike."""
+    """What was asked for does not exist, or belongs to another caller: the two look alike."""
 
     status = 404
     type = "invalid_request_error"

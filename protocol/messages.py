@@ -1,5 +1,5 @@
 # A message as Anthropic's Messages API has it: what is asked, and the same as a chat completion, which is what the rest
-# of the house understands. A request keeps its own form too, for an upstream that speaks it.
+# of the gateway understands. A request keeps its own form too, for an upstream that speaks it.
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def unavailable_last(targets: Iterable[Target], health: Health) -> tuple[Target,
 def _soonest_first(targets: Sequence[Target], health: Health) -> list[list[Target]]:
     """Return groups of targets that answer about as soon as each other, by the first token that is predicted.
 
-    Of whom nobody knows it is among the soonest, until it is known.
+    A target without a prediction is among the soonest, until there is one.
     """
     if not health or len(targets) < 2:
         return [list(targets)]

@@ -19,7 +19,8 @@ SURE = 1.96  # standard deviations of a 95 % interval
 
 
 class Outcome(Struct, frozen=True):
-    """One request that a small and a large model answered, one of them aside, and what comparing them showed."""
+    """One request that a small and a large model answered, one of them in a shadow call, and what comparing them
+    showed."""
 
     score: float  # the probability, as it was said, that the small one suffices
     suffices: bool  # that it did
@@ -93,8 +94,8 @@ def recalibrated(outcomes: Sequence[Outcome], quality: float, applied: float | N
     """Return the score to ask for so that the measured chance is ``quality``; None while too little was measured.
 
     ``applied`` is what is asked for now, if anything: it stays while it is within a standard error of what was
-    measured, so that chance alone moves nothing, and gives way to ``quality`` when what it rested on is forgotten.
-    Below the scores that were measured nobody goes: a step down brings new outcomes, and they the next step.
+    measured, so that chance alone moves nothing, and falls back to ``quality`` when what it rested on is forgotten. The
+    score never goes below those that were measured: a step down brings new outcomes, and they the next step.
     """
     if len(outcomes) < LEAST_OUTCOMES:
         return None if applied is None else quality

@@ -1,6 +1,6 @@
 # Which replica of our own engine a call goes to: the one that has probably computed its beginning before, unless that
 # runs more than its part. Rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 6(1), 1998), so that a replica that
-# goes takes nobody else's place along, with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
+# goes moves no other replica's calls, with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018).
 
 from __future__ import annotations
 

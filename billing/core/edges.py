@@ -34,5 +34,5 @@ class Database(Protocol):
         """Give a connection inside one short transaction."""
 
     def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Give a connection whose statements are transactions each: what one locks is free as it ends, without a word
-        of ours."""
+        """Give a connection whose statements are transactions each: what one locks is free as it ends, without another
+        statement."""

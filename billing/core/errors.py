@@ -25,7 +25,7 @@ class RateLimited(ServiceError):
 
 
 class QuotaExhausted(ServiceError):
-    """What is settled leaves no room until the limit's period ends or somebody raises it."""
+    """What is settled leaves no room until the limit's period ends or the limit is raised."""
 
     status = 429
     type = "insufficient_quota"

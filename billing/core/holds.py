@@ -1,4 +1,4 @@
-# The hold: what is set aside for a call before any upstream hears of it. Shapes only; quotas.py does the work.
+# The hold: what is reserved for a call before any upstream hears of it. Shapes only; quotas.py does the work.
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Leg(Struct, frozen=True):
 
 
 class HoldRequest(Struct, frozen=True, kw_only=True):
-    """What a call asks to set aside: the dearest leg."""
+    """What a call asks to reserve: the dearest leg."""
 
     request_id: str
     team_id: str
     scopes: tuple[Scope, ...]
     legs: tuple[Leg, ...]
-    is_aside: bool = False  # the house's own: no request of the team, in no minute's rate and beside no other call
+    is_aside: bool = False  # the deployment's own: no request of the team, in no minute's rate and beside no other call
 
     @property
     def tokens(self) -> int:
@@ -82,7 +82,7 @@ class Remaining(Struct, frozen=True):
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """Set aside, until settled or released."""
+    """Reserved, until settled or released."""
 
     request: HoldRequest
     owner: str = ""  # the process inside whose lease it is

@@ -10,7 +10,7 @@ EPOCH = date(1970, 1, 1)
 
 
 def uuid7(milliseconds: int, dice: int) -> str:
-    """Return the id of a moment (unix milliseconds), with 80 bits of dice of which six give way to the format."""
+    """Return the id of a moment (unix milliseconds), with 80 bits of dice six of which the format overwrites."""
     value = milliseconds << 80 | dice
     value = value & ~(0xF << 76) | 0x7 << 76
     digits = f"{value & ~(0x3 << 62) | 0x2 << 62:032x}"

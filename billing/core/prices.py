@@ -25,7 +25,7 @@ class Rates(Struct, frozen=True, kw_only=True):
     input: NanoDollars
     output: NanoDollars
     cached_input: NanoDollars | None = None
-    cache_write: NanoDollars | None = None  # kept for five minutes: no request of ours can ask for an hour
+    cache_write: NanoDollars | None = None  # kept for five minutes: no request of the gateway can ask for an hour
     reasoning: NanoDollars | None = None
 
     @property

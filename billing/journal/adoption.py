@@ -35,7 +35,7 @@ def settle_segment(segment: Segment) -> list[UsageRecord]:
     Return how those calls ended for whose close the disk has no room.
 
     What damage leaves of a call is used: a close alone is enough, an open without its close ends at the last progress
-    that can be read. Progress alone says too little; it is logged for people.
+    that can be read. Progress alone says too little; it is logged for operators.
     """
     opened, reached, closed = _sort_out(segment)
     if segment.gaps:
@@ -76,7 +76,7 @@ def closes_in(path: Path, but: Container[int] = ()) -> Iterator[UsageRecord]:
                 if kind is Kind.CLOSED and place not in but:
                     yield _decode_record(body)
     except FileNotFoundError:
-        return  # what is kept gives way to others
+        return  # a kept segment is removed when the disk is full
     except (OSError, msgspec.DecodeError) as exc:
         log.error("journal_unreadable", path=str(path), error=str(exc))
 

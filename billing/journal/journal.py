@@ -1,4 +1,4 @@
-# The journal: what was promised and what was used, on local disk, before anybody else hears of it.
+# The journal: what was promised and what was used, on local disk, before anything leaves the process.
 #
 # A call is opened before its upstream is asked, makes progress while it streams, and is closed before its last bytes
 # go out. All records of a call lie in one segment, so a segment is whole in itself: when everything in it has been
@@ -86,7 +86,7 @@ class Journal:
             self._free(previous)
 
     def opened(self, record: UsageRecord) -> None:
-        """Write down that a call begins, and set room aside for its close.
+        """Write down that a call begins, and reserve room for its close.
 
         Raises ``JournalFull`` when the disk has no room: the call may not begin.
         """
@@ -144,8 +144,8 @@ class Journal:
     def adopt_each(self) -> Iterator[int]:
         """Take over the segments of dead processes one by one, and tell of each how many of its calls now wait.
 
-        A segment whose records we cannot decode, such as one of a later version, is kept under another name for people,
-        and so is one with gaps, once what could be read of it is flushed.
+        A segment whose records we cannot decode, such as one of a later version, is kept under another name for
+        operators, and so is one with gaps, once what could be read of it is flushed.
         """
         for segment in seize_segments(self.directory, self._clock.now()):
             try:
@@ -174,7 +174,7 @@ class Journal:
         """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.
 
         They stay until ``mark_flushed``. A close that the disk no longer gives back is logged and left out, and its
-        segment is kept for people.
+        segment is kept for operators.
         """
         taken: list[Closed] = []
         size = 0
@@ -203,8 +203,8 @@ class Journal:
 
     def quarantine(self, refused: Sequence[Closed]) -> int:
         """Let go of calls that the ledger refuses because they are too old; return how many. Their segments are kept
-        once all else in them is flushed; a record that is in no segment is put aside as rejected, and stays unflushed
-        if the disk does not take it."""
+        once all else in them is flushed; a record that is in no segment is moved to the rejected ones, and stays
+        unflushed if the disk does not take it."""
         calls: dict[Segment, list[Closed]] = defaultdict(list)
         gone: list[Closed] = []
         for closed in refused:
@@ -224,7 +224,7 @@ class Journal:
         some that were flushed before may be among them. For a ledger that has forgotten: to one that has not, it says
         nothing new.
 
-        Calls of our own, and of the dead in this folder; living neighbours look after their own. Other things may
+        Calls of this process, and of dead processes in this folder; live neighbours deliver theirs. Other things may
         happen between one call and the next: each segment is read when it is come to, and its records one by one.
         """
         own = [segment.path for segment in self._segments]
@@ -236,7 +236,7 @@ class Journal:
         self._kept.prune()
 
     def put_aside(self, record: UsageRecord) -> Path | None:
-        """Keep a record that the ledger will never take where people find it; return the file, or None if the disk
+        """Keep a record that the ledger will never take where operators find it; return the file, or None if the disk
         does not take it."""
         path = self.directory / REJECTED
         try:
@@ -249,7 +249,7 @@ class Journal:
 
     @property
     def quarantined(self) -> int:
-        """Files kept for people: with damage, with calls too old for the ledger, or with records that it refuses."""
+        """Files kept for operators: with damage, with calls too old for the ledger, or with records that it refuses."""
         try:
             names = [path.name for path in self.directory.iterdir()]
         except OSError:  # ``check`` says so
@@ -361,7 +361,7 @@ class Journal:
         return True
 
     def _in_room(self, size: int, reserve: Callable[[], T]) -> T:
-        """Reserve ``size`` bytes; on a full disk, segments that are only kept give way."""
+        """Reserve ``size`` bytes; on a full disk, segments that are only kept are removed."""
         while True:
             try:
                 return reserve()

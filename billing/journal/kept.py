@@ -1,5 +1,5 @@
 # Flushed segments, kept for a day: should the ledger forget what it has committed (a replica promoted, a backup
-# restored), they are delivered again. They give way to whatever else needs the disk.
+# restored), they are delivered again. They are removed when anything else needs the disk.
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Kept:
 
     def paths(self, since: float, token: str) -> list[Path]:
         """Return the files, oldest first, whose last call was flushed at ``since`` (unix seconds) or later: those of
-        the process ``token`` and of the dead. The living look after their own. Quarantined files count."""
+        the process ``token`` and of dead processes. Live processes deliver theirs. Quarantined files count."""
         others = living(self._directory) - {token}
         files = sorted(self._files(KEPT, UNREADABLE, TOO_OLD))
         return [file.path for file in files if file.flushed_at >= since and token_of(file.path) not in others]

@@ -1,9 +1,10 @@
 # Who writes into a journal folder: a file per process, locked as long as it lives. A neighbour that finds the lock free
-# and no segment of the dead left knows that all of it is in the ledger, and ends the dead one: its leases go back.
-# Where a segment of it is damaged they stay reserved, for people to look at.
+# and no segment of the dead process left knows that all of it is in the ledger, and ends that owner: its leases go
+# back. Where a segment of it is damaged they stay reserved, for operators to look at.
 #
 # The file also says which database was last told all that the process knew. One that has died saying another database
-# than today's may have heard of commits that today's has forgotten: the calls of the dead are delivered again first.
+# than today's may have heard of commits that today's has forgotten: the calls of dead processes are delivered again
+# first.
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Dead(Struct, frozen=True):
 def claim(directory: Path, token: str, name: str) -> int:
     """Write down that ``name`` writes the segments that have ``token`` in their names; return what keeps it alive."""
     path = directory / f"{token}{OWNER}"
-    unlocked = path.with_suffix(UNLOCKED)  # nobody looks at it before it is locked
+    unlocked = path.with_suffix(UNLOCKED)  # no process looks at it before it is locked
     fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +55,7 @@ def claim(directory: Path, token: str, name: str) -> int:
 
 
 def living(directory: Path) -> set[str]:
-    """Return the tokens of those who write here and live."""
+    """Return the tokens of the live processes that write here."""
     found = set()
     for path in directory.glob(f"*{OWNER}"):
         with contextlib.suppress(OSError):
@@ -64,7 +65,7 @@ def living(directory: Path) -> set[str]:
 
 
 def dead(directory: Path) -> Iterator[Dead]:
-    """Yield those who wrote here and live no more, and were not ended: what they left is for a neighbour to carry."""
+    """Yield the dead processes that wrote here and were not ended: what they left is for a neighbour to carry."""
     for path in directory.glob(f"*{OWNER}"):
         with contextlib.suppress(OSError):
             if (found := _look(path)) is not None:

@@ -1,4 +1,4 @@
-# One file of the journal: checksummed records in room reserved ahead, owned by whoever holds its lock.
+# One file of the journal: checksummed records in room reserved ahead, owned by the process that holds its lock.
 #
 # The file is MAGIC, then records, then zeros up to its size. A record is a head (length of the body, CRC-32 over kind
 # and body, kind; little-endian) and a body. Each is one write. The CRC is seeded by the file's name, which has dice in
@@ -25,7 +25,7 @@ LONGEST = 1 << 20  # bytes of a body that is believed behind damage
 GROWTH = 64 * 1024  # bytes by which a segment grows when progress has used up what was not promised to closes
 SUFFIX = ".journal"
 KEPT = ".flushed"  # for a day, should the ledger forget
-UNREADABLE, TOO_OLD = ".unreadable", ".too-old"  # what is kept for people: nobody adopts it
+UNREADABLE, TOO_OLD = ".unreadable", ".too-old"  # what is kept for operators: no process adopts it
 UNLOCKED = ".new"  # a segment being made
 
 Fsync = Literal["never", "interval", "always"]
@@ -87,7 +87,7 @@ class Segment:
     @classmethod
     def create(cls, path: Path, size: int, *, sync: bool = False) -> Segment:
         """Make a segment and reserve ``size`` bytes on disk. ``OSError`` when there is no room."""
-        unlocked = path.with_suffix(UNLOCKED)  # nobody adopts it before it is locked
+        unlocked = path.with_suffix(UNLOCKED)  # no process adopts it before it is locked
         fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ class Segment:
 
     @classmethod
     def seize(cls, path: Path) -> Segment | None:
-        """Take over a segment whose owner is dead; ``None`` while somebody lives who owns it."""
+        """Take over a segment whose owner is dead; ``None`` while its owner lives."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -214,14 +214,14 @@ class Segment:
         self.put_away(KEPT, now)
 
     def put_away(self, suffix: str, now: float) -> None:
-        """Close the file and put it where nobody adopts it again; its time of change tells when."""
+        """Close the file and put it where no process adopts it again; its time of change tells when."""
         with contextlib.suppress(OSError):
             os.utime(self.fd, (now, now))
             self.path.rename(self.path.with_suffix(suffix))
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock. What is left in the file is for whoever adopts it."""
+        """Let go of the lock. What is left in the file is for the process that adopts it."""
         os.close(self.fd)
 
 

@@ -21,7 +21,7 @@ PLACES = Decimal("0.000001")  # of rates and shares, which have no end
 
 
 class Use(Struct, frozen=True, kw_only=True):
-    """What one group used in all, what was booked late or by people included, and what it would have cost elsewhere."""
+    """What one group used in all, what was booked late or by hand included, and what it would have cost elsewhere."""
 
     groups: tuple[str | None, ...]
     totals: Totals

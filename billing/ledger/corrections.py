@@ -1,6 +1,6 @@
-# Corrections: what people booked beside the calls, with who and why. Entries are only added, never changed: an error is
-# put right by another entry. Statements show them apart; the balances of their day and month take them in, even past a
-# cap, in the transaction that books them.
+# Corrections: what was booked by hand beside the calls, with who and why. Entries are only added, never changed: an
+# error is put right by another entry. Statements show them apart; the balances of their day and month take them in,
+# even past a cap, in the transaction that books them.
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def list_corrections(
 
 
 async def has_booked(connection: AsyncConnection, team_id: str, day: date, model: str) -> bool:
-    """Tell whether a team's books of a day name ``model``, which the catalogue may have forgotten since."""
+    """Tell whether a team's daily sums of a day name ``model``, which the catalogue may have forgotten since."""
     table = usage_daily.c
     query = select(literal(1)).where(table.team_id == team_id, table.day == day, table.model_used == model).limit(1)
     return (await connection.execute(query)).scalar_one_or_none() is not None

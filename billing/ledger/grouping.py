@@ -18,7 +18,7 @@ class GroupBy(StrEnum):
     DAY = "day"
     MONTH = "month"
     USER = "user"  # as callers tag their calls
-    TEAM = "team"  # of a statement of the whole house
+    TEAM = "team"  # of a statement of the whole deployment
 
 
 class Tag(Struct, frozen=True):

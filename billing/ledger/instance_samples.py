@@ -20,7 +20,7 @@ class Look(Struct, frozen=True, kw_only=True):
     """One look at a replica: its own counters since it started, in microseconds, and what else it says of itself.
 
     ``instance_id`` is another one after every start. ``gpu_hour_nanousd`` is what an hour of one of its GPUs costs at
-    this moment; None: nobody said so, and its time is not booked.
+    this moment; None: not known, and its time is not booked.
     """
 
     instance_id: str
@@ -51,10 +51,10 @@ class Instance(Struct, frozen=True, kw_only=True):
 
 
 async def book_look(connection: AsyncConnection, look: Look) -> bool:
-    """Book the time that passed for a replica since anyone last looked; return whether this look was news.
+    """Book the time that passed for a replica since the last look by any process; return whether this look was news.
 
     The replica's own counters say how much that is, so a look that is booked twice, or by two watchers, counts once,
-    and time in which nobody looked is caught up with. Time is split at UTC midnight.
+    and time in which no process looked is caught up with. Time is split at UTC midnight.
     """
     row = {
         **{name: getattr(look, name) for name in LOOKED},
@@ -108,4 +108,4 @@ BOOK = text(f"""
         SET alive_us = instance_days.alive_us + excluded.alive_us, busy_us = instance_days.busy_us + excluded.busy_us
     )
     SELECT count(*) FROM won
-""")  # noqa: S608  (a number of ours)
+""")  # noqa: S608  (a constant of this file)

@@ -26,7 +26,7 @@ class InstanceCost(Struct, frozen=True, kw_only=True):
     endpoint: str  # region and base URL, as in usage_records.provider_endpoint
     model: str | None  # its name in the catalogue
     gpus: int
-    hours: float  # instance-hours, for people to read: the cost is computed from microseconds
+    hours: float  # instance-hours, to be read: the cost is computed from microseconds
     busy_hours: float  # of these, in steps
     cost_nanousd: int  # hours x gpus x the price of the time, rounded once for each day and price
     attributed_nanousd: int  # what the rows of its calls in the ledger say they cost us

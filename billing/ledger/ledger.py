@@ -47,7 +47,7 @@ IN_JSON = {name: kind for name, kind in COLUMNS.items() if name in UsageRecord._
     "created_at": "double precision"
 }
 
-# Nobody closes a day or drops one while this runs, and it knows all that were before (open_ledger).
+# No process closes a day or drops one while this runs, and it knows all that were before (open_ledger).
 # In the order of their keys, by bytes: two writers with rows in common wait for each other instead of locking up. What
 # the new rows have spent is booked on the leases of the owners that they name, last: an owner's row is locked there.
 # OFFSET 0 makes Postgres compute a row's day once, and not again wherever it is used.

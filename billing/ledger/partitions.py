@@ -48,7 +48,7 @@ async def old_partitions(connection: AsyncConnection, before: date) -> list[str]
 async def drop_partition(connection: AsyncConnection, name: str) -> None:
     """Drop a day's rows. The daily sums stay: statements outlive the rows.
 
-    Every query of the ledger waits meanwhile, so it gives way itself when somebody else takes longer than a second.
+    Every query of the ledger waits meanwhile, so it aborts when another transaction makes it wait longer than a second.
     """
     await connection.execute(text("SET LOCAL lock_timeout = '1s'"))
     await connection.execute(LOCK)

@@ -91,4 +91,4 @@ ROWS = text(f"""
       AND greatest(input_tokens, output_tokens) < {MOST_TOKENS}
     ORDER BY request_id
     LIMIT :most
-""")  # noqa: S608  (a number of ours)
+""")  # noqa: S608  (a constant of this file)

@@ -1,5 +1,5 @@
 # The queries behind statements: one for each way of grouping, over the daily sums or the calls themselves, with what
-# people booked and the days that are closed in the same round trip.
+# was booked by hand and the days that are closed in the same round trip.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import TextClause, text
 from billing.core.records import CHARGED, COSTS, REQUESTS, TOKENS
 from billing.ledger.grouping import Group, GroupBy, Tag
 
-CORRECTION = "correction"  # the status of what people booked, among the rows
+CORRECTION = "correction"  # the status of what was booked by hand, among the rows
 STATUSES = {"requests": list(REQUESTS), "charged": [*CHARGED, CORRECTION]}
 COLUMNS = {
     GroupBy.MODEL: "{book}.model_used",
@@ -96,7 +96,7 @@ def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
 
 
 def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
-    """Select what people booked; only a correction of one call has a user and tags, which are the call's."""
+    """Select what was booked by hand; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
     amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0"  # TOKENS, cost, GPU cost
     join = "LEFT JOIN usage_records AS call ON call.day = booked.day AND call.request_id = booked.request_id"

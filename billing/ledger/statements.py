@@ -1,5 +1,5 @@
 # Statements: what a team used and owes, added up by day, month, model, key or tier from the daily sums, and by user or
-# metadata tag from the calls themselves. What was booked after a day's close, or by people, stands apart.
+# metadata tag from the calls themselves. What was booked after a day's close, or by hand, stands apart.
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cost_nanousd: int = 0
-    gpu_cost_nanousd: int = 0  # of all calls, charged or not: what the house paid
-    entries: int = 0  # booked by people; of corrections alone
+    gpu_cost_nanousd: int = 0  # of all calls, charged or not: what the deployment paid
+    entries: int = 0  # booked by hand; of corrections alone
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(**dict(zip(self.__struct_fields__, map(add, astuple(self), astuple(other)), strict=True)))
@@ -51,7 +51,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
 class Statement(Struct, frozen=True, kw_only=True):
     """What was used on some days. ``total`` leaves ``corrections`` out: calls that came after their day was closed, and
-    what people booked."""
+    what was booked by hand."""
 
     group_by: tuple[Group, ...]
     lines: tuple[Line, ...]  # none without group_by

@@ -166,7 +166,7 @@ turns = Table(
     Column("told", Text, nullable=False, server_default=""),  # JSON
 )
 
-# Days whose books are closed: rows that come later carry ``booked_on``.
+# Days whose accounts are closed: rows that come later carry ``booked_on``.
 closed_days = Table(
     "closed_days",
     metadata,
@@ -183,7 +183,8 @@ ledger_memory = Table(
     CheckConstraint("id = 1", name="one_row"),
 )
 
-# What people booked beside the calls, with who and why. Entries are only added: a wrong one is put right by another.
+# What was booked by hand beside the calls, with who and why. Entries are only added: a wrong one is put right by
+# another.
 corrections = Table(
     "corrections",
     metadata,

@@ -29,7 +29,7 @@ class Need(Struct, frozen=True):
 
 
 class LeaseRow(Struct, frozen=True, array_like=True):
-    """A lease of ours as the database has it; cumulative."""
+    """A lease of this process as the database has it; cumulative."""
 
     scope: str
     unit: str
@@ -63,7 +63,7 @@ class Taken(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """How a lease stands by its owner's own books: said to the database, as often as need be."""
+    """How a lease stands by its owner's own figures: said to the database, as often as need be."""
 
     scope: str
     unit: str
@@ -78,7 +78,7 @@ class Beat(Struct, frozen=True):
     beat: int
     now: float  # unix seconds
     living: int  # owners, the one that is told included
-    found_at: float | None  # when somebody last found that the database forgot; unix seconds
+    found_at: float | None  # when an owner last found that the database forgot; unix seconds
     tight: list[str]  # scopes that have become tight lately
     server: float = 0.0  # when the server was started that tells this; another one may lack what the last one knew
 

@@ -3,7 +3,7 @@
 #
 # Escrow (O'Neil, "The Escrow Transactional Method", 1986) with cumulative leases: ``granted`` comes in only as the
 # database tells it, ``returned`` is ours to say and leaves the room before the database is told, and what is used or
-# held never asks anybody.
+# held never asks the database.
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Room:
         self.granted = 0  # by the database, as last read
         self.returned = 0  # of these; cumulative, like all the next
         self.told = 0  # of these, what the database has acknowledged
-        self.used = 0  # by calls of ours that have ended
+        self.used = 0  # by calls of this process that have ended
         self.held = 0  # by calls that run
         self.hold = 0  # the largest of late
         self.rate = 0.0  # used a second, of late
@@ -132,7 +132,7 @@ class Leases:
         self._sums: dict[str, tuple[float, dict[tuple[str, str], Balance]]] = {}  # by scope; and until when (loop time)
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
-        self._waiting: dict[str, deque[_Waiting]] = {}  # by team; whoever is first was first
+        self._waiting: dict[str, deque[_Waiting]] = {}  # by team, first come, first served
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._returning: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
@@ -299,7 +299,7 @@ class Leases:
         self.acknowledged = 0
 
     async def set_again(self) -> None:
-        """Tell a database that forgot how all leases stand by our books. Raises what it raises."""
+        """Tell a database that forgot how all leases stand by this process's figures. Raises what it raises."""
         pairs = [pair for rooms in self._rooms.values() for pair in rooms.values()]
         leased = [room for pair in pairs for room in pair if room.granted]
         said = [_told(room) for room in leased]
@@ -364,7 +364,7 @@ class Leases:
         line = self._waiting[team_id]
         try:
             while line:
-                if not await self._ask(line):  # who comes within the pause shares the next answer
+                if not await self._ask(line):  # a call that comes within the pause shares the next answer
                     await asyncio.sleep(ASK_AGAIN)
         except BaseException as exc:
             for waiting in line:
@@ -383,7 +383,7 @@ class Leases:
                 waiting.answer.set_result(None)
 
     async def _ask(self, line: deque[_Waiting]) -> bool:
-        """Ask once; whether somebody was served, or may be by asking again at once."""
+        """Ask once; return whether a caller was served, or may be by asking again at once."""
         while line and line[0].answer.done():
             line.popleft()
         if not line:
@@ -574,7 +574,7 @@ class Leases:
 
     def heard(self, sent: int, beat: int | None) -> None:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
-        if beat:  # else it was not counted: a look alone, or beside another statement of ours
+        if beat:  # else it was not counted: a look alone, or beside another statement of this process
             self.acknowledged = max(self.acknowledged, beat)
             self.on_beat(sent, beat)
 

@@ -65,7 +65,7 @@ class RateLimits:
     def take(self, request: HoldRequest) -> bool | None:
         """Count a call inside what this process has drawn: all scopes and limits, or none. ``None``: ask Redis.
 
-        A request without such limits, or aside, is counted nowhere.
+        A request without such limits, or one that ``is_aside``, is counted nowhere.
         """
         scopes = self._limited(request)
         if not scopes:

@@ -1,1 +1,1 @@
-# Loops that keep the books: flusher, owner, sweeper, audit and the repair of balances.
+# Background loops of the accounting: flusher, owner, sweeper, audit and the repair of balances.

@@ -2,7 +2,7 @@
 # each is written in the transaction that writes its source, so whatever differs is wrong: nothing is on its way. And
 # rows cost what their tokens cost by the price that they name.
 #
-# Each book is compared with what it is made of by one statement, inside Postgres: only what differs comes back. Over
+# Each table is compared with what it is made of by one statement, inside Postgres: only what differs comes back. Over
 # ten million rows that takes half a minute, so these statements have a deadline of their own.
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from billing.upkeep.fold import first_month
 from billing.upkeep.turns import database_moment
 
 COSTS, STATEMENTS, LEASES, BALANCES = "costs", "statements", "leases", "balances"
-MOST_TOLD = 1000  # differences of one book
-WITHIN = 600.0  # seconds for the comparison of one book
+MOST_TOLD = 1000  # differences of one table
+WITHIN = 600.0  # seconds for the comparison of one table
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """One quantity that a book does not share with what it is made of."""
+    """One quantity that a table does not share with what it is made of."""
 
     # "costs" differ from what a row's tokens cost, "statements" from the rows, "leases" from the statements, "balances"
     # from leases and corrections
@@ -36,7 +36,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     day: date
     where: str  # "team_a 2026-04-05 key_a gpt-4o interactive answered", "team:team_a", "key:key_a 2026-04"
     quantity: str
-    expected: int | None  # by what the book is made of; a cap may be none
+    expected: int | None  # by what the table is made of; a cap may be none
     found: int | None
 
 
@@ -48,9 +48,9 @@ class Report(Struct, frozen=True):
 
 
 async def audit(database: Database, day: date, *, today: date | None = None) -> Report:
-    """Compare all books of one day and its month. ``today`` is Postgres's to say, where it is not given.
+    """Compare all tables for one day and its month. ``today`` is Postgres's to say, where it is not given.
 
-    Nothing is locked, and nothing of the books waits. Rows are compared as far as retention left them, leases and
+    Nothing is locked, and no writer waits. Rows are compared as far as retention left them, leases and
     balances of this month and the last. Raises POSTGRES_AWAY.
     """
     async with database.begin() as connection:
@@ -73,7 +73,7 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
 async def _compare(
     connection: AsyncConnection, report: Report, book: str, query: TextClause, values: Mapping[str, Any]
 ) -> Report:
-    """Add one book to a report. The query's first row says how many figures were compared, the others what differs."""
+    """Add one table to a report. The query's first row says how many figures were compared, the others what differs."""
     compiled = query.compile(dialect=connection.dialect)
     raw = (await connection.get_raw_connection()).driver_connection
     assert raw is not None

@@ -1,5 +1,5 @@
-# The audit in the background: one process at a time compares the books of today and yesterday, all of them show what
-# it found. Balances that differ are healed; for all else people look.
+# The audit in the background: one process at a time compares the accounts of today and yesterday, all of them show what
+# it found. Balances that differ are healed; for all else an operator looks.
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ log = structlog.get_logger(__name__)
 
 
 class Found(Struct, frozen=True):
-    """What an audit found: so many books, and figures that one of them does not share with its source."""
+    """What an audit found: how many lines, leases and balances it compared, and how many figures differ from their
+    source."""
 
     at: float = 0.0  # unix seconds; 0: there was none yet
     statements: int = 0  # and of rows that do not cost what their tokens cost
@@ -64,7 +65,7 @@ class Auditor:
         self.found = msgspec.json.decode(await self._turns.told(TURN) or "{}", type=Found)
 
     async def audit_once(self) -> None:
-        """Compare the books, heal balances that differ, and let every process know what was found."""
+        """Compare the accounts, heal balances that differ, and let every process know what was found."""
         now = await self._turns.now()
         today = now.date()
         reports = [await audit(self._database, day, today=today) for day in (today - timedelta(days=1), today)]

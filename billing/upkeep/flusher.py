@@ -1,4 +1,4 @@
-# Carries closed calls from the journal to the ledger, and gives the dead's journals a home.
+# Carries closed calls from the journal to the ledger, and adopts the journals of dead processes.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a
 GATHER = 0.05  # seconds to wait for more, once something closed
 CROWD = 8  # rows in one go, from which on it pays to wait longer: a transaction costs the same for one and for hundreds
 GATHER_CROWD = 0.2  # seconds to wait then
-ADOPT_EVERY = 10.0  # seconds between looks for journals of the dead
+ADOPT_EVERY = 10.0  # seconds between looks for journals of dead processes
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
 FLUSH_WITHIN = 30.0  # seconds for one batch, whatever it hangs on; it is tried again
 SYNC_EVERY = 1.0  # seconds, with ``fsync: interval``
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 class Flusher:
     """Writes what the journal has closed into Postgres, in batches, each record once.
 
-    What the rows have spent is booked on their owners' leases in the same transaction, so nobody needs to hear of it.
+    What the rows have spent is booked on their owners' leases in the same transaction, so no owner needs to hear of it.
     """
 
     def __init__(
@@ -152,8 +152,9 @@ class Flusher:
         self._wake.clear()
 
     async def _write(self, records: Sequence[UsageRecord], stuck: set[str]) -> set[str]:
-        """Write records in one transaction; if one of them cannot be stored, find it and put it aside. ``stuck`` gains
-        those for which the disk has no room. Return the ids that the ledger refuses because they are too old."""
+        """Write records in one transaction; if one of them cannot be stored, find it and move it to the rejected ones.
+        ``stuck`` gains those for which the disk has no room. Return the ids that the ledger refuses because they are
+        too old."""
         owner, sent = ("", 0) if self._leases is None else (self._leases.owner, self._leases.acknowledged)
         today = self._clock.today()
         try:

@@ -1,7 +1,7 @@
 # Leases that have had their time: those of ended owners for closed days become one for each scope, unit and day, those
 # of past months go with their balances. What a balance has drawn stays the sum of its leases throughout.
 #
-# Rows of the ledger may still come for such leases. Whoever inserts rows holds the lock of the closed days for others
+# Rows of the ledger may still come for such leases. A writer of rows holds the lock of the closed days for others
 # (ledger.py); here it is held alone, so that no row adds to a lease while it moves.
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ class Healed(Struct, frozen=True):
 async def heal_balance(connection: AsyncConnection, scope: str, unit: str, period: str) -> Healed | None:
     """Make a balance anew; ``None``: it was as it should be.
 
-    The limit's row is locked before the balance, as when a limit is changed. Whoever draws changes lease and balance in
-    one transaction, under the balance's lock: what the second statement sees of leases is what the balance has.
+    The limit's row is locked before the balance, as when a limit is changed. A process that draws changes lease and
+    balance in one transaction, under the balance's lock: what the second statement sees of leases is what the balance
+    has.
     """
     key = {"scope": scope, "unit": unit, "period": period}
     await connection.execute(MAKE, key)

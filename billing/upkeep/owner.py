@@ -1,6 +1,6 @@
 # One process as the database knows it: an owner of leases, from the start to the end of its journal. It says once a
 # second that it lives, whatever the number of teams; it notices when the database has forgotten what it acknowledged;
-# and it ends the dead whose journals it has carried to the ledger.
+# and it ends dead owners whose journals it has carried to the ledger.
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from billing.quotas.leases import Leases
 from billing.upkeep.flusher import Flusher
 
 EVERY = 1.0  # seconds between beats
-YOUNG = 30  # beats of a start in which each looks for the dead
-DEAD_EVERY = 10  # beats between looks for the dead, and reports of how far the journal is carried
+YOUNG = 30  # beats of a start in which each looks for dead owners
+DEAD_EVERY = 10  # beats between looks for dead owners, and reports of how far the journal is carried
 ANSWER_WITHIN = 2.0  # seconds that the database has for a beat
 START_WITHIN = 2.0  # seconds that a starting process waits for its first beat
 LEAVE_WITHIN = 2.0  # seconds that an ending one waits until its leases are back
@@ -71,7 +71,8 @@ class Owner:
         return self._journal.directory / f"{self._journal.token}{OWNER}"
 
     async def start(self) -> None:
-        """Claim our place in the journal folder, take over what the dead left there, and beat for the first time."""
+        """Claim our place in the journal folder, take over what dead processes left there, and beat for the first
+        time."""
         self._leases.may_ask = False
         await self._flusher.adopt()
         try:
@@ -138,7 +139,7 @@ class Owner:
         await self._leases.read_again()
         await self._leases.take_tomorrow()
         self._beats += 1
-        if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # the dead hold what a new start has to wait for
+        if self._beats < YOUNG or self._beats % DEAD_EVERY == 0:  # dead owners hold what a new start has to wait for
             await self.end_dead()
         if self._beats % DEAD_EVERY == 0 and not self.is_astray:
             self._journal.prune_kept()  # by a clock that was just set: one that is ahead would delete all of it
@@ -153,7 +154,8 @@ class Owner:
                 bury(one.path, self._now())
 
     async def stop(self) -> None:
-        """Give everything back and end; what is not in the ledger yet keeps us listed until somebody carries it."""
+        """Give everything back and end; what is not in the ledger yet keeps the owner listed until a neighbour carries
+        it."""
         if self._delivering is not None:
             self._delivering.cancel()
         self._leases.leave()
@@ -180,7 +182,8 @@ class Owner:
             await self._flusher.deliver_again()
 
     def _acknowledged(self, sent: int, beat: int) -> None:
-        """Each statement of ours that commits counts one. Who counts less than was acknowledged has forgotten."""
+        """Each statement of this process that commits counts one. A database that counts less than was acknowledged has
+        forgotten."""
         if beat <= sent:
             self._has_forgotten = True
             self._wake.set()
@@ -195,7 +198,7 @@ class Owner:
                 self.recovered += 1
                 self._leases.acknowledged = beat.beat
                 self._owe()
-                if found_at == self._set_again_for:  # nobody else has found it yet
+                if found_at == self._set_again_for:  # no other owner has found it yet
                     found_at = await self._store.found_failover(found_at)
             await self._leases.set_again()
         except BaseException:
@@ -229,7 +232,7 @@ class Owner:
         self._delivering = None
 
     def _note_told(self) -> None:
-        """Write down which database knows everything of ours, as soon as one does."""
+        """Write down which database knows everything of this process, as soon as one does."""
         if self._server is not None and self._server != self._noted and not self._owes and self._delivering is None:
             self._note(self._path, self._server)
             self._noted = self._server

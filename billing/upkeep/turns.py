@@ -1,4 +1,4 @@
-# Whose turn it is: chores that one process does for all. Each is begun at most once in its time, by whichever process
+# Chores that one process does for all, in turn. Each is begun at most once in its time, by whichever process
 # looks first, and what it tells is there for all of them.
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Turns:
             return (await connection.execute(TOLD, {"name": name})).scalar_one_or_none() or ""
 
     async def now(self) -> datetime:
-        """Return Postgres's time: a clock of ours that is wrong by days closes and drops nothing. Raises
+        """Return Postgres's time: a local clock that is wrong by days closes and drops nothing. Raises
         POSTGRES_AWAY."""
         async with self._database.begin() as connection:
             return self._moment() or await database_moment(connection)

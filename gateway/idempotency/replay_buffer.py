@@ -1,5 +1,5 @@
-# What a call says while it runs, for the one client that listens. The call never waits for its client, and goes on
-# when the client has left: somebody may come back for the answer.
+# The replay buffer: what a call says while it runs, for the one client that listens. The call never waits for its
+# client, and goes on when the client has left: another request may come back for the answer.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tape:
         self._taken = asyncio.Event()
 
     async def send(self, message: Message) -> None:
-        """Write one message; what nobody hears is dropped."""
+        """Write one message; it is dropped once no client listens."""
         if not self.is_heard or self._is_over:
             return
         self._waiting.append(message)

@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class Running(Struct, frozen=True):
-    """Somebody else runs the call."""
+    """Another gateway or task runs the call."""
 
 
 class Reused(Struct, frozen=True):
@@ -85,8 +85,8 @@ class IdempotencyStore:
         self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
 
     async def claim(self, wanted: Claim) -> Found:
-        """Return ``wanted`` if it is ours to run now: nobody has run it, or whoever did is dead, or the answer is past
-        its time. Else say what there is. Raises StoredAnswerUnreadable.
+        """Return ``wanted`` if it is this gateway's to run now: it has not run, or its gateway is dead, or the answer
+        is past its time. Else say what there is. Raises StoredAnswerUnreadable.
         """
         values = _where(wanted.place) | {"now": self._moment()}
         async with self._database.begin() as connection:
@@ -102,7 +102,7 @@ class IdempotencyStore:
                     "expires_at": self._moment(self.retention),
                 }
                 is_ours = (await connection.execute(CLAIM, values)).one_or_none() is not None
-                return wanted if is_ours else Running()  # somebody was faster; who, the next look tells
+                return wanted if is_ours else Running()  # another claim was faster; whose, the next look tells
         if row.body_digest != wanted.digest:
             return Reused()
         if row.status is None:
@@ -128,7 +128,7 @@ class IdempotencyStore:
         except (DBAPIError, TooOld) as exc:
             if isinstance(exc, DBAPIError) and not is_about_a_value(exc):
                 raise
-            # The ledger does not take this record. The journal has it, and people will find it there.
+            # The ledger does not take this record. The journal has it, and operators will find it there.
             log.error("record_not_booked_with_its_answer", request_id=claim.request_id, error=repr(exc))
             return await self._store(values, None)
 
@@ -139,15 +139,15 @@ class IdempotencyStore:
             return (await connection.execute(IS_STORED, values)).scalar_one_or_none() is True
 
     async def release(self, claim: Claim) -> None:
-        """Forget a call that ended without an answer to keep, never an answered one: whoever asks next runs it."""
+        """Forget a call that ended without an answer to keep, never an answered one: the next request runs it."""
         values = _where(claim.place) | {"request_id": claim.request_id}
         async with self._database.begin() as connection:
             await connection.execute(RELEASE, values)
 
     def lookout(self, wanted: Claim) -> Lookout:
-        """Return what those share who wait here for the same answer, as long as anybody does.
+        """Return what requests share that wait here for the same answer, as long as any does.
 
-        Not with those who ask for something else under the same key: what one of them sees is no answer to them.
+        Not with requests for something else under the same key: what one of them sees is no answer to them.
         """
         return self._lookouts.setdefault((wanted.place, wanted.digest), Lookout())
 
@@ -187,7 +187,7 @@ class IdempotencyStore:
 
 
 async def purge_expired(database: Database, clock: Clock) -> int:
-    """Delete the answers that are past their time, and the calls that nobody finished; return how many."""
+    """Delete the answers that are past their time, and the calls that were never finished; return how many."""
     values = {"now": clock.moment(), "limit": PURGED_AT_ONCE}
     purged = 0
     while True:
@@ -227,7 +227,7 @@ STORE = text("""
     RETURNING 1
 """)
 
-# Waits for whoever has updated the row and is still to commit.
+# Waits for a transaction that has updated the row and is still to commit.
 IS_STORED = text("""
     SELECT status IS NOT NULL FROM idempotency
     WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key AND request_id = :request_id

@@ -1,4 +1,4 @@
-# Answers as they are kept for whoever sends the same Idempotency-Key again: what they are, where they belong, and how
+# Answers as they are kept for requests with the same Idempotency-Key: what they are, where they belong, and how
 # they are sealed into that place.
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Place(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """A call that one gateway runs, or has run. Whoever takes it over has another request id."""
+    """A call that one gateway runs, or has run. A gateway that takes it over has another request id."""
 
     place: Place
     digest: bytes  # of what is asked

@@ -1,4 +1,4 @@
-# Before any upstream hears of a call: set aside the most it could use on its route, against every limit at once.
+# Before any upstream hears of a call: reserve the most it could use on its route, against every limit at once.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FITTINGS = 3  # times that a call is made to fit: others may take the room betwe
 
 
 async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Account]:
-    """Hold the call's largest cost on ``route``; return the call as it goes on, and its open books.
+    """Hold the call's largest cost on ``route``; return the call as it goes on, and its open account.
 
     Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
     fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
@@ -107,10 +107,10 @@ def _is_metered(scope: Scope) -> bool:
 
 def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold) -> Call | None:
     """Return the call with the largest output limit for which the refusal says there is room, or with the least that is
-    worthwhile: what has no room for that is refused for its sake, not for that of an answer nobody asked for.
+    worthwhile: what has no room for that is refused for its sake, not for that of an answer that was not asked for.
 
-    ``None`` where the limit is the caller's to say, is not what is in the way, or cannot be smaller. A call that nobody
-    waits for takes no less than the whole while waiting may bring it.
+    ``None`` where the limit is the caller's to say, is not what is in the way, or cannot be smaller. A call that no
+    client waits for takes no less than the whole while waiting may bring it.
     """
     request = call.request
     if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):

@@ -151,7 +151,7 @@ def _with_prompt(
 def _close_unanswered(
     services: Services, account: Account, call: Call, route: Route, log: AttemptLog, status: Status
 ) -> None:
-    """Close the books of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
+    """Close the account of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
     forbidden. All but the second cost nothing."""
     tried = {target.key: target for target in route.targets}
     target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]

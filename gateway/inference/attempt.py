@@ -33,7 +33,7 @@ from protocol.usage import Usage
 from router.catalog.targets import Target
 from router.prompt_size.bounds import output_limit, with_output_limit
 
-LESSONS = 2  # that one call may find out of a target's manners
+LESSONS = 2  # that one call may find out of a target's quirks
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class Source:
-    """The events of one reply, whoever makes them. ``answering`` is the upstream that speaks now.
+    """The events of one reply, from whichever upstream. ``answering`` is the upstream that speaks now.
 
     Take the events in ``first``, then those of ``next_events``.
     """
@@ -55,7 +55,7 @@ class Source:
     async def next_events(self, *, has_grown: bool) -> list[Event]:
         """Return what came next, and together; ``has_grown`` tells whether a token has come since the last time.
 
-        Raises UpstreamFailure when the reply breaks and nobody goes on with it.
+        Raises UpstreamFailure when the reply breaks and no upstream goes on with it.
         """
         try:
             return self._follow(await self._read(has_grown))
@@ -78,7 +78,7 @@ class Source:
                 words = events.read_words(piece)
                 if words is None or not take(words):
                     return None
-            except Exception:  # whoever reads the piece in the ordinary way meets it again
+            except Exception:  # reading the piece in the ordinary way meets it again
                 log.exception("relay_failed", request_id=self._call.request_id)
                 return None
             self._grew = now = clock.monotonic()

@@ -1,16 +1,16 @@
 # The same Idempotency-Key gets the same answer, and pays once.
 #
-# A call with a key is claimed in Postgres before anything runs: one gateway runs it, everybody else who asks the same
+# A call with a key is claimed in Postgres before anything runs: one gateway runs it, every other request for the same
 # waits for the answer. It runs in a task of its own, to its end, whether its client stays or leaves. What must hold,
 # whatever dies when:
 #
 #   An answer and its usage record are stored in one transaction; then the journal is closed; then the last bytes leave.
 #
-# So whoever saw an end can have it again, and what can be had again is on the books, once: the journal's copy of the
-# record finds the row there and changes nothing. A gateway that dies before the transaction leaves a call that costs
-# the team nothing, because with a key only a whole answer is owed (a part that was streamed is `superseded`, or
-# `failed` when a journal is adopted), and whoever asks next runs it anew. One that dies after it leaves an answer that
-# is paid. The house errs in the team's favour: it may pay an upstream twice, the team never does.
+# So a client that saw an end can have it again, and what can be had again is in the ledger, once: the journal's copy of
+# the record finds the row there and changes nothing. A gateway that dies before the transaction leaves a call that
+# costs the team nothing, because with a key only a whole answer is owed (a part that was streamed is `superseded`, or
+# `failed` when a journal is adopted), and the next request runs it anew. One that dies after it leaves an answer that
+# is paid. The gateway errs in the team's favour: it may pay an upstream twice, the team never does.
 #
 # What a call itself brings about is owed, with a key as without: a part that was streamed until the call's deadline, or
 # until the upstream's content filter, is `interrupted`. An answer too long to be kept is stored as just that: its key
@@ -55,7 +55,7 @@ CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored w
 MOST_REFUSALS = 5  # times that Postgres may refuse to store an answer before it is given up
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5  # seconds between looks at a call that runs elsewhere
 
-# Stores an answer and books its record, before the books close.
+# Stores an answer and books its record, before its account closes.
 Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]
 
 # Runs a call to its end: says everything through Send, and hands the answer to Keep before its last bytes.
@@ -69,7 +69,7 @@ log = structlog.get_logger()
 async def answer_once(
     services: Services, call: Call, run: Run, write_error: WriteError, scope: Any, send: Send
 ) -> None:
-    """Answer a call that has an Idempotency-Key: run it, or wait for whoever does, or replay what was stored.
+    """Answer a call that has an Idempotency-Key: run it, or wait for the gateway that does, or replay what was stored.
 
     Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
     longer than any upstream may take, AnswerNotKept when it was answered at too great a length, Overloaded when
@@ -109,8 +109,8 @@ async def answer_once(
 
 
 def digest_of(call: Call, pepper: str) -> bytes:
-    """Return a digest of everything that decides the answer: 32 bytes of HMAC-SHA-256, so that nobody who reads the
-    table can try prompts against it. Whitespace, the order of keys, and nulls for what was not said don't matter.
+    """Return a digest of everything that decides the answer: 32 bytes of HMAC-SHA-256, so that no reader of the table
+    can try prompts against it. Whitespace, the order of keys, and nulls for what was not said don't matter.
     """
     asked = msgspec.to_builtins(call.native or call.request) | dict(call.extra)
     wish = call.wish
@@ -155,8 +155,8 @@ async def _wait(services: Services, wanted: Claim) -> Found:
 
 
 async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
-    """Run a claimed call, whoever listens. What it did not store is free for the next who asks, before its client
-    hears of a failure.
+    """Run a claimed call, whether or not a client listens. What it did not store is free for the next who asks, before
+    its client hears of a failure.
     """
     store = services.idempotency
     is_stored = False
@@ -188,7 +188,7 @@ async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run
 async def _store(services: Services, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
     """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
-    While Postgres is away nobody knows whether it was stored, so this goes on until Postgres says. The client is sent
+    While Postgres is away it is unknown whether it was stored, so this goes on until Postgres says. The client is sent
     away after a while: it may come back for the answer. A refusal says nothing of an earlier try that broke off: only
     the row tells whether that was stored, and charged.
     """

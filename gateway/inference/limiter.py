@@ -1,5 +1,5 @@
 # Where calls wait for their turn: before anything is held for them, when every target of their route is full. The rules
-# stand in slots.py; here are the event loop, the clock, and the honest refusal.
+# stand in slots.py; here are the event loop, the clock, and the refusal.
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Gate:
         self._metrics = metrics
         self._turns = Turns(queue.per_team, queue.wait)
         self._futures: dict[Ticket, asyncio.Future[None]] = {}
-        self._rooms: dict[str, Room] = {}  # by Target.key; whoever is missing has no limit
+        self._rooms: dict[str, Room] = {}  # by Target.key; a target that is missing has no limit
         self._targets: dict[Room, Target] = {}  # one of each room's
         self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
         self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
@@ -161,7 +161,7 @@ class Gate:
         return room is not None and not room.has_free
 
     def release(self, slot: Slot | None) -> None:
-        """Give a slot back, if there is one; whose turn it is then goes on. Twice is once."""
+        """Give a slot back, if there is one; the call whose turn it is then goes on. Twice is once."""
         if slot is not None:
             if slot.room.has_waiting and (target := self._targets.get(slot.room)) is not None:
                 self._let_rest(target)
@@ -174,7 +174,7 @@ class Gate:
     def resize(self, room: Room, slots: int | None, *, is_full: bool = False) -> None:
         """Say how many slots a target has from now on; ``None``: as many as are asked for.
 
-        ``is_full``: whether it says that it has more to do than it needs, whoever sent that.
+        ``is_full``: whether it says that it has more to do than it needs, from any sender.
         """
         if is_full != room.is_full:
             room.is_full = is_full
@@ -210,7 +210,7 @@ class Gate:
         return tuple(ordered)
 
     def _resting(self, route: Route) -> tuple[Target, ...]:
-        """Return the targets that take calls again, by what they said, before anybody's wait is over."""
+        """Return the targets that take calls again, by what they said, before the wait of any call is over."""
         return tuple(target for target in route.targets if self._let_rest(target))
 
     def _let_rest(self, target: Target) -> bool:
@@ -227,7 +227,7 @@ class Gate:
         return True
 
     def _after_rest(self, target: Target, room: Room) -> None:
-        """Let those who wait go to a target that takes calls again, one after the other."""
+        """Let waiting calls go to a target that takes calls again, one after the other."""
         room.is_resting = False
         if self._let_rest(target):
             return  # the first of them was told to wait again

@@ -1,5 +1,5 @@
-# An open reply: events out, usage counted, the books closed exactly once. Whatever ends it, bytes that tell the client
-# "this is whole" leave only after the journal knows.
+# An open reply: events out, usage counted, the account closed exactly once. Whatever ends it, bytes that tell the
+# client "this is whole" leave only after the journal knows.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from router.prompt_size.bounds import output_tokens_most
 # How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
 Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
 
-# Keeps an ending while ``reply.record`` is known and the books are still open. What it raises breaks the reply.
+# Keeps an ending while ``reply.record`` is known and the account is still open. What it raises breaks the reply.
 KeepEnding = Callable[["Reply", Ending], Awaitable[None]]
 
 
@@ -106,9 +106,9 @@ class Reply:
     async def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive, those that came together in one list.
 
-        From the event that finishes the last choice on, everything is held back until the upstream has said that the
+        From the event that finishes the last choice on, everything is withheld until the upstream has said that the
         reply is whole and the journal knows; then it comes with a UsageReport and a ReplyEnd. Raises UpstreamFailure
-        when the upstream breaks, after what hooks held back; what was made until then is sent and charged.
+        when the upstream breaks, after what hooks withheld; what was made until then is sent and charged.
         """
         async for events in self._events():
             if type(events[-1]) is ReplyEnd:
@@ -144,7 +144,7 @@ class Reply:
         fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
-            if is_whole and self.keep_ending is None:  # the books close at once: all of it may go out together
+            if is_whole and self.keep_ending is None:  # the account closes at once: all of it may go out together
                 yield [*out, *held, UsageReport(self.meter.usage()), ReplyEnd()]
                 return
             if out:
@@ -170,7 +170,7 @@ class Reply:
                 raise
 
     def close(self) -> None:
-        """Close the books if nothing else did, settle the hold, and let the upstream go."""
+        """Close the account if nothing else did, settle the hold, and let the upstream go."""
         try:
             if not self.account.is_closed:
                 self._end(self._broken)
@@ -226,7 +226,7 @@ class Reply:
         return passed
 
     def _held_by_hooks(self) -> tuple[list[Event], bool]:
-        """Return what hooks held back when the upstream broke, or how a reply ends whose rest may not go out."""
+        """Return what hooks withheld when the upstream broke, or how a reply ends whose rest may not go out."""
         rest: list[Event] = []
         try:
             for hook in self._delta_hooks:
@@ -265,7 +265,7 @@ class Reply:
         return failure is not None and (failure.outcome == "deadline" or isinstance(failure, UpstreamRefused))
 
     async def _conclude(self, ending: Ending) -> None:
-        """Close the books of a whole reply; where its end is to be kept, only once it is."""
+        """Close the account of a whole reply; where its end is to be kept, only once it is."""
         status = Status.ANSWERED if self._violation is None else Status.BLOCKED
         is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
         if self.keep_ending is not None and is_kept:
@@ -328,6 +328,6 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
 
 
 def settle(services: Services, account: Account) -> None:
-    """Settle the hold of a call whose books are closed, and stop looking after it."""
+    """Settle the hold of a call whose account is closed, and stop looking after it."""
     account.settle()
     services.keeper.remove(account)

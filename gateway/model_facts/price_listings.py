@@ -1,4 +1,4 @@
-# One model's listing in the price library, read as a price of ours. A price that it knows only in part is no price: it
+# One model's listing in the price library, read as a `Price`. A price that it knows only in part is no price: it
 # says so instead.
 
 from __future__ import annotations

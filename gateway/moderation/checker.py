@@ -1,4 +1,4 @@
-# A checker of somebody else's, asked over HTTP beside the call: it takes {"input": text} and answers as OpenAI's
+# An external checker, asked over HTTP beside the call: it takes {"input": text} and answers as OpenAI's
 # moderation API does. One that fails, or is late, lets the call pass or blocks it, as the configuration says.
 
 from __future__ import annotations

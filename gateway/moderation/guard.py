@@ -63,7 +63,7 @@ class Guard:
         self._classifier = classifier
         self._outcomes = outcomes
         self._abuse = abuse
-        self._pause = asyncio.Lock()  # of those who look at long texts one at a time goes on in a turn of the loop
+        self._pause = asyncio.Lock()  # of the checks of long texts one at a time goes on in a turn of the loop
         self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
@@ -71,7 +71,7 @@ class Guard:
         self.follow(house)
 
     def follow(self, house: Safety) -> None:
-        """Go by another policy of the house from now on."""
+        """Go by another policy of the deployment from now on."""
         self._house = house
         self._is_off = house.input == "off" == house.output
         self._policies: dict[TeamSafety | None, Policy] = {}
@@ -83,7 +83,7 @@ class Guard:
         self.checker.follow(house.checker)
 
     def forget(self) -> None:
-        """Remember no text: what was found in it went by the phrases of another house."""
+        """Remember no text: what was found in it went by the phrases of another policy."""
         self._found.clear()
         self._open.clear()
         self._known.clear()
@@ -105,7 +105,7 @@ class Guard:
             )
 
     def policy_for(self, call: Call) -> Policy | None:
-        """Return what holds for a call, or ``None`` where nobody has a policy."""
+        """Return what holds for a call, or ``None`` where neither deployment nor team has a policy."""
         team = call.caller.team.safety
         return None if self._is_off and team is None else self.policy(team)
 
@@ -119,7 +119,7 @@ class Guard:
         found: set[Finding] = set()
         async for text in self._in_turns(texts_of(request, extra, native)):
             found.update(await self._rules_on(text))
-        if ids := ids_of(request):  # some are long numbers, and nobody's card
+        if ids := ids_of(request):  # some are long numbers, and no card numbers
             found.update(one for one in await self._rules_on(ids) if one.group in ("secrets", "deny"))
         if is_unreadable(request):
             found.add(UNREADABLE)
@@ -211,7 +211,7 @@ class Guard:
         if blocked:
             self._note(call, stage, "blocked", blocked)
             if blocked == [FAILED]:
-                raise ContentUnchecked()  # nobody's doing: a key that meets it has tried nothing
+                raise ContentUnchecked()  # not the caller's doing: a key that meets it has tried nothing
             self._count(call)
             what = "request" if stage == "input" else "answer"
             names = ", ".join(sorted({finding.name for finding in blocked}))
@@ -244,14 +244,14 @@ class Guard:
             await asyncio.sleep(0)
 
     def keep(self, looking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin to look at something, to the end, whoever waits for it."""
+        """Begin to look at something, to the end, whether or not a call waits for it."""
         task = asyncio.create_task(looking)
         self._behind.add(task)
         task.add_done_callback(self._behind.discard)
         return task
 
     def note_refusal(self, call: Call) -> None:
-        """Count an answer that its model, or its upstream, refused: whoever keeps asking for such is probing."""
+        """Count an answer that its model, or its upstream, refused: a key that keeps asking for such is probing."""
         counter_of(self.metrics.safety_refused, "by_model").inc()
         self._count(call)
 

@@ -23,7 +23,7 @@ HEAD_STARTS = 4  # that it leaves at the most, while others are on their way out
 
 
 class Open(Protocol):
-    """What was begun for a call, and must be closed when nobody will have it."""
+    """What was begun for a call, and must be closed when it will not be used."""
 
     def close(self) -> None: ...
 
@@ -75,7 +75,7 @@ class InputCheck:
         caller's to close. Nothing waits for a verdict that can forbid nothing.
         """
         self._apply(await self._looking)
-        if self._call.is_batch_item:  # nobody waits for its first token, and what is not sent costs nothing
+        if self._call.is_batch_item:  # no client waits for its first token, and what is not sent costs nothing
             self._ask()
             await self._judge()
             if self.violation is not None:

@@ -1,4 +1,4 @@
-# Watches one answer in windows that overlap. Where findings are blocked, the answer is held back by one window, so that
+# Watches one answer in windows that overlap. Where findings are blocked, the answer is delayed by one window, so that
 # no passage up to half a window long is out before it was seen whole, be it interrupted by half a window of others.
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OutputWatch(ReplyHook):
         return passed if self._may_block else (delta,)
 
     def rest(self) -> Sequence[Delta]:
-        """Return what was held back of an answer that broke, looked at to its end. Raises ContentPolicyViolation."""
+        """Return what was withheld of an answer that broke, looked at to its end. Raises ContentPolicyViolation."""
         out: list[Delta] = []
         for choice in self._choices.values():
             self._look_at(choice.rest())
@@ -143,7 +143,7 @@ class _Choice:
         self._held.append((delta, tuple(ends) or ((self._current, self._current.said),)))
 
     def rest(self) -> Iterator[str]:
-        """Yield the windows that nobody has looked at, of a reply that goes on no more."""
+        """Yield the windows that were not looked at, of a reply that goes on no more."""
         yield from self._current.windows(is_over=True)
 
     def release(self, *, everything: bool) -> list[Delta]:
@@ -159,7 +159,7 @@ class _Choice:
 
 
 class _Part:
-    """What is one text to whoever reads the reply: its words, its thinking, the name or the arguments of one call.
+    """What is one text to a reader of the reply: its words, its thinking, the name or the arguments of one call.
     Places count visible characters."""
 
     __slots__ = ("_looked", "_tail", "left_at", "passed", "said")

@@ -1,4 +1,4 @@
-# What the checks read of a request: the rules everything that leaves the house, the classifier what its users say.
+# What the checks read of a request: the rules everything that leaves the deployment, the classifier what its users say.
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def texts_of(
 
 
 def ids_of(request: Request) -> str:
-    """Return the ids of tool calls and the seals of thoughts that leave with a request, one a line: whoever writes the
+    """Return the ids of tool calls and the seals of thoughts that leave with a request, one a line: the writer of the
     request may have written them."""
     if not isinstance(request, ChatRequest):
         return ""
@@ -81,7 +81,7 @@ def judged_texts(request: Request) -> list[str]:
 
 
 def told_texts(request: Request) -> list[str]:
-    """Return what tools told, which is judged with the rest, and by itself: who wrote it is nobody's user."""
+    """Return what tools told, which is judged with the rest, and by itself: its writer is not a user."""
     if not isinstance(request, ChatRequest):
         return []
     return [message.text() for message in request.messages if message.role == "tool"]

@@ -1,11 +1,11 @@
-# A fair line before a target: calls that wait for a slot, and which team's turn it is. Pure: time is an argument.
+# A fair queue before a target: calls that wait for a slot, and which team's turn it is. Pure: time is an argument.
 #
-# What is shared is slot-time: a slot is held for a call's whole length, which nobody knows when the call begins. Each
+# What is shared is slot-time: a slot is held for a call's whole length, which is unknown when the call begins. Each
 # team has a counter of the slot-seconds that it was served, over its weight, and the turn is the lowest counter's.
 # - A call is charged the typical length when it gets its slot, what it uses beyond that as it uses it, and what it did
 #   not use is given back at its end. (Virtual Token Counter: Sheng et al., "Fairness in Serving Large Language Models",
 #   OSDI 2024, section 4, with slot-seconds for tokens.)
-# - A team that begins to wait starts from the line's virtual time, the counter at which the last slot was given: what
+# - A team that begins to wait starts from the queue's virtual time, the counter at which the last slot was given: what
 #   it did not use before is no credit. (Start-time Fair Queueing: Goyal, Vin, Cheng, SIGCOMM 1996, section 2.)
 #
 # Bound: while two teams f and m wait, their counters differ by at most C·D·(1/w_f + 1/w_m), where C slots are held for
@@ -40,7 +40,7 @@ Ticket = TypeVar("Ticket", bound=Waiting)
 
 @dataclass(slots=True, eq=False)
 class Share(Generic[Ticket]):
-    """One team in one line: what it was served, and its calls that wait, by how far their priority puts them back."""
+    """One team in one queue: what it was served, and its calls that wait, by how far their priority puts them back."""
 
     weight: float
     served: float = 0.0  # slot-seconds over weight
@@ -82,7 +82,7 @@ class FairLine(Generic[Ticket]):
     def correct(self, share: Share[Ticket], seconds: float) -> None:
         """Charge what a running call used beyond what it was charged, or give back what it did not."""
         share.charge(seconds)
-        if not self._waiting:  # what nobody waited for is held against nobody
+        if not self._waiting:  # what no team waited for counts against no team
             self.virtual_time = max(self.virtual_time, share.served)
 
     def add(self, ticket: Ticket) -> None:

@@ -1,5 +1,5 @@
 # Slots of targets, and the calls that wait for one: bounded queues per team and fair turns. Pure: time is an argument,
-# in monotonic seconds, and whoever frees a slot is told whose turn it is.
+# in monotonic seconds, and freeing a slot returns the calls whose turn it is.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.overload.fair_queue import FairLine, Share
 
 FIRST_GUESS = 1.0  # seconds that a call holds its slot, before any has ended
 SMOOTHING = 0.1  # the weight of the latest call in what is typical
-LEAST = 0.001  # seconds that a slot counts as held at the least: whoever takes turns for nothing would take them all
+LEAST = 0.001  # seconds that a slot counts as held at the least: a team whose turns cost nothing would take them all
 OVERTIME_EVERY = 0.25  # seconds between charges for calls that run longer than is typical
 MOST_BYTES = 64 * 2**20  # of the requests of one team that wait: twice the longest
 LAGS = {"high": 0.0, "normal": 0.25, "low": 0.5}  # of the longest wait: how far a priority puts a call back
@@ -68,17 +68,17 @@ class Room:
 
     @property
     def has_free(self) -> bool:
-        """Whether a slot is free. While a target rests those who wait for it go first."""
+        """Whether a slot is free. While a target rests the calls that wait for it go first."""
         has_room = self.limit is None or len(self.held) < self.limit
         return has_room and not (self.is_resting and self.has_waiting)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anybody waits."""
+        """Whether a call waits."""
         return bool(self.interactive.tickets or self.batch.tickets)
 
     def line_of(self, is_batch: bool) -> FairLine[Ticket]:
-        """Return the line of a tier."""
+        """Return the queue of a tier."""
         return self.batch if is_batch else self.interactive
 
     def give(self, team: str, weight: float, is_batch: bool, now: float) -> Slot:
@@ -101,7 +101,7 @@ class Room:
         return True
 
     def next_turn(self, now: float, ages_after: float) -> Ticket | None:
-        """Return whose turn it is, if a slot is free and somebody waits."""
+        """Return whose turn it is, if a slot is free and a call waits."""
         if not self.has_waiting or not self.has_free:
             return None
         self._charge_overtime(now)
@@ -137,7 +137,7 @@ class Room:
 class Turns:
     """The slots of all targets, and every call that waits for one of them.
 
-    Nobody waits while a slot that would do is free, so whoever finds a free slot passes nobody by.
+    No call waits while a slot that would do is free, so a call that finds a free slot overtakes none.
     """
 
     def __init__(self, per_team: int, wait: float) -> None:
@@ -195,15 +195,15 @@ class Turns:
         return self.fill(room, now)
 
     def fill(self, room: Room, now: float, most: float = math.inf) -> list[Ticket]:
-        """Give what is free to those who wait, ``most`` of them, and return them."""
+        """Give what is free to waiting calls, ``most`` of them, and return them."""
         lucky: list[Ticket] = []
         while len(lucky) < most and (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
-            # Still in line while it is charged: who waits is not brought forward.
+            # Still queued while it is charged: a waiting call is not brought forward.
             ticket.slot = room.give(ticket.team, ticket.weight, ticket.is_batch, now)
             self.leave(ticket)
             lucky.append(ticket)
         return lucky
 
     def wait_expected(self, team: str, weight: float, is_batch: bool, rooms: Iterable[Room]) -> float:
-        """Return about how many seconds one more call would wait, infinite when nobody can say."""
+        """Return about how many seconds one more call would wait, infinite when unknown."""
         return min((room.wait_expected(team, weight, is_batch) for room in rooms), default=math.inf)

@@ -1,5 +1,5 @@
-# The report of the whole house, for admins: every team and model, what was charged and what our own GPUs cost, what
-# each replica cost while no call used it, and what the same tokens would have cost at a commercial model.
+# The report of the whole deployment, for admins: every team and model, what was charged and what our own GPUs cost,
+# what each replica cost while no call used it, and what the same tokens would have cost at a commercial model.
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-# What all teams used on some days, for people who run the house: sums over every team, the dearest lines, and the teams
-# themselves a page at a time. Postgres adds up; what is read here does not grow with the number of teams.
+# What all teams used on some days, for operators of the deployment: sums over every team, the dearest lines, and the
+# teams themselves a page at a time. Postgres adds up; what is read here does not grow with the number of teams.
 
 from __future__ import annotations
 

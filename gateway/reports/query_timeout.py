@@ -1,4 +1,4 @@
-# Reports that are added up call by call have a time of their own, and an honest answer when it does not suffice.
+# Reports that are added up call by call have a time of their own, and an error of their own when it does not suffice.
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def read_analysis(said: Mapping[str, str], settings: Settings, catalog: Catalog)
 
 
 async def see_one_moment(connection: AsyncConnection) -> None:
-    """Let all queries of a transaction see the same books, so that their sums tie. Before its first query."""
+    """Let all queries of a transaction see the same snapshot, so that their sums tie. Before its first query."""
     await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
 
 

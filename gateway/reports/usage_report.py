@@ -1,5 +1,5 @@
 # The usage report: a statement as clients and finance read it. Money is exact decimal dollars; what was booked after a
-# day's close, or by people, stands apart, as corrections.
+# day's close, or by hand, stands apart, as corrections.
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def usage_csv(usage: Mapping[str, Any]) -> str:
 
 
 def usage_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return what ``usage_of`` returned as a flat table: its columns and its rows, corrections aside."""
+    """Return what ``usage_of`` returned as a flat table: its columns and its rows, without corrections."""
     if "results" not in usage:
         skip = ("is_closed", "corrections", "analysis")
         return [name for name in usage if name not in skip], [dict(usage)]
@@ -82,7 +82,7 @@ def total_view(total: Totals, for_house: bool) -> dict[str, Any]:
 
 
 def corrections_view(late: Totals, for_house: bool) -> dict[str, Any]:
-    """Return what was booked late and by people, if anything was; ``entries`` of it by people."""
+    """Return what was booked late and by hand, if anything was; ``entries`` of it by hand."""
     return {} if late == Totals() else {"corrections": {**total_view(late, for_house), "entries": late.entries}}
 
 

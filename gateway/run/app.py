@@ -222,7 +222,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             stack.push_async_callback(stop_all, [task])
         yield services
         await background.drain(drain.settle_within)
-        with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
+        with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await books.flusher.flush_once()
         with suppress(Exception):
             await outcomes.flush()

@@ -1,5 +1,5 @@
-# What two libraries bring along and no command of ours uses, left out: a gateway or worker starts in a tenth less CPU
-# time. Call it before anything imports them; who imports the rest by name later gets it.
+# What two libraries bring along and no command of this project uses, left out: a gateway or worker starts in a tenth
+# less CPU time. Call it before anything imports them; who imports the rest by name later gets it.
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-# One child process: started so that it ends with its parent, however that one ends, and stopped politely, then firmly.
-# Everything that starts a process of ours does it here: `tollgate dev`, `tollgate serve` and the embedded servers.
+# One child process: started so that it ends with its parent, however that one ends, and stopped by a signal, then
+# killed. Everything that starts one of our processes does it here: `tollgate dev`, `tollgate serve` and the embedded
+# servers.
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """Return a loopback port that nobody listens on: the preferred one if it is free."""
+    """Return a loopback port that no process listens on: the preferred one if it is free."""
     candidates = [] if preferred is None else [preferred]
     candidates += random.SystemRandom().sample(LISTENING_PORTS, 100)
     for port in candidates:

@@ -1,5 +1,5 @@
 # `tollgate serve`: the app under uvicorn, in this process or in several that share one listening socket. With a shared
-# socket a connection goes to whoever is idle, and none is lost in the queue of a worker that dies.
+# socket a connection goes to an idle worker, and none is lost in the queue of a worker that dies.
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
                 supervisor.tend()
                 supervisor.pause(1.0)
         except StopRequested as exc:
-            # The workers accept a little longer than we let anybody in: none who was let in is left standing.
+            # The workers accept a little longer than new connections come in: none of these is left unaccepted.
             lame_duck = min(settings.lame_duck, settings.drain) if exc.number is signal.SIGTERM else 0.0
             door = threading.Timer(lame_duck, _leave_the_door, [listener])
             door.start()
@@ -116,16 +116,17 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
 
 
 def _leave_the_door(listener: socket.socket) -> None:
-    """Have nobody let in any more, and leave who was to the workers.
+    """Accept no more connections, and leave the accepted ones to the workers.
 
-    As long as we held the socket, connections would be made that nobody accepts, and be reset when the last call ends.
+    As long as this process held the socket, connections would be made that no worker accepts, and be reset when the
+    last call ends.
     """
     close_door(listener)
     listener.close()
 
 
 def _leave(*_: object) -> NoReturn:
-    """End now: the house is closed or not yet open, and taking a thousand modules apart would last a second."""
+    """End now: the server is closed or not yet open, and taking a thousand modules apart would last a second."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

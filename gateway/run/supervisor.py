@@ -1,5 +1,5 @@
 # Keeps a set of processes alive: a child that dies is started again, later each time it dies young; at the end all are
-# asked to stop, in order. Used by `tollgate dev` for the whole house and by `tollgate serve` for its workers.
+# asked to stop, in order. Used by `tollgate dev` for the whole stack and by `tollgate serve` for its workers.
 #
 # The signals are blocked here and fetched when there is time for them, so none can come between. Threads that a library
 # has started do not block them: for those there is a handler that only takes note.
@@ -25,7 +25,7 @@ AWAITED = STOP_SIGNALS | {signal.SIGCHLD}
 
 
 class StopRequested(Exception):
-    """A signal asks the whole house to stop."""
+    """A signal asks the whole stack to stop."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number)
@@ -59,7 +59,7 @@ class Child:
         self.restart_at = None
 
     def pids(self) -> list[int]:
-        """Return the living processes of this child, itself first."""
+        """Return the live processes of this child, itself first."""
         if self.process is None or self.process.poll() is not None:
             return []
         below = descendants_of(self.process.pid) if self.lists_descendants else []
@@ -137,14 +137,14 @@ class Supervisor:
             _send(child, child.stop_signal)
 
     def pids(self) -> dict[str, list[int]]:
-        """Return the living pids of every role."""
+        """Return the live pids of every role."""
         pids: dict[str, list[int]] = {}
         for child in self.children:
             pids.setdefault(child.role, []).extend(child.pids())
         return pids
 
     def note_pids(self) -> None:
-        """Report the living pids if they are others than last time."""
+        """Report the live pids if they are others than last time."""
         if (pids := self.pids()) != self._pids:
             self._pids = pids
             self.pids_changed(pids)
@@ -156,13 +156,13 @@ class Supervisor:
                 _send(child, number)
 
     def first_dead(self) -> Child | None:
-        """Return a child that does not run, if any: while the house is being started that is a failure."""
+        """Return a child that does not run, if any: while the stack is being started that is a failure."""
         return next((child for child in self.children if child.process and child.process.poll() is not None), None)
 
     def stop(self, waves: Iterable[Sequence[str]]) -> None:
         """End the children, wave by wave of roles; a wave begins when the one before has ended.
 
-        One more stop signal is passed on, and then nobody is waited for any longer than ``HURRY`` seconds.
+        One more stop signal is passed on, and then no child is waited for any longer than ``HURRY`` seconds.
         """
         hurried_at: float | None = None
         for roles in waves:

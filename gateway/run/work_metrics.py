@@ -1,4 +1,5 @@
-# What a worker shows Prometheus on its own port: what each process of the house counts, and what waits for workers.
+# What a worker shows Prometheus on its own port: what each process of the deployment counts, and what waits for
+# workers.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-# `tollgate work`: batches, and the chores of the house, done by any number of workers side by side. Beside what every
-# process does for the books (open_services), what is past its time is erased, budgets are watched and callbacks
-# delivered.
+# `tollgate work`: batches, and the deployment's background chores, done by any number of workers side by side. Beside
+# every process's part in the accounting (open_services), what is past its time is erased, budgets are watched and
+# callbacks delivered.
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def _work(
         }
         status = await _until_stopped(asked_to_stop, chores)
         await batches.finish(settings.drain, asked_twice)
-        with suppress(Exception):  # what cannot be flushed now stays in the journal for whoever adopts it
+        with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             async with asyncio.timeout(FINAL_FLUSH):
                 while await services.flusher.flush_once():
                     pass

@@ -1,4 +1,4 @@
-# A worker's part in the held-back share: asks the other models as batches, compares what they say, has a judge decide
+# A worker's part in shadow traffic: asks the other models as batches, compares what they say, has a judge decide
 # where one is configured, and forgets the texts.
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Line(Struct, frozen=True):
 
 
 def found_of(asked: Asked, catalog: Catalog) -> Found:
-    """Return what the answer to a held-back call's question says. Pure."""
+    """Return what the answer to a shadow call's question says. Pure."""
     answer = None if asked.response is None else msgspec.json.decode(asked.response, type=_Line)
     route = catalog.auto.get(asked.route)
     if answer is None or answer.status_code != 200:

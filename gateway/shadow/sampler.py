@@ -1,4 +1,4 @@
-# Takes the held-back share: watches a few replies of small models, and of large ones where a route explores, and notes
+# Samples shadow traffic: watches a few replies of small models, and of large ones where a route explores, and notes
 # what was asked and answered when they end.
 # A call that is not taken costs one look at the route.
 
@@ -141,7 +141,7 @@ class Watch(ReplyHook):
 
 
 def is_comparable(call: Call) -> bool:
-    """Tell whether a call's answer can be compared with another: one answer, in text, that somebody waits for."""
+    """Tell whether a call's answer can be compared with another: one answer, in text, that a client waits for."""
     asked = call.request
     return (
         isinstance(asked, ChatRequest)

@@ -1,4 +1,4 @@
-# Held-back calls in Postgres: noted within a team's daily budget, asked as batches, compared, and then only counted.
+# Shadow calls in Postgres: noted within a team's daily budget, asked as batches, compared, and then only counted.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HeldBackCall(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """A held-back call whose question has ended, one way or the other."""
+    """A shadow call whose question has ended, one way or the other."""
 
     request_id: UUID
     route: str
@@ -138,7 +138,7 @@ async def counts_of(connection: AsyncConnection, team_id: str, route: str, clock
 
 
 async def purge_held_back(connection: AsyncConnection, clock: Clock, keep: float) -> None:
-    """Drop what nobody compared for days, and rows that are older than usage records are kept (``keep`` seconds)."""
+    """Drop what was not compared for days, and rows that are older than usage records are kept (``keep`` seconds)."""
     now = clock.moment()
     await connection.execute(GIVE_UP, {"before": now - TEXTS_LAST, "now": now})
     await connection.execute(PURGE, {"before": now - timedelta(seconds=keep)})

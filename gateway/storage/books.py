@@ -1,4 +1,4 @@
-# Who keeps the house's books in one process, wired together: quotas, journal, flusher, owner, sweeper, auditor.
+# The accounting of one process, wired together: quotas, journal, flusher, owner, sweeper, auditor.
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from gateway.storage.database import Database
 
 
 class Books(Struct, frozen=True, kw_only=True):
-    """The keepers of the books. Owner, rates, flusher, sweeper and auditor keep them once somebody runs them."""
+    """The parts of the accounting. Owner, rates, flusher, sweeper and auditor are background loops, to be run by the
+    caller."""
 
     quotas: Quotas
     journal: Journal
@@ -38,7 +39,7 @@ class Books(Struct, frozen=True, kw_only=True):
     prices: PriceEditions
 
     def follow(self, settings: Settings) -> None:
-        """Go by other settings, as far as they may change while the house runs."""
+        """Go by other settings, as far as they may change while the deployment runs."""
         self.quotas.follow(settings.quotas.standalone_share)
         self.sweeper.keep_rows = settings.retention.usage
         self.prices.add(model.price for model in settings.models.values())
@@ -46,7 +47,7 @@ class Books(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_books(settings: Settings, clock: Clock, database: Database, redis: Redis) -> AsyncIterator[Books]:
-    """Open the books, and wait a moment for the database, before anything is flushed or held."""
+    """Open the accounting, and wait a moment for the database, before anything is flushed or held."""
     async with AsyncExitStack() as stack:
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)

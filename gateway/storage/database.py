@@ -17,12 +17,12 @@ from gateway.storage.schema import DRIVER_ERRORS
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
-ANSWERS_WITHIN = 2.0  # seconds for the question whether anybody is there, asked
+ANSWERS_WITHIN = 2.0  # seconds for the question whether Postgres answers, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
 
 class Database:
-    """Postgres, through a small pool. One object per process, closed by whoever made it."""
+    """Postgres, through a small pool. One object per process, closed by its creator."""
 
     def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
         self.url = url
@@ -66,7 +66,7 @@ class Database:
 
 
 async def _greet(connection: AsyncConnection) -> None:
-    """Ask whether anybody is there, beside the transaction: its first statement may have to be another."""
+    """Ask whether Postgres answers, beside the transaction: its first statement may have to be another."""
     raw = await connection.get_raw_connection()
     assert raw.driver_connection is not None
     try:

@@ -1,5 +1,5 @@
-# Secrets and answers as Postgres may keep them: encrypted under a key that is derived from the house's pepper. While
-# one pepper gives way to another, what was sealed under either opens.
+# Secrets and answers as Postgres may keep them: encrypted under a key that is derived from the deployment's pepper.
+# While one pepper replaces another, what was sealed under either opens.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONCE_BYTES = 12
 
 
 class Unsealable(Exception):
-    """The bytes were not sealed under a pepper of this house and for this purpose, or were changed."""
+    """The bytes were not sealed under a pepper of this deployment and for this purpose, or were changed."""
 
 
 class Sealer:

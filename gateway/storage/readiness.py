@@ -1,5 +1,5 @@
-# Whether the parts of the house answer: asked once at a time, and what was found is told for a second. Anybody may ask
-# for it without a key, so that must not take a connection to Postgres and a write to the disk each time.
+# Whether the parts of the deployment answer: asked once at a time, and what was found is told for a second. Any caller
+# may ask for it without a key, so that must not take a connection to Postgres and a write to the disk each time.
 
 from __future__ import annotations
 

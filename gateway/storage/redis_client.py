@@ -1,5 +1,5 @@
 # The way to Redis. Where a connection was closed under a command uvloop raises RuntimeError, which redis-py passes on
-# and nobody would take for a Redis that is away.
+# and which does not look like a Redis that is away.
 
 from __future__ import annotations
 

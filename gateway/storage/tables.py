@@ -47,7 +47,7 @@ teams = Table(
     Column("weight", Double, nullable=False, server_default=text("1")),
     Column("allowed_models", ARRAY(Text)),  # null: all
     Column("allow_smaller", Boolean, nullable=False, server_default=text("true")),
-    Column("safety", JSONB),  # gateway.core.settings.TeamSafety; null: the house's
+    Column("safety", JSONB),  # gateway.core.settings.TeamSafety; null: the deployment's
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     moment("suspended_at"),
     Column("webhook_url", Text),  # where its events go; null: nowhere
@@ -63,7 +63,7 @@ api_keys = Table(
     Column("name", Text, nullable=False, server_default=text("''")),
     Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
     Column("pepper", Text),  # its name, see gateway.core.keys.pepper_name; null: not noted yet
-    Column("prefix", Text, nullable=False),  # "tg-ab12": enough for people to tell keys apart
+    Column("prefix", Text, nullable=False),  # "tg-ab12": enough for a reader to tell keys apart
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     since(),
     moment("expires_at"),
@@ -111,7 +111,7 @@ batches = Table(
     Column("error_file_id", Text, ForeignKey("files.id", ondelete="SET NULL")),
     Column("errors", JSONB),  # [{"code", "line", "message", "param"}]
     Column("metadata", JSONB),
-    Column("is_aside", Boolean, nullable=False, server_default=false()),  # made by the house itself
+    Column("is_aside", Boolean, nullable=False, server_default=false()),  # made by the deployment itself
     Column("input_bytes", BigInteger, nullable=False, server_default=ZERO),  # of its requests, or of their file
     Column("total", Integer, nullable=False, server_default=ZERO),
     Column("completed", Integer, nullable=False, server_default=ZERO),
@@ -257,12 +257,12 @@ budget_alerts = Table(
     Column("threshold", Integer, primary_key=True),  # percent of the cap
     Column("cap", BigInteger, nullable=False),  # nano-dollars or tokens
     Column("used", BigInteger, nullable=False),  # when it was noticed
-    Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: nobody was told
+    Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: no callback was sent
     since(),
     Index("budget_alerts_created_at_idx", "created_at"),
 )
 
-# What an automatic route's quality takes for one team, as its held-back calls show it.
+# What an automatic route's quality takes for one team, as its shadow calls show it.
 recalibrations = Table(
     "recalibrations",
     metadata,

@@ -1,4 +1,4 @@
-# What those who keep the books count themselves: quotas, journal, sweeper, failovers and the audit.
+# What the parts of the accounting count themselves: quotas, journal, sweeper, failovers and the audit.
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BookMetrics:
-    """Metrics of the books. They show nothing before ``follow``."""
+    """Metrics of the accounting. They show nothing before ``follow``."""
 
     def __init__(self, meters: Meters) -> None:
         self._journal_backlog = meters.gauge_of_all(

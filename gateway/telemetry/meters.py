@@ -18,7 +18,7 @@ class Meters(CollectorRegistry):
 
     def __init__(self) -> None:
         super().__init__()
-        disable_created_metrics()  # a second series for each counter and histogram, which nobody asks for
+        disable_created_metrics()  # a second series for each counter and histogram, which is not used
 
     def counter(self, name: str, words: str, *labels: str) -> Counter:
         """Return a counter."""

@@ -1,4 +1,4 @@
-# Prometheus metrics of a gateway: those of calls are counted here, those of books and targets in the files beside.
+# Prometheus metrics of a gateway: those of calls are counted here, those of accounting and targets in the files beside.
 
 from __future__ import annotations
 

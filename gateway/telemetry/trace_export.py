@@ -41,7 +41,8 @@ class TraceExport:
         self.tracer: Tracer = self._provider.get_tracer("tollgate")
 
     def name_next(self, trace_id: int) -> None:
-        """Give the traces that begin from now on this id: a request's, so that people find the one by the other."""
+        """Give the traces that begin from now on this id: a request's, so that an operator finds the one by the
+        other."""
         self._trace_id = trace_id
 
     async def close(self) -> None:

@@ -1,5 +1,5 @@
 # One connection to an upstream, on httptools and the event loop's own transport: a request goes out in one write, its
-# answer comes in by callbacks, and whoever waits for it waits for one future. No task, no timer is made for a call.
+# answer comes in by callbacks, and a caller waits for it on one future. No task, no timer is made for a call.
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Pool:
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """Take a connection whose answer has been read, or of which nobody wants the rest."""
+        """Take a connection whose answer has been read, or whose rest no call wants."""
         if connection.release() and (origin := self._open.get(connection)) is not None:
             self._idle[origin].append(connection)
 
@@ -132,7 +132,7 @@ class Pool:
     def _looked(self, origin: Origin, looked: asyncio.Future[list[Address]]) -> None:
         del self._looking[origin]
         if not looked.cancelled():
-            looked.exception()  # whoever asked may have left
+            looked.exception()  # its caller may have left
 
 
 @lru_cache(1)

@@ -1,5 +1,5 @@
-# Bodies that come compressed though nobody asked for it. They are unpacked as they are read, a bounded piece at a time:
-# a small one may unpack to a huge one.
+# Bodies that come compressed though the request did not ask for it. They are unpacked as they are read, a bounded piece
+# at a time: a small one may unpack to a huge one.
 
 from __future__ import annotations
 

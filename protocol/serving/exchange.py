@@ -1,6 +1,6 @@
 # One request and its answer, as ASGI has them, in fewer steps than uvicorn's own: the head of an answer of known length
-# leaves with its body, in one piece; what is looked at in each header once is not looked at again; and whoever reads a
-# body that is here waits for nothing.
+# leaves with its body, in one piece; what is looked at in each header once is not looked at again; and reading a body
+# that is here waits for nothing.
 
 from __future__ import annotations
 

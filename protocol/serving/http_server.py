@@ -225,7 +225,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _tell_when_left(self, tell: Callable[[], object] | None) -> None:
         self._tell = tell
         if tell is not None:
-            self.flow.resume_reading()  # a long body may have stopped it, and who does not read sees nobody leave
+            self.flow.resume_reading()  # a long body may have stopped it, and only reading shows that a client left
 
     def _write_now(self, scope: Any, body: bytes) -> bool:
         call = self.cycle

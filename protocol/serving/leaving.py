@@ -1,4 +1,4 @@
-# A client that leaves ends what runs for it. Shared by everything of ours that answers over ASGI.
+# A client that leaves ends what runs for it. Shared by everything here that answers over ASGI.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAVING = "tollgate.leaving"
 
 @dataclass(slots=True)
 class Client:
-    """Whoever waits for an answer."""
+    """A client that waits for an answer."""
 
     has_left: bool = False
 

@@ -60,8 +60,8 @@ def close_door(listener: socket.socket) -> None:
     connected and have sent their requests. So a filter first drops what asks for a new connection (SYN), the queue is
     emptied, and then the socket is closed: the client's kernel asks again after a second and is refused.
 
-    Some kernels let only root (CAP_NET_ADMIN) filter TCP, so in a container there is no filter: then whoever connects
-    in the instant between the last look into the queue and the socket's end is reset.
+    Some kernels let only root (CAP_NET_ADMIN) filter TCP, so in a container there is no filter: then a client that
+    connects in the instant between the last look into the queue and the socket's end is reset.
     """
     byte_13, mask, is_equal, give = 0x30, 0x54, 0x15, 0x06  # BPF: load a byte, and, jump if equal, return
     code = ((byte_13, 0, 0, 13), (mask, 0, 0, 0x12), (is_equal, 0, 1, 0x02), (give, 0, 0, 0), (give, 0, 0, 0xFFFFFFFF))

@@ -25,7 +25,7 @@ class Ability(StrEnum):
 class Tier(StrEnum):
     """How soon an answer is wanted."""
 
-    INTERACTIVE = "interactive"  # somebody waits
+    INTERACTIVE = "interactive"  # a client waits
     BATCH = "batch"  # within the day
 
 
@@ -74,9 +74,9 @@ class Target(Struct, frozen=True, dict=True):
 class TargetHealth(Struct, frozen=True):
     """What is known of a target at the moment of choosing."""
 
-    is_open: bool = False  # its breaker is open, or it is set aside after a 429
+    is_open: bool = False  # its breaker is open, or it is in cooldown after a 429
     is_full: bool = False  # more waits there than keeps it busy, or it takes nothing now, as it says itself
-    first_token_ms: float = 0.0  # predicted; 0 when nobody knows
+    first_token_ms: float = 0.0  # predicted; 0 when unknown
 
 
 HEALTHY = TargetHealth()

@@ -1,5 +1,5 @@
-# Words whose share of a prompt says something of its kind rather than of its subject: they carry over to subjects that
-# nobody has seen. Lower case, as bytes; a word may be of several kinds.
+# Words whose share of a prompt says something of its kind rather than of its subject: they carry over to unseen
+# subjects. Lower case, as bytes; a word may be of several kinds.
 
 from __future__ import annotations
 

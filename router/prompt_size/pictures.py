@@ -1,4 +1,4 @@
-# How many tokens a picture takes of a prompt, by the formula of whoever makes the model, and how large a picture is.
+# How many tokens a picture takes of a prompt, by the formula of the model's maker, and how large a picture is.
 # Formulas: OpenAI, "Images and vision"; Anthropic, "Vision"; Google, "Image understanding"; Qwen2-VL and its kin.
 
 from __future__ import annotations

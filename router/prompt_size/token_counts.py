@@ -23,7 +23,7 @@ _OPENAI = (
     (r"(chatgpt-4o|gpt-4o|gpt-4\.1|gpt-4\.5|gpt-5(-|$)|o[134](-|$))", "o200k_base"),
     (r"(gpt-4(-|$)|gpt-3\.5-turbo|text-embedding-(3-|ada-002))", "cl100k_base"),
 )
-SLICE = 32_768  # characters that a tokenizer is given at once: none takes more than that at a bad pace
+SLICE = 32_768  # characters that a tokenizer is given at once, so that none runs slowly
 EDGE = 8  # tokens more than the whole that the slices of a text may be short of, each
 
 

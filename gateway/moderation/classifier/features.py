@@ -70,7 +70,7 @@ class Words(NamedTuple):
     data: npt.NDArray[np.uint8]  # the window in UTF-8, a space before and after it
     starts: npt.NDArray[np.int64]  # (words,): where each begins
     ends: npt.NDArray[np.int64]  # (words,): and where it has ended
-    keys: npt.NDArray[np.uint64]  # (words,): what tells them apart, in this process alone; nobody can guess two alike
+    keys: npt.NDArray[np.uint64]  # (words,): what tells them apart, in this process alone; two alike cannot be guessed
 
     def take(self, places: npt.NDArray[np.int64]) -> Words:
         """Return some of the words."""

@@ -165,7 +165,7 @@ _ESCAPE = re.compile(  # a text that stands inside another one has its backslash
 )
 _OCTAL = re.compile(r"\\([01][0-7]{2})")
 _NUMBERS = re.compile(r"[0-9](?<![\w.]\d)\d{1,7}(?:[\s:,;|-]{1,3}\d{2,8}){7,}(?!\w)")
-# What stands inside a word without parting it for whoever sees it rendered, or runs it.
+# What stands inside a word without parting it for a reader who sees it rendered, or a machine that runs it.
 _SEAM = re.compile(
     r"[<*`\\\"'](?<=[\w+/=-].)(?:(?<=<)[^<>\s][^<>]{0,64}>(?:<[^<>\s][^<>]{0,64}>){0,3}|(?<=\*)\*|(?<=`)"
     r"|(?<=\\)\r?\n\s{0,20}|(?<=[\"'])\s{0,20}[+.&]?\s{0,20}[\"'])(?=[\w+/=-])"

@@ -1,4 +1,4 @@
-# What a text looks like to its reader: look-alike letters, digits and signs are undone, and what nobody sees is left
+# What a text looks like to its reader: look-alike letters, digits and signs are undone, and what is invisible is left
 # out. What is written in another code, or letter by letter, is for hidden.py.
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _table() -> dict[int, str | None]:
         table.update({first + place: chr(ord("A") + place) for place in range(26)})
     for first in _DIGITS:
         table.update({first + digit: str(digit) for digit in range(10)})
-    table.update({0xE0000 + code: chr(code) for code in range(0x20, 0x7F)})  # tags: ASCII that nobody sees
+    table.update({0xE0000 + code: chr(code) for code in range(0x20, 0x7F)})  # tags: invisible ASCII
     for letters, latin in _LOOKALIKES.items():
         table.update({ord(letter): latin for letter in letters})
     return table

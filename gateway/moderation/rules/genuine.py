@@ -1,5 +1,5 @@
-# Whether what a rule's pattern finds is what it looks like: check digits, lengths, numbers that were never given to
-# anybody, and how random a value is.
+# Whether what a rule's pattern finds is what it looks like: check digits, lengths, numbers that were never issued, and
+# how random a value is.
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CATEGORIES = (
 NAMES = (*GROUPS, *CATEGORIES)
 
 # What is flagged at the most unless the configuration says otherwise: an address in a prompt is everyday business, and
-# whoever speaks of harming themselves needs an answer.
+# a user who speaks of self-harm needs an answer.
 ONLY_FLAGGED = frozenset({"contacts", "self-harm", "self-harm/intent", "self-harm/instructions"})
 
 
@@ -64,7 +64,8 @@ class Policy(Struct, frozen=True):
 
 
 def policy_of(house: Safety, team: TeamSafety | None) -> Policy:
-    """Return what holds for a team: the stricter of its levels and the house's, or its own where that is allowed."""
+    """Return what holds for a team: the stricter of its levels and the deployment's, or its own where that is
+    allowed."""
     own = team or TeamSafety()
     return Policy(
         _joined(house.input, own.input, house.teams_may_loosen),
@@ -76,7 +77,8 @@ def policy_of(house: Safety, team: TeamSafety | None) -> Policy:
 
 
 def loosens(team: TeamSafety, house: Safety) -> tuple[str, Level] | None:
-    """Return which of a team's levels is looser than the house allows, and what the house has; None where none is."""
+    """Return which of a team's levels is looser than the deployment allows, and what the deployment has; None where
+    none is."""
     if house.teams_may_loosen:
         return None
     stages: tuple[Stage, ...] = ("input", "output")

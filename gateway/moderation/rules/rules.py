@@ -1,5 +1,5 @@
-# Rules for what can be told by its form: secrets, numbers that belong to one person, ways to reach one, and the
-# phrases that the house forbids. Each rule has words that its text must hold, which costs next to nothing to look for;
+# Rules for what can be told by its form: secrets, numbers that belong to one person, ways to reach one, and the phrases
+# that the deployment forbids. Each rule has words that its text must hold, which costs next to nothing to look for;
 # only then its pattern runs. Every pattern is linear: what repeats is bounded, or cannot be matched in two ways.
 
 from __future__ import annotations

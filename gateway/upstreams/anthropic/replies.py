@@ -61,7 +61,7 @@ class UsageObject(Struct, frozen=True):
     output_tokens_details: _OutputDetails | None = None
 
     def replaced_by(self, later: UsageObject) -> UsageObject:
-        """Return the counts with those that ``later`` names in place of ours."""
+        """Return the counts with those that ``later`` names in place of the earlier ones."""
         named = {name: value for name in self.__struct_fields__ if (value := getattr(later, name)) is not None}
         return msgspec.structs.replace(self, **named)
 

@@ -304,7 +304,7 @@ def _is_marked(message: Message) -> bool:
 
 
 def _mark_stable_prefixes(body: Block) -> None:
-    """Ask for a cache of what the next request will begin with again, where nobody else has placed marks.
+    """Ask for a cache of what the next request will begin with again, where the client has placed no marks.
 
     Tools and system, which a product sends every time; and a conversation that has already been gone on with.
     """

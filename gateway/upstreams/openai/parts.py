@@ -58,7 +58,7 @@ def _thoughts(said: Raw) -> list[Thought]:
 
 
 def read_arguments(arguments: Raw) -> str:
-    """Return a call's arguments as the JSON text that they are by the book; some services send the object itself."""
+    """Return a call's arguments as the JSON text that the API specifies; some services send the object itself."""
     if arguments is NOTHING:
         return ""
     return text_in(arguments) or object_in(arguments)
@@ -69,7 +69,7 @@ def present(raw: Raw) -> Raw | None:
     said = bytes(raw)
     if said in (b"", b"null"):
         return None
-    if not said.isascii():  # nobody has decoded it yet: it may be no UTF-8, and what goes out must be
+    if not said.isascii():  # not decoded yet: it may be no UTF-8, and what goes out must be
         said = said.decode("utf-8", "replace").encode()
     return Raw(msgspec.json.format(said, indent=-1) if b"\n" in said else said)
 

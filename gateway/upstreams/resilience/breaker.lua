@@ -1,5 +1,5 @@
--- What gateways tell each other of upstreams: reports of what they counted, conditions of breakers, what is set aside,
--- and how many probes are out. The rules are breaker.py's; here things are only kept, and the newer one wins.
+-- What gateways tell each other of upstreams: reports of what they counted, conditions of breakers, what is in
+-- cooldown, and how many probes are out. The rules are breaker.py's; here things are only kept, and the newer one wins.
 --
 -- KEYS[1]  the prefix; every key below starts with it, so that all of them live in one slot of a cluster
 -- ARGV[1]  verb
@@ -8,7 +8,7 @@
 --   PREFIX:conditions   hash    target -> JSON {g generation, open, forced, by_hand, opened_at, retry_at, reason};
 --                               unix seconds of this server
 --   PREFIX:r:TARGET     hash    gateway -> JSON {at, report}: what it counted lately; the report is not read here
---   PREFIX:failing      zset    targets that somebody counts failures of, by when it was last said
+--   PREFIX:failing      zset    targets with failures at any gateway, by when that was last said
 --   PREFIX:aside        hash    name -> JSON {until, why}
 --   PREFIX:p:TARGET     zset    tokens of the probes that are out, by when their lease ends
 --   PREFIX:good:TARGET:GENERATION  string  how many probes were answered

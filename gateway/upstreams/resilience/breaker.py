@@ -94,7 +94,7 @@ class Breaker:
         )
 
     def turns_away(self, now: float) -> bool:
-        """Whether nobody may ask the target now, not even as a probe."""
+        """Whether no call may go to the target now, not even as a probe."""
         return self.condition.is_open and not self.may_probe(now)
 
     def begin_probe(self) -> None:

@@ -1,5 +1,5 @@
-# The breakers of all targets as one process knows them, and what is set aside. A call that meets a healthy target waits
-# for nothing here: what the gateways tell each other goes through Redis behind it, every half second and at each
+# The breakers of all targets as one process knows them, and what is in cooldown. A call that meets a healthy target
+# waits for nothing here: what the gateways tell each other goes through Redis behind it, every half second and at each
 # failure. While Redis is away, each process goes by what it sees itself.
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Breakers:
             self._end_probe(permit, Verdict.GOOD)
 
     def failed(self, permit: Permit, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
-        """The target did not answer ``team``'s call: count it, and set aside what should be left alone."""
+        """The target did not answer ``team``'s call: count it, and put into cooldown what should be left alone."""
         watched, now = permit.watched, self._clock.monotonic()
         if self._keys.set_aside(watched.target, permit.api_key, failure, now):
             self._wake.set()
@@ -179,7 +179,7 @@ class Breakers:
             self.failed(permit, failure, team, prompt_characters)
 
     def abandoned(self, permit: Permit) -> None:
-        """Nobody knows how it would have ended: the client left."""
+        """It is unknown how it would have ended: the client left."""
         if permit.probe is not None:
             self._end_probe(permit, Verdict.NOTHING)
 
@@ -194,7 +194,7 @@ class Breakers:
         await self.sync()
 
     async def reset(self, watched: Watched, reason: str) -> None:
-        """Close the target's breaker at every gateway, forget what was counted, and take back what is set aside."""
+        """Close the target's breaker at every gateway, forget what was counted, and end its cooldowns."""
         watched.breaker.reset(reason)
         self._keys.use_again(watched.target)
         self._tell(watched)
@@ -210,7 +210,7 @@ class Breakers:
         return [(watched.labels, watched.breaker.state(now)) for watched in self._watched.values()]
 
     def count_refused_keys(self) -> dict[tuple[str, str], int]:
-        """Return how many keys of each provider are set aside at all of its endpoints, by why."""
+        """Return how many keys of each provider are in cooldown at all of its endpoints, by why."""
         return self._keys.count_asides(self._clock.monotonic())
 
     async def run(self) -> None:

@@ -25,7 +25,7 @@ class Aside(Struct, frozen=True):
 
 
 class SetAside:
-    """Everything that is set aside, by name. What is new waits in ``news`` for the other gateways to hear of it."""
+    """Everything in cooldown, by name. What is new waits in ``news`` for the other gateways to hear of it."""
 
     def __init__(self) -> None:
         self.news: set[str] = set()
@@ -35,14 +35,14 @@ class SetAside:
         return bool(self._asides)
 
     def put(self, name: str, aside: Aside) -> None:
-        """Set something aside, or for longer."""
+        """Put something into cooldown, or for longer."""
         known = self._asides.get(name)
         if known is None or known.until < aside.until:
             self._asides[name] = aside
             self.news.add(name)
 
     def find(self, name: str, now: float) -> Aside | None:
-        """Return why and until when something is set aside, if it is."""
+        """Return why and until when something is in cooldown, if it is."""
         if not self._asides or (aside := self._asides.get(name)) is None:
             return None
         if aside.until > now:
@@ -51,7 +51,7 @@ class SetAside:
         return None
 
     def forget(self, names: Iterable[str]) -> None:
-        """Set aside no longer."""
+        """End the cooldowns of some names."""
         for name in names:
             if self._asides.pop(name, None) is not None:
                 self.news.add(name)
@@ -61,7 +61,7 @@ class SetAside:
         self._asides = {name: aside for name, aside in self._asides.items() if aside.until > now}
 
     def names(self) -> list[str]:
-        """Return what is set aside, or was until lately."""
+        """Return what is in cooldown, or was until lately."""
         return list(self._asides)
 
     def agree(self, shared: dict[str, Aside], told: Mapping[str, Aside | None]) -> None:

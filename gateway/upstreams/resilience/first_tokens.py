@@ -14,7 +14,7 @@ BELIEVED = 60.0  # seconds without a stream, after which a target is tried again
 
 
 class FirstTokens:
-    """A forecast for each target that has lately streamed to somebody who waits, as this process saw it."""
+    """A forecast for each target that has lately streamed to a client that waits, as this process saw it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-# Which key a target is asked with: each in its turn, but for those that are set aside, and for those that have no room
-# by their provider's own limits while another has.
+# Which key a target is asked with: each in its turn, but for those that are in cooldown, and for those that have no
+# room by their provider's own limits while another has.
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class KeyRing:
             key = self.registry.next_key_at(target)
         if not short and not poor:
             raise _away(limits, now)
-        # Short: its provider may count otherwise. Poor: refused lately; whoever has no better one hears at once when it
-        # is accepted again.
+        # Short: its provider may count otherwise. Poor: refused lately; used where there is no better one, so that the
+        # gateway learns at once when it is accepted again.
         return self._take(target, (short or poor)[0], tokens, now)
 
     def hear(self, target: Target, key: str | None, told: list[Left], now: float) -> None:
@@ -101,7 +101,7 @@ class KeyRing:
         return True
 
     def use_again(self, target: Target) -> None:
-        """Take back what is set aside at ``target``, and at all of its provider's endpoints."""
+        """End the cooldowns at ``target``, and at all of its provider's endpoints."""
         for key in self._of(target):
             self.asides.forget((at_target(target.key, key), at_provider(target.model.provider, key)))
         self.allowances.forget(target.key)
@@ -112,7 +112,7 @@ class KeyRing:
         return _away([limit for limit in limits if limit is not None], now) if all(limits) else None
 
     def has_good_one(self, target: Target, now: float, other_than: str | None = None) -> bool:
-        """Whether there is a key that is set aside neither at ``target`` nor at its provider."""
+        """Whether there is a key that is in cooldown neither at ``target`` nor at its provider."""
         return any(self._find(target, key, now) is None for key in self._of(target) if key is None or key != other_than)
 
     def asides_of(self, target: Target, now: float) -> list[Aside]:
@@ -120,7 +120,7 @@ class KeyRing:
         return [aside for key in self._of(target) if (aside := self._find(target, key, now)) is not None]
 
     def count_asides(self, now: float) -> dict[tuple[str, str], int]:
-        """Return how many keys of each provider are set aside at all of its endpoints, by why."""
+        """Return how many keys of each provider are in cooldown at all of its endpoints, by why."""
         found = Counter[tuple[str, str]]()
         for provider in self.registry.names():
             for key in self.registry.settings(provider).api_keys:

@@ -1,5 +1,5 @@
-# What gateways tell each other of upstreams, by way of Redis (breaker.lua): conditions, reports, what is set aside, and
-# the probes that are out. Moments cross as seconds from now, by Redis's clock.
+# What gateways tell each other of upstreams, by way of Redis (breaker.lua): conditions, reports, what is in cooldown,
+# and the probes that are out. Moments cross as seconds from now, by Redis's clock.
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ _decode_report = msgspec.json.Decoder(_Report).decode
 
 
 def _understood(answer: bytes) -> _Answer:
-    """Return what the script answered. Raises RedisError for what no version of ours can have written."""
+    """Return what the script answered. Raises RedisError for what no version of the gateway can have written."""
     try:
         return _decode_answer(answer)
     except NOT_OURS as exc:

@@ -72,7 +72,7 @@ class EventStream(Protocol):
     """Reads one streamed reply. It holds the state of that reply and nothing else.
 
     However the bytes are cut, the events are the same: what came before a fault is returned, and the fault waits in
-    ``failure`` for whoever has passed those events on.
+    ``failure`` for the caller, once it has passed those events on.
     """
 
     failure: UpstreamFailure | None

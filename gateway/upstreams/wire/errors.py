@@ -71,7 +71,7 @@ class UpstreamBusy(UpstreamFailure):
 
 
 class UpstreamFull(UpstreamFailure):
-    """An engine of ours is well and takes no more now: its queue is full, it starts, or it drains."""
+    """One of our own engines is well and takes no more now: its queue is full, it starts, or it drains."""
 
     status = 503
     type = "server_error"
@@ -108,7 +108,7 @@ class UpstreamUnable(UpstreamRefused):
 
 
 class UpstreamFiltered(UpstreamRefused):
-    """The upstream's own content filter forbids the request, or the answer to it: nobody else is asked for it."""
+    """The upstream's own content filter forbids the request, or the answer to it: no other upstream is asked for it."""
 
     code = "content_policy_violation"
     outcome = "filtered"

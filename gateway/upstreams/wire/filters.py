@@ -1,5 +1,5 @@
 # Which refusals come from an upstream's own content filter. Services say it in many words, and some with the status of
-# a key that is refused: taken for one, a single prompt would put the house's key aside for everybody.
+# a key that is refused: taken for one, a single prompt would put the deployment's key into cooldown for all callers.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_filtered(error: Mapping[str, Any], status: int | None = None) -> Upstre
     if not any(str(code).lower() in CODES for code in codes) and WORDS.search(words) is None:
         return None
     param = error.get("param")
-    # Who says it as if of a key may name the house's account, which is nobody's business.
+    # Who says it as if of a key may name the deployment's account, which is no caller's business.
     said = "" if status == 403 else words
     named = ", ".join([name for name in _categories(error) if CATEGORY.fullmatch(name)][:MOST_CATEGORIES])
     what = f"The content filter of the model's provider refused this call{f' ({named})' if named else ''}"

@@ -18,8 +18,8 @@ from router.catalog.targets import Target
 
 log = structlog.get_logger()
 
-# Whose newer models take no ``max_tokens``. Elsewhere that is the name which everybody knows, and some that don't know
-# the other one ignore it in silence.
+# Whose newer models take no ``max_tokens``. Elsewhere that is the name which all services know, and some that don't
+# know the other one ignore it in silence.
 NEWER_NAME = ("openai.com", "azure.com")
 # Codes of a refusal that speak of a field's name, not of its value: OpenAI's two, pydantic's two.
 UNKNOWN = frozenset({"unsupported_parameter", "unknown_parameter", "extra_forbidden", "value_error.extra"})

@@ -21,7 +21,7 @@ from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
 
 MOST_TOKENS = 2**31  # of one kind in one call
-LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask anybody to wait
+LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask a client to wait
 LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is told
 
 # What decoding raises for bytes that are no JSON, or none of the promised shape: also for text that is no UTF-8, and
@@ -231,7 +231,7 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _read_seconds(text: str) -> float | None:
-    """Return a number that somebody can wait for; neither words nor infinity are one."""
+    """Return a number of seconds that a call can wait for; neither words nor infinity are one."""
     try:
         number = float(text)
     except ValueError:
