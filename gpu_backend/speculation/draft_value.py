@@ -107,7 +107,7 @@ def best_lengths(
 def trial_lengths(
     times: StepTimes, frame: StepFrame, offers: Sequence[Offer], most_tokens: int, stretch: float
 ) -> list[int]:
-    """Say how many drafts of each offer find out what a step with drafts takes: all, if no other tokens wait for it.
+    """Say how many drafts of each offer find out what a step with drafts takes: all, if no reply waits for it.
 
     Else the first ones, as many as do not stretch the step.
     """

@@ -146,7 +146,7 @@ class EngineClient:
         self._commands.put(command)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Abort requests whose callers have left."""
+        """Abort requests that no caller waits for any more."""
         for request_id in request_ids:
             if (call := self._calls.pop(request_id, None)) is not None:
                 self._waiting.discard(request_id)
