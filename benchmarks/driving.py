@@ -115,7 +115,7 @@ def drive(
             open_replies -= sum(_note(event, run, now) for event in events)
         seconds = time.perf_counter() - started
         busy = loop.load().gpu_busy_seconds - busy
-    finally:  # whatever happened, the loop is empty for whoever is next
+    finally:  # whatever happened, the loop is empty for the next run
         for number in range(next_up):
             loop.handle(Abort(str(number)))
         while loop.has_work():

@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: bool, out: Path, seconds: float) -> int:
-    """Print and write rows as they come: whoever stops this has those before. Return 1 if a row failed."""
+    """Print and write rows as they come: a run that is stopped keeps those before. Return 1 if a row failed."""
     if not tiny and not torch.cuda.is_available():
         print("SKIPPED: no CUDA device")
         return 0
@@ -152,7 +152,7 @@ def groups(tiny: bool) -> list[str]:
 
 
 def all_rows(bench: Bench, tiny: bool, only: str = "") -> Iterator[Row]:
-    """Yield our own rows shape by shape, the start's with the first, then the peer's: what has the word in its name."""
+    """Yield own rows shape by shape, the start's with the first, then the peer's: what has the word in its name."""
     workload = [Request(r.prompt[:9], 5) for r in shared_workload()[:8]] if tiny else shared_workload()
     shapes = TINY_SHAPES if tiny else SHAPES
     first = next(iter(shapes))

@@ -1,5 +1,5 @@
 # The longer tables of the engine, no HTTP: what another vendor publishes for this device, batches that wait for their
-# longest reply against continuous ones, a long prompt among running replies, requests that arrive at a pace, guesses of
+# longest reply against continuous ones, a long prompt among running replies, requests that arrive at a rate, drafts of
 # which a chosen share holds, fewer bits, and what the same bits whatever the batch cost. `benchmarks.gpu --rows` runs
 # them in processes of their own.
 #
@@ -221,7 +221,7 @@ def invariant(bench: Bench, tiny: bool) -> Iterator[Row]:
 
 
 def speculation(bench: Bench, tiny: bool) -> Iterator[Row]:
-    """Decodes with guesses, from none that holds to all, against the same decodes without any."""
+    """Decodes with drafts, from none that holds to all, against the same decodes without any."""
     model = "tiny" if tiny else MODEL
     sizes, given, asked = ((2,), 12, 40) if tiny else ((1, 8, 32), 256, 256)
     vocab = ALL_SHAPES[model]["vocab_size"]

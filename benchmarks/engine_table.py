@@ -1,4 +1,4 @@
-# The rows of the engine's benchmarks, and the two files they end in: JSON for programs, Markdown for people.
+# The rows of the engine's benchmarks, and the two files they end in: JSON for programs, Markdown for readers.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Row:
     share_of_datasheet: float | None = None
     figures: dict[str, float] = field(default_factory=dict)  # whatever else the workload is about, units in the names
     note: str = ""
-    failed: bool = False  # by an error of ours
+    failed: bool = False  # by an error of Tollgate's
 
     @property
     def cut(self) -> bool:
@@ -80,7 +80,7 @@ def write(title: str, device: str, measured: Ceilings, rows: Sequence[Row], fold
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file that is there whole or as it was, whenever somebody reads it or this process ends."""
+    """Write a file that is there whole or as it was, whenever it is read or this process ends."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(text)
     unfinished.replace(file)

@@ -8,7 +8,7 @@
 # The server that is measured has a core to itself; upstream, load generator, Postgres and Valkey share another. Servers
 # take turns in every round (A B C A B C …), so that a noisy neighbour hits all of them. CPU time is that of the
 # server's own processes and threads; what Postgres and Valkey use for the gateway is told apart. Both are read a moment
-# after the last answer, when what a server does behind its calls (books that close, say) is done.
+# after the last answer, when what a server does behind its calls (usage records that are written, say) is done.
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from benchmarks.measured import Case, Measured
 from benchmarks.peers import Peer, read_peer
 
 TOKENS = 16
-SETTLE = 0.4  # seconds: a gateway flushes its books within 0.25
+SETTLE = 0.4  # seconds: a gateway flushes its journal within 0.25
 CASES = (
     Case(name="plain", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=1500),
     Case(

@@ -1,4 +1,4 @@
-# The gateway benchmark's numbers as a table for people and a file for programs, with all it takes to repeat them.
+# The gateway benchmark's numbers as a table for readers and a file for programs, with all it takes to repeat them.
 
 from __future__ import annotations
 

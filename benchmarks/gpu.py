@@ -1,7 +1,7 @@
 # All that `make gpu` shows, within ten minutes: the checks, the engine shape by shape beside its peer, where a step's
 # time goes, the kernels one by one; and what `make gpu-rows` shows, the longer tables. Each part is a process of its
 # own, so that one that dies takes nothing else with it, and all of it is in one JSON and one Markdown file, written
-# again whenever there is more: whoever stops this early has what came before, and what ended badly is told of with
+# again whenever there is more: a run that is stopped early keeps what came before, and what ended badly is told of with
 # the last thing it said.
 #
 #   python -m benchmarks.gpu           needs a CUDA device and torch; writes results/gpu-DEVICE-DATE.{json,md}
@@ -158,7 +158,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float, save: Callable[[], o
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a part and its own processes, which would keep the device's memory; who cannot be killed is left behind."""
+    """Kill a part and its own processes, which would keep the device's memory; what cannot be killed is left behind."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

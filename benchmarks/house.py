@@ -91,7 +91,7 @@ def start_gateway(
     more: Mapping[str, object] | None = None,
     safety: str = "off",
 ) -> Iterator[Server]:
-    """Run the gateway with everything on. ``models`` maps our names to the upstream's; ``wrapper`` is a profiler.
+    """Run the gateway with everything on. ``models`` maps its names to the upstream's; ``wrapper`` is a profiler.
 
     ``more`` is said of the provider beside what is always said; ``safety`` is what the content policy does to prompts,
     and unless that is "off" answers are flagged.
@@ -119,7 +119,7 @@ def start_gateway(
 
 
 def rows_written(server: Server) -> int:
-    """Return how many calls the books of the benchmark's team show today."""
+    """Return how many calls the usage report of the benchmark's team shows today."""
     base = server.url.removesuffix("/chat/completions")
     request = urllib.request.Request(f"{base}/usage", headers={"authorization": f"Bearer {server.key}"})
     with urllib.request.urlopen(request, timeout=10) as answer:

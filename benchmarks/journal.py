@@ -1,4 +1,4 @@
-# What the books of a call cost: opened and closed in the journal, and flushed to Postgres, by calls in one flush.
+# What the accounting of a call costs: opened and closed in the journal, and flushed to Postgres, by calls in one flush.
 #   python -m benchmarks.journal [--rounds 5] [--write]
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _journals(folder: Path, parts: list[list[UsageRecord]]) -> Iterator[list[Jou
 
 
 def make_calls(number: int) -> Iterator[UsageRecord]:
-    """Yield calls as a house has them: most answered, a third with tags, all with an attempt."""
+    """Yield calls as a deployment has them: most answered, a third with tags, all with an attempt."""
     clock, dice = Clock(), random.Random(SEED)
     for _ in range(number):
         team = dice.randrange(20)

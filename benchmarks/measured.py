@@ -32,7 +32,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     total: dict[str, float]
 
     def line(self) -> str:
-        """Return it as one line for whoever waits."""
+        """Return it as one line for the terminal."""
         return (
             f"{self.case:24} round {self.round} {self.server:14} {self.cpu_ms:7.3f} ms CPU  {self.per_second:8.0f}/s  "
             f"first byte p50 {self.first['p50']:.2f} p99 {self.first['p99']:.2f} ms"

@@ -38,7 +38,7 @@ KINDS = ((0.4, 4, 0.5), (0.6, 4, 0.5), (0.9, 4, 0.6), (1.4, 4, 0.6), (2.2, 4, 0.
 
 
 class Phase(Struct, frozen=True):
-    """Who calls how often."""
+    """How often each team calls."""
 
     name: str
     rate_a: float

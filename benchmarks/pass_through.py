@@ -1,5 +1,5 @@
 # The least that a gateway in Python can be: it forwards the body to the upstream and the answer back, byte for byte, on
-# the same server and client libraries as ours. No keys, no limits, no accounting: what these cost is the difference.
+# the same server and client libraries as Tollgate. No keys, limits or accounting: what these cost is the difference.
 
 from __future__ import annotations
 

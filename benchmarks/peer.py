@@ -51,7 +51,7 @@ Way = Callable[[Sequence[Request]], Replies]
 
 
 def main() -> None:
-    """Print the medians of CPU seconds as output tokens a second, and how often ours fits into theirs."""
+    """Print the medians of CPU seconds as output tokens a second, and how often Tollgate's fits into theirs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--requests", type=int, default=128)

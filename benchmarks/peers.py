@@ -1,4 +1,4 @@
-# The gateways that ours is compared with, each optional, of an environment of its own, run as one process as its own
+# The gateways Tollgate is compared with, each optional, of an environment of its own, run as one process as its own
 # pages say, with what it can do without a database. DIR is where one is installed:
 #
 #   smg       python -m venv DIR && DIR/bin/pip install smg

@@ -34,9 +34,9 @@ PROCESSORS = 132
 class Reached:
     """What shares of the datasheet are taken to be reached, and what a launch costs beside its bytes."""
 
-    weights: float  # of the bandwidth, in products of few rows
+    weights: float  # of the bandwidth, in products of small batches
     keys: float  # of the bandwidth, in attention of decodes
-    products: float  # of the matrix rate, in products of many rows
+    products: float  # of the matrix rate, in products of large ones
     prompts: float  # of the matrix rate, in attention of prompts
     launch: float  # seconds: its beginning and its end, in which the memory is not busy
 
@@ -198,7 +198,7 @@ def one_reply_rows() -> Iterator[str]:
 
 
 def paced_rows() -> Iterator[str]:
-    """Requests that arrive by chance at a pace, as `make gpu-rows PART=paced` has them."""
+    """Requests that arrive by chance at a rate, as `make gpu-rows PART=paced` has them."""
     yield f"| {MODEL}, bf16, requests/s | first token p50, ms | p99 | between tokens p50, ms | p99 | busy |"
     yield "| --: | --: | --: | --: | --: | --: |"
     for rate in RATES:

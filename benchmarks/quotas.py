@@ -1,11 +1,11 @@
-# Do limits hold, is nobody refused who has headroom, and what does it cost? 500 callers at once in two processes, at
+# Do limits hold, is no caller with headroom refused, and what does it cost? 500 callers at once in two processes, at
 # caps worth 100 requests, through billing.quotas.quotas against a real Postgres and a real Valkey.
 #   python -m benchmarks.quotas [--rounds 5] [--calls 20000] [--quick]
 #
 # Overshoot and wrong refusals are exact. A round goes in phases: in each, every caller asks at once while what is used
 # otherwise stands still, so that a plain count says how many must be admitted. Room that the other process holds unused
 # comes back within 250 ms: where fewer were admitted, the refused ask once more, and a second refusal is wrong.
-# Meanwhile the books of the store, read over and over, must never show more than the cap.
+# Meanwhile the counters of the store, read over and over, must never show more than the cap.
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Stores:
         )
 
     def reader(self, case: Case, kind: str, team: str) -> Callable[[], Awaitable[int]]:
-        """Return what reads how much of the limit is used and held, by the store's own books."""
+        """Return what reads how much of the limit is used and held, by the store's own counters."""
         scope = f"team:{team}" if kind == "team" else f"key:{key_of(team)}"
         rates = f"tollgate:{{{team}}}:rates:%s:{'team' if kind == 'team' else scope}"
 
@@ -242,7 +242,7 @@ class Stores:
 
 @dataclass
 class Watch:
-    """Reads the books over and over while others call: what is used and held may never pass the cap."""
+    """Reads the counters over and over while others call: what is used and held may never pass the cap."""
 
     read: Callable[[], Awaitable[int]]
     cap: int

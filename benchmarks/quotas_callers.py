@@ -1,4 +1,4 @@
-# One process of callers for benchmarks.quotas, with books as a gateway has them: owner, leases, rates, and the bell
+# One process of callers for benchmarks.quotas, with the accounting of a gateway: owner, leases, rates, and the bell
 # that rings when a balance becomes tight. It does what comes through a pipe.
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Caller:
         self.books: Process
 
     async def run(self, place: Place) -> None:
-        """Open the books, and obey until the end."""
+        """Open the accounting, and obey until the end."""
         database, redis = Database(place.postgres), Redis.from_url(place.valkey)
         self.books = await open_process(Path(place.folder), database, redis, deadline=PATIENCE)
         listening = await asyncpg.connect(place.postgres)

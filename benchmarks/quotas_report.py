@@ -1,4 +1,4 @@
-# The quota benchmark's numbers as a table for people and a file for programs, with all it takes to repeat them.
+# The quota benchmark's numbers as a table for readers and a file for programs, with all it takes to repeat them.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     wrong_refusals: int = 0  # of these, refused once more after 250 ms
     misnamed: int = 0  # refusals that named another limit than the one set
     unknown: int = 0  # refusals because a store did not say what is left
-    drift: int = 0  # units by which the books of the store differ from the plain count at the end
+    drift: int = 0  # units by which the counters of the store differ from the plain count at the end
     looks: int = 0  # at the counters, while others called
 
     def __add__(self, other: Outcome) -> Outcome:
@@ -40,7 +40,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{name: getattr(self, name) + getattr(other, name) for name in counts})
 
     def line(self) -> str:
-        """Return it as one line for whoever waits."""
+        """Return it as one line for the terminal."""
         return (
             f"{self.limit:20} {self.scope:5} {self.asked:6} asked {self.admitted:5} admitted  "
             f"overshoot {self.overshoot}  wrong refusals {self.wrong_refusals}  "
@@ -77,7 +77,7 @@ class Cost(Struct, frozen=True, kw_only=True):
         )
 
     def line(self) -> str:
-        """Return it as one line for whoever waits."""
+        """Return it as one line for the terminal."""
         return (
             f"{self.callers} callers: {self.per_second:.0f} calls/s, {self.client_us:.1f} µs of client, "
             f"{self.postgres_us:.1f} µs of Postgres and {self.valkey_us:.1f} µs of Valkey a call, "

@@ -67,7 +67,7 @@ def shared_workload() -> list[Request]:
 def least_seconds(
     config: dict[str, Any], work: Sequence[tuple[int, int]], ceilings: Ceilings, fp8: bool = False
 ) -> float:
-    """Return the roofline of replies given as (prompt tokens, reply tokens), all of them side by side.
+    """Return the roofline of replies given as (prompt tokens, reply tokens), all of them at once.
 
     Weights are read once per token of the longest reply, each reply token reads the keys and values before it, and
     prompts cost their matrix products. Nothing overlaps. Everything is bf16, or, but for the head, ``fp8``.

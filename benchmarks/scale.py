@@ -196,7 +196,7 @@ class Bench:
 
 
 async def transactions(url: str) -> float:
-    """Return how many transactions Postgres has ended; nearly each of ours is one statement."""
+    """Return how many transactions Postgres has ended; nearly each of the benchmark's is one statement."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("SELECT pg_stat_clear_snapshot()")

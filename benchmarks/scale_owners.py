@@ -1,4 +1,4 @@
-# One process with many owners of leases, each with books, connections and loops of its own, that make calls as the
+# One process with many owners of leases, each with accounting, connections and loops of its own, that make calls as the
 # benchmark says: hold, opened, a pause in which an upstream would answer, closed, settled.
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Owner(Struct):
-    """One gateway's books, in this process."""
+    """One gateway's accounting, in this process."""
 
     clock: Clock
     database: Database
@@ -216,7 +216,7 @@ class Keeper:
         return None
 
     async def answer(self, owner: Owner, hold: Hold, key: str, lasts: float, cost: int) -> None:
-        """Keep the books of a call that is answered after ``lasts`` seconds."""
+        """Keep the accounts of a call that is answered after ``lasts`` seconds."""
         facts = {"team_id": hold.request.team_id, "key_id": key, "owner": hold.owner}
         account = Account(hold, owner.books.journal, owner.books.quotas)
         request_id = hold.request.request_id
@@ -226,7 +226,7 @@ class Keeper:
         account.settle()
 
     def enter(self, amount: int, waiting: int) -> bool:
-        """Note what is used or held, and who waits; return whether the cap had room for all that wait."""
+        """Note what is used or held, and which calls wait; return whether the cap had room for all that wait."""
         with self.shared.get_lock():
             self.shared[0] += amount
             self.shared[1] += waiting

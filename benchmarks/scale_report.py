@@ -59,7 +59,7 @@ class Restart(Struct, frozen=True, kw_only=True):
     """Seconds since everything was started again after it had been killed."""
 
     stores: float  # until Postgres and Redis took connections
-    processes: float  # until Python and ours were imported
+    processes: float  # until Python and Tollgate were imported
     first: float  # until the first owner had let a call in
     last: float  # and the last one
 

@@ -1,4 +1,4 @@
-# What guesses gain or cost on a device: decodes with guesses of which a chosen share holds, against decodes without.
+# What drafts gain or cost on a device: decodes with drafts of which a chosen share holds, against decodes without.
 # The model says a text that is known beforehand, whatever its logits are, so the share is what it is set to; drawing,
 # verifying and the graphs are the engine's own.
 
@@ -24,7 +24,7 @@ from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence as Reply
 
 GUESSES = 4
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of guesses that hold if those before them do
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of drafts that hold if those before them do
 SETTINGS = {
     "speculative_method": "ngram",
     "num_speculative_tokens": GUESSES,
@@ -38,9 +38,9 @@ def known(position: int, vocab: int) -> int:
 
 @contextmanager
 def known_text(vocab: int, device: torch.device) -> Iterator[Tensor]:
-    """Let every reply be that text, and the device guess it. Graphs captured meanwhile stay so.
+    """Let every reply be that text, and the device draft it. Graphs captured meanwhile stay so.
 
-    What it yields says how many of a thousand guesses of the device are right.
+    What it yields says how many of a thousand drafts of the device are right.
     """
     sample, draw, propose = device_step.sample, graphs.draw, graphs.propose
     right_of_1000 = torch.zeros((), dtype=torch.long, device=device)
@@ -77,7 +77,7 @@ def known_text(vocab: int, device: torch.device) -> Iterator[Tensor]:
 
 
 def guess(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> None:
-    """Let a loop guess that text, each token right with a chance of ``share``, by the host or on the device."""
+    """Let a loop draft that text, each token right with a chance of ``share``, by the host or on the device."""
     dice = random.Random(0)
     right_of_1000.fill_(round(1000 * share))
 
@@ -88,11 +88,11 @@ def guess(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> 
 
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.propose = propose
-    loop.scheduler.speculator.is_forced = True  # what guesses cost where they do not pay is what is measured
+    loop.scheduler.speculator.is_forced = True  # what drafts cost where they do not pay is what is measured
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> float:
-    """Return the share from which on guesses pay, between (share, times as fast) points; 2 if none does."""
+    """Return the share from which on drafts pay, between (share, times as fast) points; 2 if none does."""
     if points[0][1] >= 1:
         return points[0][0]
     for (low, slower), (high, faster) in pairwise(points):

@@ -1,4 +1,4 @@
-# What guesses gain and cost on the CPU: how many times as fast as without guesses replies come whose guesses hold with
+# What drafts gain and cost on the CPU: how many times as fast as without drafts replies come whose drafts hold with
 # a given chance from 0 to 1: forced, and as the engine judges, which is new at the first replies and knows more at the
 # later ones. Random weights, one thread; times are CPU time of the step loop, the best of --rounds, which take turns.
 #
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def compare(config: EngineConfig, runner: Runner, count: int, tokens: int, sets: int, rounds: int) -> None:
-    """Print the rows of one batch size: how many times as fast as without guesses, and where forced ones break even."""
+    """Print the rows of one batch size: how many times as fast as without drafts, and where forced ones break even."""
     replies = measure(config, runner, count, tokens, 1)[0]
     best: dict[tuple[str, float], Measured] = {}
 
@@ -110,9 +110,9 @@ def measure(
     share: float = 0.0,
     is_forced: bool | None = None,
 ) -> tuple[Replies, list[Measured]]:
-    """Let one engine give the same replies several times; a guess is the token that comes with the chance ``share``.
+    """Let one engine give the same replies several times; a draft is the token that comes with the chance ``share``.
 
-    Else it is another one. Unless ``is_forced`` is true or false, there are no guesses.
+    Else it is another one. Unless ``is_forced`` is true or false, there are no drafts.
     """
     limits = Limits(runner.max_model_len, runner.model_config.vocab_size, assumed_cost=ASSUMED_COSTS["cpu"])
     loop = EngineLoop(config, runner, runner.num_blocks, limits)
@@ -153,7 +153,7 @@ def measure(
 
 
 def break_even(forced: list[float], none: float) -> str:
-    """Say from which chance on guesses are faster than none, between the rows by a straight line."""
+    """Say from which chance on drafts are faster than none, between the rows by a straight line."""
     if forced[0] <= none:
         return "at any chance"
     for low, high, slow, fast in zip(SHARES, SHARES[1:], forced, forced[1:], strict=False):

@@ -1,5 +1,5 @@
-# A small Llama of our own, so that a fresh machine has a model to serve without a download. The checkpoint is committed
-# beside the script, the questions and the answers it was trained on.
+# A small Llama, trained in this repository, so that a fresh machine has a model to serve without a download. The
+# checkpoint is committed beside the script, the questions and the answers it was trained on.
 
 from __future__ import annotations
 

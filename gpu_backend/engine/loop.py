@@ -137,7 +137,7 @@ class EngineLoop:
             step = self.runner.launch(plan) if plan.sequences or plan.copies else None
         except Exception as error:
             failure = error
-        # While the device computes, the tokens of the step before reach whoever waits for them, and their grammars.
+        # While the device computes, the tokens of the step before reach their callers and their grammars.
         events += self._settle()
         if step is not None:
             self._due = _Due(plan, step, started, launched)

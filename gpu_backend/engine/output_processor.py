@@ -1,5 +1,5 @@
 # What a step's result means for its sequences: they take the tokens that they were given, those that end leave, the
-# step's time is shared out, and whoever asked is told.
+# step's time is shared out, and events go to the callers.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_backend.step.step_outputs import Gain, Gains
 
 
 class Acceptor:
-    """Books results and makes events.
+    """The output processor: records results and makes events.
 
     The time of a step belongs to the sequences that it computed for, in proportion to their tokens in it: a step is one
     pass over all of them, and nothing measures apart what a prompt's token and a decode took of it. So prompt tokens
@@ -54,7 +54,7 @@ class Acceptor:
                 sequence.gpu_seconds += gpu_seconds_per_token * size
                 if step.samples:
                     events.append(self._accept_token(sequence, step, next(gains.tokens)))
-                else:  # computed again after it gave way
+                else:  # computed again after it was preempted
                     self._scheduler.advance(sequence, step.start + len(step.token_ids))
                 continue
             gain = gains.take(step)
@@ -68,8 +68,8 @@ class Acceptor:
     def fail(self, plan: StepPlan, error: Exception, seconds: float) -> list[Event]:
         """Let the sequences of a step go that raised after so many seconds.
 
-        They used the device, whatever they got for it, so its time is booked. If it was to copy blocks, everybody who
-        runs goes: who was let in with copied blocks need not have been computed in the same step.
+        They used the device, whatever they got for it, so its time is recorded. If it was to copy blocks, all running
+        sequences go: one let in with copied blocks need not have been computed in the same step.
         """
         owners = [(step, self._scheduler.running(step.sequence_id)) for step in plan.sequences]
         staying = [(step, sequence) for step, sequence in owners if sequence is not None]
@@ -105,7 +105,7 @@ class Acceptor:
     def _book(
         self, plan: StepPlan, result: StepResult, owners: SequenceOf[Sequence | None], sizes: SequenceOf[int]
     ) -> float:
-        """Book what a step took, and what it gained; return the seconds that each token pays for, all devices together.
+        """Record what a step took and gained; return the seconds that each token pays for, all devices together.
 
         ``sizes`` are the tokens computed for each of the plan's sequences.
         """

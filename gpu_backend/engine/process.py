@@ -105,7 +105,7 @@ def main(descriptor: int, parent: int) -> int:
     except Exception as error:
         print(f"gpu_backend: cannot load {config.model}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return 1
-    with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it everyone who waits
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it all waiting callers
         connection.send((_pack(ready),))
         _serve(connection, loop)
     return 0

@@ -13,7 +13,7 @@ NVIDIA = Path("/dev/nvidiactl")  # its driver is there
 
 
 def import_torch() -> None:
-    """Import torch without ``UNUSED``. Who imports one of them by name later gets it; after torch this does nothing.
+    """Import torch without ``UNUSED``. A later import of one of them by name works; after torch this does nothing.
 
     Where there may be a GPU torch is imported whole: that the rest is enough for one has not been shown.
     """

@@ -17,9 +17,9 @@ NO_BLOCK = (-1, 0)
 
 
 class RequestTable:
-    """A row for each sequence that can run, and one more, ``spare``, for whoever is nobody.
+    """A row for each sequence that can run, and one more, ``spare``, for places without a sequence.
 
-    The spare row's only block is ``spare_block``, which no sequence has: what is computed for nobody is written there.
+    The spare row's only block is ``spare_block``, which no sequence has: what unused places compute is written there.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class RequestTable:
 
     @property
     def has_texts(self) -> bool:
-        """Whether texts are kept, so that guesses can be made from them."""
+        """Whether texts are kept, so that drafts can be made from them."""
         return self.on_device.texts.shape[1] > 1
 
     def update(self, steps: Sequence[SequenceStep]) -> list[tuple[int, int]]:
         """Bring the rows of these steps up to date, but for what is returned.
 
-        That is for each step where in its table one block is new, and which it is: as most are who need any.
+        That is for each step where in its table one block is new, and which it is: as for most that need any.
         ``NO_BLOCK`` stands for none.
         """
         newcomers = []
@@ -95,7 +95,7 @@ class RequestTable:
         return left
 
     def _tell(self, steps: Sequence[SequenceStep]) -> None:
-        """Put what these steps say of their texts where the device guesses from."""
+        """Put what these steps say of their texts where the device drafts from."""
         if not steps:
             return
         texts, device = self.on_device.texts, self.last_tokens.device

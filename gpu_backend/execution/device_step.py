@@ -56,7 +56,7 @@ class DeviceStep:
     """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
 
     ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
-    Slots in which its guesses leave what is not a number are added to ``spoilt``, for the next step to clear.
+    Slots in which its drafts leave what is not a number are added to ``spoilt``, for the next step to clear.
     ``drawing`` is what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
     """
 
@@ -123,7 +123,7 @@ class DeviceStep:
             if batch.sample_rows is not None:
                 rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
             sampled = sample(self._model.logits(rows), self._places, last, self._masks)
-            if len(self._places) == len(batch.samplers):  # which guesses hold is for the host to say
+            if len(self._places) == len(batch.samplers):  # which drafts hold is for the host to say
                 self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
             self._keep(sampled)
 
@@ -165,7 +165,7 @@ class DeviceStep:
         )
 
     def _plain_tokens(self) -> tuple[int, ...] | None:
-        """Return each sampling sequence's token, where all got one and nobody anything else, as in most steps."""
+        """Return each sampling sequence's token, where all got one and nothing else, as in most steps."""
         batch = self._batch
         if self._logprobs is not None or not batch.samplers or batch.poolers or batch.scorers:
             return None
@@ -227,7 +227,7 @@ class DeviceStep:
         return [_to_host(report_logprobs(self._model.logits(rows), own, [wanted] * len(own))) for rows, own in parts]
 
     def _not_finite(self) -> set[int]:
-        """Return who has a hidden state which is not a number, before anyone shares their blocks.
+        """Return the sequences with a hidden state which is not a number, before their blocks are shared.
 
         Even positions before the fault are lost: what is not a number stays so when it is masked.
         """

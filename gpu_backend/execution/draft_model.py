@@ -1,8 +1,9 @@
-# A second, smaller model that guesses what the model will say. It draws with the same filters, penalties, masks and
-# noise, so that the two agree as often as they can. Its keys and values lie in a cache of its own, in the same blocks.
+# The draft model: a second, smaller one that drafts what the model will say. It draws with the same filters,
+# penalties, masks and noise, so that the two agree as often as they can. Its keys and values lie in a cache of its own,
+# in the same blocks.
 #
-# Each guess is computed from the one before on the device, from graphs where there are any; the host reads them when
-# all are made. Only where a guess depends on what the host knows (grammars, penalties) it looks at each.
+# Each draft is computed from the one before on the device, from graphs where there are any; the host reads them when
+# all are made. Only where a draft depends on what the host knows (grammars, penalties) it looks at each.
 
 from __future__ import annotations
 
@@ -68,11 +69,11 @@ class Drafter:
         self._grouping = placement
         longest = -(-max_model_len // self._block_size)
         self._table = RequestTable(self._max_num_seqs, longest, num_blocks, self._device)
-        # Of a reply whose guesses all held the draft model lacks two tokens.
+        # Of a reply whose drafts all held the draft model lacks two tokens.
         self.graphs = graphs(self._model, self.kv_cache, self._table, 1) if graphs else None
 
     def complete(self, plan: StepPlan) -> StepPlan:
-        """Compute what a plan asks of the draft model, and return the plan with its guesses in it.
+        """Compute what a plan asks of the draft model, and return the plan with its drafts in it.
 
         A sequence gets fewer than it asks for where its reply would end with the next.
         """
@@ -129,7 +130,7 @@ class Drafter:
         plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s, s.block_table)) for s in steps))
         last_tokens = self._table.last_tokens
         if self.graphs is not None and all(map(draws_plainly, steps)):
-            # To a graph, known tokens before the last are computed as guesses are.
+            # To a graph, known tokens before the last are computed as drafts are.
             marked = [replace(step, num_proposed=len(step.token_ids) - 1) for step in plan.sequences]
             decodes = replace(plan, sequences=tuple(marked))
             if max(step.num_proposed for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
@@ -158,7 +159,7 @@ class Drafter:
         return batch.samplers, tokens
 
     def _follow(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep | None:
-        """Return the step that computes a guess; None if the reply ends with it, or cannot have it."""
+        """Return the step that computes a draft; None if the reply ends with it, or cannot have it."""
         if token in step.sampling.stop_token_ids:
             return None
         constraint = step.constraint

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from gpu_backend.step.plan import SequenceStep, StepPlan
 
-Size = tuple[int, int]  # places, and tokens of each: one, or one and as many guesses as a sequence may get
+Size = tuple[int, int]  # places, and tokens of each: one, or one and as many drafts as a sequence may get
 
-MOST_GUESSED = 256  # tokens of a graph with guesses, or as many as there are places: logits have their room
+MOST_GUESSED = 256  # tokens of a graph with drafts, or as many as there are places: logits have their room
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
@@ -17,7 +17,7 @@ def sizes_up_to(most: int) -> tuple[int, ...]:
 
 
 def is_decode(plan: StepPlan) -> bool:
-    """Whether every sequence of a plan computes one token, with or without guesses, and samples the next."""
+    """Whether every sequence of a plan computes one token, with or without drafts, and samples the next."""
     return all(step.num_known == 1 and step.samples and not step.targets for step in plan.sequences)
 
 
@@ -35,12 +35,12 @@ class GraphSizes:
 
     def __init__(self, most_places: int, most_guesses: int) -> None:
         self.places = sizes_up_to(most_places)
-        self.width = 1 + most_guesses  # tokens of a place with guesses
+        self.width = 1 + most_guesses  # tokens of a place with drafts
         self.most_rows = max(most_places, MOST_GUESSED)
 
     @property
     def most_ahead(self) -> int:
-        """For how many sequences guesses are made and verified in one step."""
+        """For how many sequences drafts are made and verified in one step."""
         return max([places for places in self.places if places * self.width <= self.most_rows], default=0)
 
     def fitting(self, plan: StepPlan) -> Size:

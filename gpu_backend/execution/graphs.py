@@ -1,6 +1,6 @@
 # Decodes from CUDA graphs: a whole step is launched at once, its inputs gathered on the device from the table of
 # requests, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
-# what nobody has belongs to the table's spare row and block.
+# unused places use the table's spare row and block.
 #
 # Graphs are captured while serving, one at a time and never in a step that computes a prompt: a first token does not
 # wait for one, and a start takes no longer.
@@ -47,7 +47,7 @@ class Drawing:
 
     launch: Replay
     drawn: Tensor
-    rows: list[int] | None  # of its places' rows side by side those that are used; None: all
+    rows: list[int] | None  # those used of its places' contiguous rows; None: all
 
 
 class DecodeGraphs:
@@ -106,7 +106,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute a step of nobody in each width, so that no stream waits for its kernels to be compiled."""
+        """Compute a step without sequences in each width, so that no stream waits for its kernels to be compiled."""
         for width in sorted({1, self.sizes.width}):
             size = self.sizes.places[0], width
             self._rows.setdefault(size, self._room.cut(*size))
@@ -143,7 +143,7 @@ class DecodeGraphs:
 
         Returns the batch, its final hidden states, and what draws all of its tokens: None where some token needs more
         than what the graph knows. Batch and hidden states are written over by the next replay; those of a step that is
-        drawn here have rows that are nobody's between its own.
+        drawn here have unused rows between its own.
         """
         if size in self._graphs:
             forward, drawing = self._graphs[size]
@@ -196,13 +196,13 @@ class DecodeGraphs:
                 return
 
     def capture(self, size: Size) -> None:
-        """Make the graph of that size, whoever needs it."""
+        """Make the graph of that size."""
         self._rehearse(size)
         self._record(size)
 
     @torch.inference_mode()
     def _rehearse(self, size: Size) -> None:
-        """Compute a step of nobody. Each of several ranks does so for itself: for one that fails nobody waits."""
+        """Compute a step without sequences. Each rank does so for itself: no rank waits for one that fails."""
         self._rows[size] = self._room.cut(*size)
         self.fill((), size)
         with self._ranks.apart() if self._ranks is not None else nullcontext():

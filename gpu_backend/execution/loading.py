@@ -1,4 +1,4 @@
-# The part of a model that a rank computes: whose layers they are, its share of each, and whom hidden states go to.
+# The part of a model that a rank computes: which layers, its share of each, and which rank hidden states go to.
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ FOR_EVER = timedelta(days=365)  # followers wait for work, however long
 class Ranks:
     """This process's place among them: ``stages`` times ``width`` ranks.
 
-    Every method is called by all ranks, in the same order; ``add``, ``receive`` and ``send`` by those of a stage. Who
-    fails in between can never go on with the others, which wait for it.
+    Every method is called by all ranks, in the same order; ``add``, ``receive`` and ``send`` by those of a stage. A
+    rank that fails in between can never go on with the others, which wait for it.
     """
 
     def __init__(self, rank: int, width: int, stages: int, meeting_file: str) -> None:
@@ -54,7 +54,7 @@ class Ranks:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Let this rank compute for itself what nobody will read: it adds, receives, sends and shares nothing."""
+        """Let this rank compute for itself what is never read: it adds, receives, sends and shares nothing."""
         self._is_apart = True
         try:
             yield

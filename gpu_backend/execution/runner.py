@@ -1,4 +1,4 @@
-# Owns the device: loads the model, makes room for the KV cache, and computes one step plan at a time.
+# Owns the device: loads the model, allocates the KV cache, and computes one step plan at a time.
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
-FEW_LENGTHS = (2, 4)  # as few rows have kernels for two and for four, too
+FEW_LENGTHS = (2, 4)  # small batches of two and of four have kernels of their own, too
 
 
 class Runner:
@@ -89,7 +89,7 @@ class Runner:
                 config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, wished
             )
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
-            # Two blocks more than are handed out: one takes what graphs compute for nobody, and the last, the null
+            # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
             # block, zeros for ever, pads block tables.
             self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
@@ -112,7 +112,7 @@ class Runner:
                 graphs = self._draft_graphs if self.graphs is not None else None
                 self._drafter.make_room(self.num_blocks, self.max_model_len, placement, graphs)
 
-        self._spoilt: list[int] = []  # slots that guesses filled with what is no number
+        self._spoilt: list[int] = []  # slots that drafts filled with what is no number
         first = self.model_config.layers_before
         layers = range(first, first + self.model_config.num_layers)
         # Each rank's layers, bytes of weights, and of the KV cache.
@@ -126,7 +126,7 @@ class Runner:
 
     @property
     def most_ahead(self) -> int:
-        """How many decodes may be guessed for before the last step's result is read."""
+        """How many decodes may be drafted for before the last step's result is read."""
         return self.graphs.sizes.most_ahead if self.graphs is not None and self._table.has_texts else 0
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -224,7 +224,7 @@ class Runner:
         """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready,
         and measure what the device can do at best.
 
-        What it leaves in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
+        What it leaves in the KV cache is no sequence's: blocks are only read up to what their sequence has written.
         """
         prompt = self.block_size if self.num_blocks > 1 else self.block_size - 1
         pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
@@ -307,7 +307,7 @@ class Runner:
         return tuple(scales_from(layer) for layer in cache.unbind(0))
 
     def _placement(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
-        """Return who tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
+        """Return what tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
         if ops.uses_triton(self.device):
             return self._layouts(model, max_model_len)
         return Grouping(
@@ -349,7 +349,7 @@ def _choose_device(name: str, rank: int) -> torch.device:
 
 
 def _text_window(config: EngineConfig, max_model_len: int) -> int:
-    """Return how many tokens of each text the device keeps to guess from; 1: none, the host does it."""
+    """Return how many tokens of each text the device keeps to draft from; 1: none, the host does it."""
     if config.speculative_method != "ngram" or config.num_ranks > 1:
         return 1
     return 1 << (min(max_model_len, TEXT_WINDOW) - 1).bit_length()

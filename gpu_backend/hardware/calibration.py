@@ -28,7 +28,7 @@ def measure_step_cost(
 ) -> StepCost:
     """Compute steps of no request and return what steps cost; ``max_tokens`` is the most that a step computes.
 
-    What they leave in the KV cache belongs to nobody: blocks are only read up to what their sequence has written.
+    What they leave in the KV cache belongs to no sequence: blocks are only read up to what their sequence has written.
     """
     points: list[Point] = []
     began = time.monotonic()

@@ -1,5 +1,5 @@
-# The one place that chooses who computes an operation: Triton for tensors on a GPU, plain torch for all others. Triton
-# is imported when the first of them comes, so a machine without a GPU needs no compiler.
+# The one place that chooses an operation's implementation: Triton for tensors on a GPU, plain torch for all others.
+# Triton is imported when the first of them comes, so a machine without a GPU needs no compiler.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def uses_triton(device: torch.device) -> bool:
 
 
 def num_processors(device: torch.device) -> int:
-    """Return how many programs can run side by side: a GPU's multiprocessors."""
+    """Return how many programs can run at once: a GPU's multiprocessors."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
@@ -140,7 +140,7 @@ def compile_attention(
     windows: Sequence[int],
     kv_scales: KvScales | None = None,
 ) -> None:
-    """Compile all kernels of attention that these layouts need, side by side; on a GPU.
+    """Compile all kernels of attention that these layouts need, in parallel; on a GPU.
 
     ``query`` (tokens, heads, head_dim) has rows for the longest of them.
     """
@@ -216,7 +216,7 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]
 
 
 def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
-    """Guess what follows each place's text, where ``inputs`` (places, HEADER + width) leave guesses to the table."""
+    """Draft what follows each place's text, where ``inputs`` (places, HEADER + width) leave drafts to the table."""
     if uses_triton(inputs.device):
         from gpu_backend.kernels.triton_ops import decoding
 

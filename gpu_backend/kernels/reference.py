@@ -132,10 +132,10 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
 
 
 def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
-    """Guess what follows each place's text: what followed its end's longest match in it, of equal ones the last.
+    """Draft what follows each place's text: what followed its end's longest match in it, of equal ones the last.
 
     A match that reaches into the text's end is taken for the beginning of a repetition; without a match of at least
-    SHORTEST tokens the last one stands for every guess. ``inputs`` as in ``place_decodes``.
+    SHORTEST tokens the last one stands for every draft. ``inputs`` as in ``place_decodes``.
     """
     row, start, count = inputs[:, :3].unbind(1)
     start = torch.where(start == FROM_TABLE, requests.starts[row], start)
@@ -161,7 +161,7 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
     """Fill ``rows`` with what a step of decodes computes.
 
     ``inputs`` (places, HEADER + width) say of each place its row of the table, where its tokens start, how many there
-    are and how many of these are no guesses, which block of its table is new (none: -1) and what it is, and the
+    are and how many of these are no drafts, which block of its table is new (none: -1) and what it is, and the
     tokens, behind as many as it lacks of ``width``. ``FROM_TABLE`` in place of a start or a token stands for what the
     table has. Rows that a place does not use lie before its own, and write to the spare block.
     """
@@ -193,7 +193,7 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
 
 
 def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
-    """Book what was drawn for ``rows``: guesses count as long as each is the token drawn before it, and one token more.
+    """Record what was drawn for ``rows``: drafts count while each is the token drawn before it, and one token more.
 
     The table gets the last token that counts, its position, and the text; ``rows.drawn`` all ``tokens`` (rows,),
     whether their logits were numbers, how many count, and where the step began.
@@ -201,7 +201,7 @@ def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: T
     row, start, count, known = inputs[:, :4].unbind(1)
     start = torch.where(start == FROM_TABLE, requests.starts[row], start)
     width, tokens = rows.width, tokens.view(len(inputs), rows.width)
-    last = width - count + known - 1  # column of the last token that is no guess
+    last = width - count + known - 1  # column of the last token that is no draft
     columns = torch.arange(1, width)
     fails = (columns > last[:, None]) & (rows.token_ids.view(-1, width)[:, 1:] != tokens[:, :-1])
     end = torch.where(fails, columns, width).amin(1) if width > 1 else count

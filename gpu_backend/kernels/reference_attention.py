@@ -1,5 +1,5 @@
 # Attention over the paged KV cache in plain torch. No Python loop runs per token: it loops over groups of sequences of
-# similar shape, whose blocks are gathered, or lie side by side already.
+# similar shape, whose blocks are gathered, or contiguous already.
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _attend_padded(
     scale: float,
     window: int,
 ) -> Tensor:
-    """As many queries each, tables padded with any blocks: all shapes are known before it is known who is there."""
+    """As many queries each, tables padded with any blocks: all shapes are known before the sequences are known."""
     _, heads, head_dim = query.shape
     sequences, width = len(layout.block_tables), layout.max_query_len
     assert layout.rows.stop - layout.rows.start == sequences * width, "plain torch takes layouts of one query length"
@@ -79,7 +79,7 @@ def _attend_padded(
 def _attend_side_by_side(
     query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, parts: Sequence[Part], scale: float
 ) -> Iterator[Tensor]:
-    """One query each, of sequences whose keys and values are kept side by side; theirs are the first rows."""
+    """One query each, of sequences whose keys and values are contiguous; theirs are the first rows."""
     _, heads, head_dim = query.shape
     scaled = query[: parts[-1].rows.stop].float() * scale
     for part in parts:
@@ -174,7 +174,7 @@ def _gather(
     dtype: torch.dtype,
     room: Tensor | None = None,
 ) -> Tensor:
-    """Copy blocks side by side: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim).
+    """Copy blocks into contiguous memory: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim).
 
     ``room`` is what may be written over: memory that was just used is still in the processor's cache.
     """

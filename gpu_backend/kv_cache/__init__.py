@@ -1,1 +1,1 @@
-# Blocks of the KV cache: who holds which, prefix hashes, eviction, the copy in host memory.
+# Blocks of the KV cache: which sequence holds which, prefix hashes, eviction, the copy in host memory.

@@ -53,7 +53,7 @@ class BlockTables:
         return True
 
     def trim(self, sequence: Sequence) -> None:
-        """Release the blocks that only guesses needed."""
+        """Release the blocks that only drafts needed."""
         needed = self._blocks.blocks_for(max(len(sequence.token_ids), sequence.num_computed))
         if len(sequence.block_table) > needed:
             self._blocks.release(sequence.block_table[needed:])
@@ -99,6 +99,6 @@ class BlockTables:
         return True
 
 
-@lru_cache(maxsize=1024)  # asked for with every block that somebody fills
+@lru_cache(maxsize=1024)  # asked for with every block that is filled
 def _salt_of(owner: str) -> bytes:
     return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()

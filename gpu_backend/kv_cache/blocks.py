@@ -1,6 +1,6 @@
-# Who holds which block of the KV cache. Blocks are counted references; full blocks can be found again by the hash of
-# everything before and in them, so that prompts with a common beginning share its blocks. Nothing here touches a
-# device.
+# Which sequence holds which block of the KV cache. Blocks are counted references; full blocks can be found again by the
+# hash of everything before and in them, so that prompts with a common beginning share its blocks. Nothing here touches
+# a device.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_backend.kv_cache.host_tier import HostTier
 from gpu_backend.kv_cache.tenant_cache import TenantCache
 from gpu_backend.step.plan import BlockCopy
 
-SHARED = "(shared)"  # whom the blocks of declared beginnings belong to; no team id has brackets
+SHARED = "(shared)"  # the owner of the blocks of declared beginnings; no team id has brackets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class _Named:
 
 
 class BlockManager:
-    """Hands out ``num_blocks`` blocks, counts who uses them, and remembers what full ones hold.
+    """Hands out ``num_blocks`` blocks, counts their users, and remembers what full ones hold.
 
-    A block is in one of three states: in use (referenced), evictable (unused, but found by its hash until someone needs
-    the room) or free. ``num_protected`` blocks are kept, by weight, for what tenants have cached: nobody else's work
-    takes them. Blocks whose hash is in ``shared`` belong to no tenant.
+    A block is in one of three states: in use (referenced), evictable (unused, but found by its hash until the room is
+    needed) or free. ``num_protected`` blocks are kept, by weight, for what tenants have cached: no other tenant's
+    work takes them. Blocks whose hash is in ``shared`` belong to no tenant.
 
     What is evicted goes to one of ``num_host_blocks`` in host memory, and comes back when its hash is asked for. The
     copies that this takes must be made in their order, before the next step computes: ``take_copies`` hands them out.
@@ -71,7 +71,7 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that nobody uses: free and evictable ones."""
+        """Unused blocks: free and evictable ones."""
         return len(self._free) + len(self._evictable)
 
     @property
@@ -174,7 +174,7 @@ class BlockManager:
         self._rest(resting)
 
     def forget(self, block_table: SequenceOf[int]) -> None:
-        """Let nobody find these blocks again: what they hold cannot be trusted. Call it before ``release``."""
+        """Drop these blocks from the prefix cache: what they hold cannot be trusted. Call it before ``release``."""
         for block in block_table:
             if block in self._by_block:
                 self._forget(self._by_block[block])
@@ -186,7 +186,7 @@ class BlockManager:
         return copies
 
     def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
-        """Let nobody find what these copies may not have brought."""
+        """Drop from the prefix cache what these copies may not have brought."""
         for copy in copies:
             if copy.to_host:
                 self.host.forget(copy.target)
@@ -199,7 +199,7 @@ class BlockManager:
     def swap_out(self, block_table: SequenceOf[int], tenant: str = "") -> tuple[int, ...] | None:
         """Release a table, copied to host blocks, which are returned; None, and nothing done, without room.
 
-        What nobody else uses is not found any more until it comes back: else its eviction would copy it once more.
+        What no other sequence uses is not found until it comes back: else its eviction would copy it once more.
         """
         held = self.host.reserve(len(block_table), tenant)
         if held is None:
@@ -224,7 +224,7 @@ class BlockManager:
         return tuple(table)
 
     def check(self, block_tables: Iterable[SequenceOf[int]], swapped: Iterable[SequenceOf[int]] = ()) -> None:
-        """Assert that the books are in order, and that exactly these tables are out, on the device and on the host."""
+        """Assert that the accounting adds up, and that exactly these tables are out, on the device and on the host."""
         self._evictable.check()
         self.host.check(block for held_blocks in swapped for block in held_blocks)
         assert not any(key in self.host for key in self._by_key), "a key is on the device and on the host"

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain
 
-FIRST_SHARE = 0.5  # of the blocks, for those seen once; a guess that the first misses correct
+FIRST_SHARE = 0.5  # of the blocks, for those seen once; an estimate that the first misses correct
 LEAST_SHARE, MOST_SHARE = 0.02, 0.9
 REMEMBERED = 4.0  # evicted keys, as a multiple of the blocks
 MARGIN = 0.25  # of the blocks: a key evicted that lately would be here, had its segment been that much larger
@@ -38,12 +38,12 @@ class EvictionOrder:
         return chain(*self._segments)
 
     def add(self, key: bytes, again: bool) -> None:
-        """Put a block that nobody uses any more at the end of its segment; ``again`` if its key ever came back."""
+        """Put a block that fell out of use at the end of its segment; ``again`` if its key ever came back."""
         self._segments[again][key] = None
         self._size += 1
 
     def remove(self, key: bytes) -> None:
-        """Take a block out that somebody uses again, or that nobody may find any more."""
+        """Take a block out that is used again, or must not be found any more."""
         once, again = self._segments
         del (once if key in once else again)[key]
         self._size -= 1

@@ -1,4 +1,4 @@
-# KV blocks in host memory: what the device had to give away, until somebody needs it again or the room. Only the books;
+# KV blocks in host memory: what the device had to give away, until it or its room is needed. Only the accounting;
 # the runner copies.
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HostTier:
         self._cached.touch(tenant, weight)
 
     def keep(self, tenant: str, blocks: SequenceOf[tuple[bytes, bool]]) -> list[int]:
-        """Make room for blocks that the device gives away: keys, and whether each ever came back.
+        """Reserve blocks for those that the device evicts: keys, and whether each ever came back.
 
         Returns where they go, in their order; where there is not room for all, for the last of them.
         """
@@ -85,13 +85,13 @@ class HostTier:
         self._free.extend(blocks)
 
     def forget(self, block: int) -> None:
-        """Let nobody find a block, if anybody could: what it holds cannot be trusted."""
+        """Drop a block from the cache, if it is there: what it holds cannot be trusted."""
         if block in self._key_of:
             self.take([self._key_of[block]])
             self._free.append(block)
 
     def check(self, held: Iterable[int]) -> None:
-        """Assert that the books are in order, and that exactly these blocks are held for sequences."""
+        """Assert that the accounting adds up, and that exactly these blocks are held for sequences."""
         self._cached.check()
         out = list(held)
         assert sorted(self._cached) == sorted(self._by_key), "not all cached blocks can be found, or more"

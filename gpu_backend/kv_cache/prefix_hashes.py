@@ -1,4 +1,4 @@
-# The names that full KV blocks go by: hash chains over tokens, salted by tenant, so that nobody finds another's blocks;
+# The names that full KV blocks go by: hash chains over tokens, salted by tenant, so that no tenant finds another's;
 # but for beginnings that the operator declares to be shared by all.
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def extend_hashes(
 ) -> None:
     """Append to ``hashes`` the hash of each full block of ``token_ids`` that has none yet.
 
-    A block's hash covers the salt and every token up to its end. It is a cryptographic one (BLAKE2b, 128 bits): whoever
-    could forge a collision would read another tenant's prompt. Leading blocks whose hash under the shared salt is in
+    A block's hash covers the salt and every token up to its end. It is a cryptographic one (BLAKE2b, 128 bits): with a
+    forged collision a tenant could read another's prompt. Leading blocks whose hash under the shared salt is in
     ``shared`` go by that one; the salt comes in with the first block that is not.
     """
     done = len(hashes)

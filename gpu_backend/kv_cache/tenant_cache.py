@@ -39,7 +39,7 @@ class TenantCache:
     go first.
 
     Tenants of one level are kept together, so that the highest is at hand: every move is O(1), but for a tenant that
-    becomes active or idle, which changes everybody's part.
+    becomes active or idle, which changes every tenant's part.
     """
 
     def __init__(self, num_protected: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +79,7 @@ class TenantCache:
             self._change_weight(oldest, 0)
 
     def add(self, name: str, blocks: Iterable[tuple[bytes, bool]]) -> None:
-        """Keep blocks that nobody uses any more: their keys, and whether each ever came back."""
+        """Keep blocks that fell out of use: their keys, and whether each ever came back."""
         tenant = self._tenant(name)
         self._take_out(tenant)
         for key, again in blocks:
@@ -87,7 +87,7 @@ class TenantCache:
         self._put_in(tenant)
 
     def remove(self, name: str, keys: Iterable[bytes]) -> None:
-        """Take blocks out that are used again, or that nobody may find any more."""
+        """Take blocks out that are used again, or must not be found any more."""
         tenant = self._tenants[name]
         self._take_out(tenant)
         for key in keys:
@@ -140,7 +140,7 @@ class TenantCache:
         return self._tenants[name]
 
     def _take_out(self, tenant: _Tenant) -> None:
-        """Take a tenant out of the books before its blocks, weight or floor change."""
+        """Take a tenant out of the accounting before its blocks, weight or floor change."""
         if not tenant.order:
             return
         self._size -= len(tenant.order)
@@ -155,7 +155,7 @@ class TenantCache:
             del self._by_level[level]
 
     def _put_in(self, tenant: _Tenant) -> None:
-        """Put it back into the books as it is now."""
+        """Put it back into the accounting as it is now."""
         if not tenant.order:
             if not tenant.weight:
                 del self._tenants[tenant.name]

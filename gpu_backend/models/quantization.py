@@ -60,7 +60,7 @@ class QuantizedLinear:
 
     @property
     def _reads_whole(self) -> bool:
-        """Whether inputs may stay as they are: what few rows have no time to gain by is not rounded."""
+        """Whether inputs may stay as they are: where rounding saves a small batch no time, nothing is rounded."""
         return not (self.rounds_input or self.batch_invariant)
 
 

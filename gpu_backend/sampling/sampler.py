@@ -79,9 +79,9 @@ def sample(
 
 
 def draw(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
-    """Return each row's token (rows,) by its wishes, and whether its ``logits`` (rows, vocab) are finite.
+    """Return each row's token (rows,) by its sampling parameters, and whether its ``logits`` (rows, vocab) are finite.
 
-    The same as in ``sample``, but nothing here depends on what the wishes say: it can be captured and replayed.
+    The same as in ``sample``, but nothing here depends on the parameters' values: it can be captured and replayed.
     """
     if ops.uses_triton(logits.device):
         return ops.draw(logits, wishes, filters=True)

@@ -1,10 +1,10 @@
-# Guesses at the next tokens, checked: the model samples at every place of a guess, with that place's own noise, and
-# guesses hold as long as they are what was sampled.
+# Draft tokens, verified: the model samples at every place of a draft, with that place's own noise, and
+# drafts hold as long as they are what was sampled.
 #
 # So speculation changes no token, at any temperature. The noise is a function of (seed, reply index, position), and the
-# filters, penalties and masks of a place are functions of the tokens before it; what is sampled after guesses that held
+# filters, penalties and masks of a place are functions of the tokens before it; what is sampled after drafts that held
 # is therefore what would have been sampled without any, logits being equal. Leviathan et al. (2023, "Fast inference
-# from transformers via speculative decoding") accept a guess by chance, so that the distribution is kept; here guess
+# from transformers via speculative decoding") accept a draft by chance, so that the distribution is kept; here draft
 # and sample are coupled by their common Gumbel noise, and the very sample is kept. A draft that draws with the same
 # noise agrees more often than one with its own (Daliri et al. 2024, "Coupling without communication and
 # drafter-invariant speculative decoding").
@@ -19,7 +19,7 @@ from gpu_backend.step.plan import SequenceStep
 
 
 def rows_of(step: SequenceStep) -> list[SequenceStep]:
-    """Return a step for each place that is sampled, as it would be if the guesses before it were known."""
+    """Return a step for each place that is sampled, as it would be if the drafts before it were known."""
     if not step.num_proposed:
         return [step]
     rows = []
@@ -44,7 +44,7 @@ def rows_of(step: SequenceStep) -> list[SequenceStep]:
 
 
 def num_gained(step: SequenceStep, sampled: Sequence[int]) -> int:
-    """Say how many of the tokens sampled at a step's places are the sequence's: one more than guesses held."""
+    """Say how many of the tokens sampled at a step's places are the sequence's: one more than drafts held."""
     guesses = step.token_ids[step.num_known :]
     held = 0
     while held < len(guesses) and guesses[held] == sampled[held]:

@@ -1,5 +1,5 @@
-# Who comes in next, and who gives way: interactive work before batch work, in each tier whoever was served least. Batch
-# work fills what interactive work leaves, gives it back at once, and yet never starves.
+# Which sequence is admitted next, and which is preempted: interactive work before batch work, in each tier the tenant
+# served least. Batch work fills what interactive work leaves, gives it back at once, and yet never starves.
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOOKS = 16  # at what tenants hold, within one patience
 
 
 class Admission:
-    """Owns everybody who waits, and knows who is owed what.
+    """Owns all waiting sequences, and knows what each tenant is owed.
 
-    A preempted sequence waits before all newcomers of its tier, in the order of the first admissions. When nobody of
-    the batch tier was admitted for ``batch_patience`` seconds, the next of them passes interactive work, and gives way
-    no more. Who has waited for ``interactive_patience`` seconds while another tenant held more goes before all, and
-    replies of that tenant make room.
+    A preempted sequence waits before all newcomers of its tier, in the order of the first admissions. When none of
+    the batch tier was admitted for ``batch_patience`` seconds, the next of them passes interactive work, and is
+    preempted no more. One that waited for ``interactive_patience`` seconds while another tenant held more goes before
+    all, and replies of that tenant are preempted.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
@@ -38,15 +38,15 @@ class Admission:
         self._caps_batch = config.max_batch_tier_tokens is not None
         self._turns = Turns(config, blocks)
         self._favoured: Sequence | None = None  # goes next, for it has waited
-        self._look_again = 0.0  # when to see whether anybody has
+        self._look_again = 0.0  # when to see whether any has
         self._max_waiting = config.max_waiting
         self._headroom = int(config.interactive_headroom * blocks.num_blocks)
-        self._refused: Sequence | None = None  # found no room, and nobody has left since
+        self._refused: Sequence | None = None  # found no room, and none has left since
         self._batch_admitted = 0.0  # when batch work was last let in
         self._places = 0
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over everybody who waits, in no particular order."""
+        """Iterate over all waiting sequences, in no particular order."""
         for queue in self.queues.values():
             yield from queue
 
@@ -77,16 +77,16 @@ class Admission:
         self.queues[sequence.tier].remove(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Book the end of a running sequence."""
+        """Record the end of a running sequence."""
         self.queues[sequence.tier].leave(sequence)
         self._reconsider()
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
     def next(self, running: Collection[Sequence], lets_batch_in: bool = True) -> Sequence | None:
-        """Return who goes next, or None if nobody waits. Call ``charge`` first.
+        """Return the next sequence, or None if none waits. Call ``charge`` first.
 
-        Batch work that is not let in, for its tier has what it may have, keeps nobody waiting.
+        Batch work that is not let in, for its tier has what it may have, keeps no other waiting.
         """
         if self._favoured is not None:
             return self._favoured
@@ -105,16 +105,16 @@ class Admission:
         return head
 
     def before(self, tier: str) -> list[Sequence]:
-        """Return everybody who goes before a newcomer of that tier."""
+        """Return all sequences that go before a newcomer of that tier."""
         return [sequence for name in TIERS[: TIERS.index(tier) + 1] for sequence in self.queues[name]]
 
     @property
     def lacks_room(self) -> bool:
-        """Whether somebody found no room, and nobody has left since."""
+        """Whether a sequence found no room, and none has left since."""
         return self._refused is not None
 
     def was_refused(self, sequence: Sequence) -> bool:
-        """Whether that one found no room, and nobody has left since."""
+        """Whether that one found no room, and none has left since."""
         return sequence is self._refused
 
     def refuse(self, sequence: Sequence) -> None:
@@ -122,10 +122,10 @@ class Admission:
         self._refused = sequence
 
     def is_room_for(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether all who run and this one will fit to their ends, by the forecast; anybody fits alone.
+        """Whether all that run and this one will fit to their ends, by the forecast; any fits alone.
 
-        For interactive work, batch work is no obstacle; batch work leaves the headroom free. Who has waited for those
-        who run needs no forecast: if they do not fit to their ends, they do not without it.
+        For interactive work, batch work is no obstacle; batch work leaves the headroom free. A sequence that has
+        waited for the running ones needs no forecast: if they do not fit to their ends, they do not without it.
         """
         if sequence is self._favoured:
             return True
@@ -147,7 +147,7 @@ class Admission:
         return highest_use(replies, in_use, blocks.block_size) <= room * (1 - margin)
 
     def charge(self, running: Iterable[Sequence]) -> None:
-        """Book what the running sequences generated since the last time."""
+        """Record what the running sequences generated since the last time."""
         for sequence in running:
             if len(sequence.token_ids) > sequence.num_charged:
                 self.queues[sequence.tier].charge_reply(sequence)
@@ -170,7 +170,7 @@ class Admission:
             self._batch_admitted = now
 
     def who_gives_way(self, running: Collection[Sequence]) -> Sequence:
-        """Choose who loses its blocks: batch work before interactive work, the latest admitted before the earlier.
+        """Choose the sequence to preempt: batch work before interactive work, the latest admitted before the earlier.
 
         Where that one had waited for others, it is the latest of the tenant that holds most.
         """
@@ -181,7 +181,7 @@ class Admission:
         return max(running, key=lambda sequence: (shares.of(sequence), sequence.place))
 
     def who_makes_room(self, running: Collection[Sequence]) -> list[Sequence]:
-        """Return who leaves for somebody who has waited long enough and now goes next; often nobody."""
+        """Return what is preempted for a sequence that waited long enough and now goes next; often none."""
         if not any(map(len, self.queues.values())):
             return []
         now = self._clock()
@@ -224,13 +224,13 @@ class Admission:
         return leaving if needed <= 0 and too_many <= 0 else []
 
     def check(self, admitted: Iterable[Sequence]) -> None:
-        """Assert that the books of all tenants are in order, given everybody who was admitted and has not ended."""
+        """Assert that the accounting of all tenants adds up, given all that were admitted and have not ended."""
         everyone = list(admitted)
         for tier, queue in self.queues.items():
             queue.check(sequence for sequence in everyone if sequence.tier == tier)
 
     def _impatient(self, running: Collection[Sequence], now: float) -> list[Sequence]:
-        """Return those who may go next and have waited for their patience: aged batch work, then the longest first."""
+        """Return those that may go next and have waited for their patience: aged batch work, then the longest first."""
         interactive = self.queues["interactive"]
         newcomer = interactive.newcomer()
         waiting = [*interactive.returning(), *([newcomer] if newcomer else [])]

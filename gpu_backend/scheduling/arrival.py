@@ -1,5 +1,5 @@
 # What is refused as soon as it comes, because waiting would be in vain: there is no room in the queue, or the deadline
-# will pass before the reply's end. Whoever is refused now can still ask another replica.
+# will pass before the reply's end. A caller that is refused now can still ask another replica.
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def predict_seconds(command: Generate, scheduler: Scheduler, config: EngineConfi
     """Predict how long a request that comes now takes to its end.
 
     Prompts that go before it are computed as fast as decodes allow; without a slot or room for it, it waits until as
-    many of those who run have ended; then its reply takes a decode step a token. A reply's length is
-    the mean of late; an idle engine, whom that guess could keep idle for ever, goes by the first token.
+    many of the running sequences have ended; then its reply takes a decode step a token. A reply's length is
+    the mean of late; an idle engine, which that estimate could keep idle for ever, goes by the first token.
     """
     running, before = scheduler.everyone_running(), scheduler.admission.before(command.tier)
     context = sum(sequence.num_computed for sequence in running)

@@ -1,4 +1,4 @@
-# Whose turn it is. Each tier has one line per tenant, and the tenant that was served least, for its weight, goes next
+# The fair queue. Each tier has one queue per tenant, and the tenant served least, for its weight, goes next
 # (virtual token counters: Sheng et al., OSDI 2024), or one hardly ahead of it whose prompt is cached (as in DLPM: Cao
 # et al. 2025). docs/fairness.md derives how far two tenants can drift apart.
 
@@ -35,14 +35,14 @@ class Account:
 
 
 class FairQueue:
-    """Those of one tier who wait: newcomers by tenant, and before them the preempted, who keep their place.
+    """The waiting sequences of one tier: newcomers by tenant, and before them the preempted, which keep their place.
 
     Of newcomers whose tenant's counter is at most ``lead`` above the lowest one, that of whose prompt most is cached
-    goes next; ``num_cached`` tells how much. Whose turn it would be by the counters alone is passed ``MOST_PASSED``
-    times at most, and so is everybody by later ones of its own line.
+    goes next; ``num_cached`` tells how much. The one that would be next by the counters alone is passed
+    ``MOST_PASSED`` times at most, and so is every sequence by later ones of its own queue.
 
-    ``clock`` is the highest counter that was the lowest of all who wait when a newcomer was admitted. Nobody who waits
-    stands below it, and nobody stands more than ``bound`` above it.
+    ``clock`` is the highest counter that was the lowest of all that wait when a newcomer was admitted. No waiting
+    tenant stands below it, and none stands more than ``bound`` above it.
     """
 
     def __init__(self, lead: float = 0.0, num_cached: Callable[[Sequence], int] = lambda sequence: 0) -> None:
@@ -50,7 +50,7 @@ class FairQueue:
         self._lead = lead
         self._num_cached = num_cached
         self._largest = 0.0  # weighted service that an admission so far allows
-        self._choice: Sequence | None = None  # who goes next, while nothing has changed
+        self._choice: Sequence | None = None  # the next sequence, while nothing has changed
         self._accounts: dict[str, Account] = {}
         self._ranking: list[tuple[float, int, Account]] = []  # a heap; counters only grow, so old entries come up early
         self._returning: list[Sequence] = []  # preempted, in the order of their first admission
@@ -59,14 +59,14 @@ class FairQueue:
         self._keep = IDLE_ACCOUNTS
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate over everybody who waits, in no particular order."""
+        """Iterate over all waiting sequences, in no particular order."""
         yield from self._returning
         for account in self._accounts.values():
             yield from account.line
 
     @property
     def bound(self) -> float:
-        """How far two who wait can drift apart, in weighted service, by what was admitted so far."""
+        """How far two that wait can drift apart, in weighted service, by what was admitted so far."""
         return self._largest + self._lead
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class FairQueue:
         return len(account.line) if account else 0
 
     def add(self, sequence: Sequence) -> None:
-        """Let a newcomer wait at the end of its tenant's line. Whoever was idle starts no lower than the clock."""
+        """Let a newcomer wait at the end of its tenant's queue. An idle tenant starts no lower than the clock."""
         account = self._accounts.get(sequence.tenant)
         if account is None:
             self._forget_idle()
@@ -91,7 +91,7 @@ class FairQueue:
         self.reconsider()
 
     def add_first(self, sequences: Iterable[Sequence]) -> None:
-        """Let sequences of a tenant who is being served wait at the front of its line, in this order."""
+        """Let sequences of a tenant that is being served wait at the front of its queue, in this order."""
         for sequence in reversed(list(sequences)):
             account = self._accounts[sequence.tenant]
             account.line.appendleft(sequence)
@@ -104,7 +104,7 @@ class FairQueue:
         insort(self._returning, sequence, key=lambda other: other.place)
 
     def head(self) -> Sequence | None:
-        """Return who goes next, or None if nobody waits."""
+        """Return the next sequence, or None if none waits."""
         if self._returning or not self._lead:
             return self.first()
         least = self._least_served()
@@ -115,24 +115,24 @@ class FairQueue:
         return self._choice
 
     def first(self) -> Sequence | None:
-        """Return whose turn it is, whatever is cached, or None if nobody waits."""
+        """Return the sequence whose turn it is, whatever is cached, or None if none waits."""
         return self._returning[0] if self._returning else self.newcomer()
 
     def newcomer(self) -> Sequence | None:
-        """Return the newcomer whose turn it would be if nobody had been preempted, whatever is cached."""
+        """Return the newcomer whose turn it would be if none had been preempted, whatever is cached."""
         account = self._least_served()
         return account.line[0] if account else None
 
     def returning(self) -> list[Sequence]:
-        """Return the first of each tenant of those who were preempted."""
+        """Return each tenant's first preempted sequence."""
         return list({sequence.tenant: sequence for sequence in reversed(self._returning)}.values())
 
     def reconsider(self) -> None:
-        """Look at the next call of ``head`` who goes next: what is cached has changed, or who waits."""
+        """Choose anew at the next call of ``head``: what is cached has changed, or which sequences wait."""
         self._choice = None
 
     def pop(self, sequence: Sequence, most_tokens: int) -> None:
-        """Take one out who was preempted, or the newcomer whose turn it is, nearly.
+        """Take one out that was preempted, or the newcomer whose turn it is, nearly.
 
         A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it.
         """
@@ -155,14 +155,14 @@ class FairQueue:
         self.reconsider()
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """Book the prompt tokens that a newcomer has computed for it."""
+        """Record the prompt tokens that a newcomer has computed for it."""
         account = self._accounts[sequence.tenant]
         service = PROMPT_TOKEN * num_tokens
         self._largest = max(self._largest, (service + REPLY_TOKEN * account.promised) / account.weight)
         account.served += service / account.weight
 
     def charge_reply(self, sequence: Sequence) -> None:
-        """Book what an admitted sequence generated since the last time."""
+        """Record what an admitted sequence generated since the last time."""
         fresh = len(sequence.token_ids) - sequence.num_charged
         if fresh:
             account = self._accounts[sequence.tenant]
@@ -182,7 +182,7 @@ class FairQueue:
             self.reconsider()
 
     def leave(self, sequence: Sequence) -> None:
-        """Book the end of an admitted sequence."""
+        """Record the end of an admitted sequence."""
         self.charge_reply(sequence)
         account = self._accounts[sequence.tenant]
         account.promised -= sequence.promised
@@ -198,7 +198,7 @@ class FairQueue:
         return {account.tenant: account.served for account in self._accounts.values()}
 
     def check(self, admitted: Iterable[Sequence]) -> None:
-        """Assert that the books are in order, given every sequence that was admitted and has not ended."""
+        """Assert that the accounting adds up, given every sequence that was admitted and has not ended."""
         left = dict.fromkeys(self._accounts, 0)
         for sequence in admitted:
             left[sequence.tenant] += sequence.promised
@@ -250,7 +250,7 @@ class FairQueue:
             heappush(self._ranking, (account.served, next(self._order), account))
 
     def _forget_idle(self) -> None:
-        """Drop accounts of tenants who have nothing here, when there are many: no bound is about them."""
+        """Drop accounts of tenants that have nothing here, when there are many: no bound is about them."""
         if len(self._accounts) < self._keep:
             return
         self._accounts = {

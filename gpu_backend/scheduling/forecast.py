@@ -1,5 +1,5 @@
 # How much room running replies will take before they end, judged by the replies that ended lately. Admission goes by
-# the highest point of that forecast rather than by what is free now, so that nobody is thrown out later (Past-Future
+# the highest point of that forecast rather than by what is free now, so that none is preempted later (Past-Future
 # scheduling: Gong et al., ASPLOS 2025).
 
 from __future__ import annotations

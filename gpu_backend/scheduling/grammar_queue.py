@@ -1,5 +1,5 @@
-# Requests that wait for their grammar: they stand in no queue of the scheduler before it is compiled, so that nobody
-# waits for it but they.
+# Requests that wait for their grammar: they stand in no queue of the scheduler before it is compiled, so that no
+# other request waits for it.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# How busy the engine is: counters of what it did, and rates over the last ten seconds for whoever chooses a replica.
+# How busy the engine is: counters of what it did, and rates over the last ten seconds, for routers.
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoadMeter:
     def count_step(
         self, computed_tokens: int, generated_tokens: int, seconds: float, least_seconds: float = 0.0
     ) -> None:
-        """Book one step; ``least_seconds`` is what it could have taken at best."""
+        """Record one step; ``least_seconds`` is what it could have taken at best."""
         self.steps += 1
         self.least_seconds += least_seconds
         self.busy_seconds += seconds
@@ -35,7 +35,7 @@ class LoadMeter:
         self.generated_tokens += generated_tokens
 
     def count_failed_step(self, seconds: float) -> None:
-        """Book the time of a step that came to nothing."""
+        """Record the time of a step that came to nothing."""
         self.steps += 1
         self.busy_seconds += seconds
 

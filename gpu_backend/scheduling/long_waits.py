@@ -1,4 +1,4 @@
-# Whoever waits for the ends of others' long replies does not wait for ever: after a while the tenant that holds most of
+# No sequence waits for ever for the ends of others' long replies: after a while the tenant that holds most of
 # the engine, for its weight, gives a reply's place to one that holds less. docs/fairness.md has the rule.
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Shares:
 
 
 class Turns:
-    """Decides who leaves for somebody that has waited; ``patience`` is in seconds.
+    """Decides what is preempted for a sequence that has waited; ``patience`` is in seconds.
 
-    Nobody leaves for a tenant that would then hold more than the one that gives way held before, nor within a patience
-    of having been let in. Each tenant gets in so once in a patience. Where the one that gives way would hold less than
-    the other then, as where all have one reply, the two take turns: once in a patience in the whole engine, and only
-    once the reply that leaves was worth what is to be computed again.
+    No sequence is preempted for a tenant that would then hold more than the preempted one held before, nor within a
+    patience of having been let in. Each tenant gets in so once in a patience. Where the preempted one would hold less
+    than the other then, as where all have one reply, the two take turns: once in a patience in the whole engine, and
+    only once the reply that leaves was worth what is to be computed again.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
@@ -54,7 +54,7 @@ class Turns:
         self._blocks = blocks
         self._let_in: dict[str, float] = {}  # when a tenant got in so, those of the last patience
         self._took_turn = -self.patience  # when one last took another's turn
-        self._is_turn = False  # whether who was last made room for takes one
+        self._is_turn = False  # whether the sequence last preempted for takes one
 
     def shares(self, running: Iterable[Sequence]) -> Shares:
         """Return what tenants hold."""
@@ -63,9 +63,9 @@ class Turns:
     def make_room(
         self, sequence: Sequence, free: list[Sequence], bound: list[Sequence], now: float
     ) -> list[Sequence] | None:
-        """Return who is to leave so that a sequence gets in, perhaps nobody; None if it has to go on waiting.
+        """Return what is to leave so that a sequence gets in, perhaps none; None if it has to go on waiting.
 
-        Those who are ``free`` leave first, in that order, whoever they belong to; then of the ``bound`` those whose
+        Those in ``free`` leave first, in that order, whatever their tenant; then of the ``bound`` those whose
         tenant holds most, the latest first.
         """
         if now - self._let_in.get(sequence.tenant, -self.patience) < self.patience:
@@ -99,7 +99,7 @@ class Turns:
         return leaving
 
     def note(self, tenant: str, now: float) -> None:
-        """Book that the sequence that room was made for is in."""
+        """Record that the sequence that others were preempted for is in."""
         self._let_in = {name: at for name, at in self._let_in.items() if now - at < self.patience}
         self._let_in[tenant] = now
         if self._is_turn:

@@ -1,5 +1,6 @@
-# Who runs in the next step. Running decodes first, one token each; then chunks of prompts, within one token budget;
-# then whoever waits, as far as there is room. When blocks run out, somebody gives way and is computed again later.
+# Which sequences run in the next step. Running decodes first, one token each; then chunks of prompts, within one
+# token budget; then waiting sequences, as far as there is room. When blocks run out, the scheduler preempts a sequence,
+# which is computed again later.
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class Scheduler:
         self.speculator = speculator
         self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
-        self.num_made_room = 0  # preemptions for somebody who had waited for long
+        self.num_made_room = 0  # preemptions for a sequence that had waited for long
         self.num_swaps = 0  # preemptions by a copy to host memory
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
@@ -51,7 +52,7 @@ class Scheduler:
         self._prefix_caching = config.prefix_caching
         self._tables = BlockTables(blocks, config.prefix_caching)
         self._running: dict[int, Sequence] = {}  # in the order of admission
-        self._rows = list(range(config.max_num_seqs))  # that nobody has
+        self._rows = list(range(config.max_num_seqs))  # free ones
         self._by_request: dict[str, list[Sequence]] = {}
         self._step = 0
         self._held_up = 0  # steps in a row in which prompts of many steps got less than a block's worth
@@ -111,9 +112,9 @@ class Scheduler:
     def schedule(self, may_preempt: bool = True) -> StepPlan | None:
         """Choose what the next step computes, and give it room. The plan is empty if there is nothing to compute.
 
-        A planned step counts as computed. Where results of earlier ones are due, nobody ``may_preempt``: then None says
-        that somebody must give way first, or that guesses wait for tokens, and is to be asked for again when all
-        tokens are known.
+        A planned step counts as computed. While results of earlier ones are due, ``may_preempt`` is false: None then
+        says that a sequence must be preempted first, or that drafts wait for tokens; call it again once all tokens are
+        known.
         """
         goes_ahead = self.speculator is not None and self._goes_ahead(self.speculator)
         if self.speculator is not None and not may_preempt and not goes_ahead:
@@ -144,7 +145,7 @@ class Scheduler:
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
 
     def advance(self, sequence: Sequence, end: int) -> None:
-        """Book that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""
+        """Record that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""
         if self.speculator is not None:
             self._tables.trim(sequence)
         if not sequence.pools and end // self.blocks.block_size > sequence.num_published:
@@ -156,7 +157,7 @@ class Scheduler:
             sequence.followers = []
 
     def distrust(self, sequence: Sequence) -> None:
-        """Let nobody share the blocks of a sequence whose numbers went wrong."""
+        """Stop sharing the blocks of a sequence whose numbers went wrong."""
         self.blocks.forget(sequence.block_table)
 
     def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
@@ -194,7 +195,7 @@ class Scheduler:
         self.admission.check(s for s in chain(self._running.values(), queued) if s.place)
 
     def _goes_ahead(self, speculator: Speculator) -> bool:
-        """Whether the device guesses: nobody waits, and nobody's tokens take more than the device knows."""
+        """Whether the device drafts: none waits, and no sequence's tokens take more than the device knows."""
         running = self._running.values()
         return (
             0 < len(running) <= speculator.most_ahead
@@ -210,7 +211,7 @@ class Scheduler:
         return StepBudget(self._config, self._config.step_cost, steps, num_batch, num_batch_decodes)
 
     def _plan_prompts(self, prompts: list[Sequence], budget: StepBudget, may_admit: bool) -> list[SequenceStep]:
-        """Return chunks of prompts, of those who are let in now, too. Prompts of many steps neither keep others waiting
+        """Return chunks of prompts, of those let in now, too. Prompts of many steps neither keep others waiting
         nor wait for them for ever.
         """
         long = [sequence for sequence in prompts if budget.is_long(sequence)]
@@ -233,12 +234,12 @@ class Scheduler:
         return steps
 
     def _chunks(self, prompts: Iterable[Sequence], budget: StepBudget) -> list[SequenceStep]:
-        """Give prompts what the budget has for them; who gets nothing is in no step."""
+        """Give prompts what the budget has for them; one that gets nothing is in no step."""
         size = self.blocks.block_size
         return [sequence.plan(count, size) for sequence in prompts if (count := budget.take(sequence))]
 
     def _let_yield(self, may_preempt: bool) -> bool:
-        """Let those go who give way to somebody that waits; say whether that may be."""
+        """Preempt for a sequence that waits; say whether that may be."""
         yielding = self.admission.who_yields(self._running.values())
         leaving = yielding or self.admission.who_makes_room(self._running.values())
         if leaving and not may_preempt:
@@ -251,7 +252,7 @@ class Scheduler:
         return True
 
     def _make_room(self, may_preempt: bool) -> bool:
-        """Give each decode the block its next token needs, at somebody's cost, which may be its own, if that may be."""
+        """Give each decode the block its next token needs, preempting others or itself if it ``may_preempt``."""
         block_size = self.blocks.block_size
         for sequence in list(self._running.values()):
             is_full = len(sequence.block_table) * block_size <= sequence.num_computed
@@ -284,11 +285,11 @@ class Scheduler:
         return self.swapping.pays(running, sequence.num_computed, kept)
 
     def _admit_next(self, budget: StepBudget) -> Sequence | None:
-        """Move whoever goes next to the running ones; None if there is nobody or no room."""
+        """Move the next sequence to the running ones; None if there is none or no room."""
         if (sequence := self._next_to_admit(budget)) is None:
             return None
         is_room = self.admission.is_room_for(sequence, self._running.values())
-        # Each running sequence can fill a block before anyone must give way.
+        # Each running sequence can fill a block before any must be preempted.
         if not is_room or not self._tables.fill(sequence, headroom=len(self._running)):
             self.admission.refuse(sequence)
             return None
@@ -300,7 +301,7 @@ class Scheduler:
         return sequence
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
-        """Return who is to be tried next, if there is a slot and some budget left."""
+        """Return the sequence to be tried next, if there is a slot and some budget left."""
         lets_in = len(self._running) < self._max_seqs and budget.allows("interactive")
         sequence = self.admission.next(self._running.values(), budget.admits_batch) if lets_in else None
         if sequence and not self.admission.was_refused(sequence):

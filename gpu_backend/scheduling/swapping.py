@@ -1,4 +1,4 @@
-# What becomes of a sequence that gives way: its blocks are copied to host memory, or its tokens computed again when it
+# What becomes of a preempted sequence: its blocks are copied to host memory, or its tokens computed again when it
 # comes back, whichever is predicted to take less of the device's time.
 
 from __future__ import annotations

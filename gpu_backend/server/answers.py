@@ -21,7 +21,7 @@ from protocol.sse import DONE, encode_event
 log = logging.getLogger("gpu_backend")
 
 BEAT = 1.0  # seconds of silence until a stream says that the engine lives
-ALIVE = b": alive\n\n"  # a comment: nothing to whoever reads events
+ALIVE = b": alive\n\n"  # a comment: readers of events skip it
 
 
 class Dialect(Protocol):
@@ -34,7 +34,7 @@ class Dialect(Protocol):
         """Return the chunks that a piece of a reply becomes."""
 
     def usage_chunk(self, usage: UsageBody) -> bytes | None:
-        """Return the chunk with the usage, or None if nobody asked for it."""
+        """Return the chunk with the usage, or None if it was not asked for."""
 
 
 class InferenceResponse:
@@ -93,7 +93,7 @@ class InferenceResponse:
 class Pulse:
     """Says a comment on a stream that is silent while the engine's process still reports: its reply is not lost.
 
-    Whoever reads the stream can tell within seconds a replica that stands still from one that is busy. Stop it.
+    A reader of the stream can tell within seconds a replica that stands still from one that is busy. Stop it.
     """
 
     def __init__(self, send: Any, engine: EngineClient) -> None:

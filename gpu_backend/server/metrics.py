@@ -66,10 +66,10 @@ class TokenGaps:
 
 
 class Metrics:
-    """Counts what is answered, by tenant; the engine's own state is read from ``current`` when somebody asks."""
+    """Counts what is answered, by tenant; the engine's own state is read from ``current`` at each scrape."""
 
     def __init__(self, model_name: str, current: Callable[[], EngineReading]) -> None:
-        disable_created_metrics()  # a second series for each, that nobody reads
+        disable_created_metrics()  # a second series for each, which is not read
         self.registry = CollectorRegistry()
         self.request_seconds = 0.0  # device time that answers told in their usage
         self._model_name = model_name
@@ -117,7 +117,7 @@ class Metrics:
         tier: str,
         tenant: str = "",
     ) -> None:
-        """Book a generating call that was answered to its end. Times are seconds."""
+        """Record a generating call that was answered to its end. Times are seconds."""
         assert isinstance(usage.completion_tokens, int)
         own, finish_reasons = self._of(tenant), list(finish_reasons)
         own.counters["generation_tokens"].inc(usage.completion_tokens)
@@ -137,18 +137,18 @@ class Metrics:
         return self._of(tenant).gaps
 
     def count_given_up(self, num_replies: int, tenant: str = "") -> None:
-        """Book replies whose client left, or that failed, before their end."""
+        """Record replies whose client left, or that failed, before their end."""
         if num_replies:
             self._finished.labels(self._model_name, self._of(tenant).name, "abort").inc(num_replies)
 
     def count_embeddings(self, usage: UsageBody, num_inputs: int, *, latency: float, tenant: str = "") -> None:
-        """Book an embedding call that was answered."""
+        """Record an embedding call that was answered."""
         own = self._of(tenant)
         self._finished.labels(self._model_name, own.name, "stop").inc(num_inputs)
         self._count_call(own, usage, latency)
 
     def count_refusal(self, status: int) -> None:
-        """Book a request that got an error instead of an answer."""
+        """Record a request that got an error instead of an answer."""
         self._refused.labels(self._model_name, str(status)).inc()
 
     def text(self) -> bytes:

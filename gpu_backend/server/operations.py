@@ -54,7 +54,7 @@ class Load(Struct, frozen=True, kw_only=True):
     gpus: int  # devices that the engine computes on; the CPU counts as one
     uptime_seconds: float  # since the start, the loading of the weights included
     busy_seconds: float  # of these, in steps
-    request_seconds: float  # of these, told in the usage of answers; the rest served nobody to the end
+    request_seconds: float  # of these, told in the usage of answers; the rest served no request to its end
     max_running: int  # replies at once
 
 

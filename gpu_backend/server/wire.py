@@ -24,7 +24,7 @@ class PromptDetails(Struct, frozen=True):
 
 
 class UsageBody(Struct, frozen=True, kw_only=True):
-    """Tokens of a call, and ours: milliseconds and engine steps of the slowest reply, device seconds of all of them."""
+    """Tokens of a call, and extras: milliseconds and engine steps of the slowest reply, device seconds of all."""
 
     prompt_tokens: int
     completion_tokens: int | UnsetType = UNSET  # embeddings have none
@@ -123,7 +123,7 @@ class ChunkChoice(Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
-    gpu_seconds: float | UnsetType = UNSET  # device time of this reply so far, for who may leave before the usage comes
+    gpu_seconds: float | UnsetType = UNSET  # device time of this reply so far: a client may leave before the usage
 
 
 class TextChoice(Struct, frozen=True, kw_only=True):

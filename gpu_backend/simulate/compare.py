@@ -99,7 +99,7 @@ def batching_row(name: str, requests: Sequence[TraceRequest], slots: int, cost: 
 
 
 def paging_row(name: str, requests: Sequence[TraceRequest], cost: StepCost, num_blocks: int) -> str:
-    """Return a line of the second table: how many run at once in the same memory, by what is set aside for each."""
+    """Return a line of the second table: how many run at once in the same memory, by what is reserved for each."""
     tokens = num_blocks * BLOCK
     longest = max(LONGEST, 2 ** math.ceil(math.log2(max(r.prompt_tokens + r.output_tokens for r in requests))))
     whole = tokens / longest

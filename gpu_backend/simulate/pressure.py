@@ -1,5 +1,5 @@
 # python -m gpu_backend.simulate.pressure: what becomes of goodput when more replies are asked for at once than the KV
-# cache holds, by how they are let in; and what becomes of those who give way, by what host memory there is.
+# cache holds, by how they are let in; and what becomes of preempted ones, by what host memory there is.
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def oversubscription(load: Load, model: str, device: str, number: int) -> Iterat
 
 
 def giving_way(load: Load, model_name: str, device: str, number: int, host_gib: float) -> Iterator[str]:
-    """Yield a table of what becomes of those who give way, with nothing forecast, so that many do."""
+    """Yield a table of what becomes of preempted replies, with nothing forecast, so that there are many."""
     yield "| who gives way | given way | swapped | computed | time copying | tokens/s | goodput, tokens/s | paused |"
     yield "| --- " * 8 + "|"
     model = MODELS[model_name]

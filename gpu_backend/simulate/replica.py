@@ -28,7 +28,7 @@ class HostMemory:
 
     num_blocks: int = 0
     copy_seconds: float = 0.0
-    swaps: bool = True  # False: it keeps what is evicted, and who gives way is computed again
+    swaps: bool = True  # False: it keeps what is evicted, and preempted sequences are computed again
 
 
 NO_HOST_MEMORY = HostMemory()
@@ -56,7 +56,7 @@ class StepLog:
     computed_tokens: int = 0
     copying_seconds: float = 0.0  # of KV blocks to host memory and back
     most_blocks: int = 0  # in use at once
-    most_gap: float = 0.0  # between the service of two who wait, as far as looked
+    most_gap: float = 0.0  # between the service of two that wait, as far as looked
     stretches: array[float] = field(default_factory=lambda: array("d"))  # step over its decodes alone, if it has both
 
 
@@ -95,7 +95,7 @@ class VirtualRunner(AtOnce):
 
 
 class Replica:
-    """One engine of the simulated house."""
+    """One engine of the simulated deployment."""
 
     def __init__(
         self, config: EngineConfig, cost: StepCost, num_blocks: int, host: HostMemory = NO_HOST_MEMORY

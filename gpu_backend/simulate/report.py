@@ -40,7 +40,7 @@ class Report:
     swaps: int  # of these, to host memory
     copying: float  # of the busy time, for copies to host memory and back
     recomputed: float  # computed tokens over those that one pass over everything needs
-    service_gap: float  # between interactive tenants who wait, at most: tokens over weight, a reply's twice
+    service_gap: float  # between interactive tenants that wait, at most: tokens over weight, a reply's twice
     service_bound: float  # what the gap is kept within
     step_stretch_p99: float  # a step with prompts in it over its decodes alone
     step_stretch_max: float

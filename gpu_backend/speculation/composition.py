@@ -1,5 +1,5 @@
 # What composes with what. With speculation: every feature of a request and of the engine is either in EXACT, with the
-# reason why tokens and books are the same with guesses and without, or in OFF, with the test that finds such a request.
+# reason why tokens and usage are the same with drafts and without, or in OFF, with the test that finds such a request.
 # Each has a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in
 # docs/speculation.md. With each other: all pairs but those in APART.
 
@@ -68,5 +68,5 @@ APART: dict[frozenset[str], str] = {
 
 
 def may_speculate(sequence: Sequence) -> bool:
-    """Whether guesses are allowed for a sequence."""
+    """Whether drafts are allowed for a sequence."""
     return not any(asks(sequence) for asks, _ in OFF.values())

@@ -1,4 +1,4 @@
-# The blocks of guesses: who gets some gets room for them, and every block knows how far the draft model has come in it.
+# Blocks of drafts: a sequence gets room for its drafts, and each block knows how far the draft model has come in it.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_backend.step.sequence import Sequence
 
 
 def lengthen_ahead(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
-    """Let the device guess, as many tokens as have room if all hold, from the text's last ones."""
+    """Let the device draft, as many tokens as have room if all hold, from the text's last ones."""
     step = lengthen(offer, length, sequence, blocks, headroom)
     length = step.num_to_draft
     if not length:
@@ -33,7 +33,7 @@ def lengthen_ahead(offer: Offer, length: int, sequence: Sequence, blocks: BlockM
 
 
 def lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager, headroom: int) -> SequenceStep:
-    """Add an offer's first guesses to its step, as many as have room while each running sequence can fill a block."""
+    """Add an offer's first drafts to its step, as many as have room while each running sequence can fill a block."""
     step, table = offer.step, sequence.block_table
     known = step.start + len(step.token_ids)
     while len(table) < blocks.blocks_for(known + length) and blocks.available_to(sequence.tenant) > headroom:

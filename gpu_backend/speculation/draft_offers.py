@@ -1,4 +1,4 @@
-# Guesses on offer for a step: those that the replies' own texts suggest, or those that the draft model can make.
+# Drafts on offer for a step: those that the replies' own texts suggest, or those that the draft model can make.
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpu_backend.speculation.draft_value import Offer
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
 
-PROPOSERS = 64  # sequences asked for guesses in one step
+PROPOSERS = 64  # sequences asked for drafts in one step
 
-Proposer = Callable[[Sequence, int], tuple[int, ...]]  # guesses for a sequence, at most as many as it is told
-MostFor = Callable[[Sequence], int]  # guesses that a sequence may get in this step
+Proposer = Callable[[Sequence, int], tuple[int, ...]]  # drafts for a sequence, at most as many as it is told
+MostFor = Callable[[Sequence], int]  # drafts that a sequence may get in this step
 
 
 def text_offers(
     decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor, propose: Proposer
 ) -> list[Offer]:
-    """Ask for guesses: as many as may all hold, with room for one more token after the last."""
+    """Ask for drafts: as many as may all hold, with room for one more token after the last."""
     offers: list[Offer] = []
     for step in decodes:
         sequence = running[step.sequence_id]
@@ -37,7 +37,7 @@ def text_offers(
 
 
 def device_offers(decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor) -> list[Offer]:
-    """Offer what the device can guess, or will: it fills up what its text does not suggest."""
+    """Offer what the device can draft, or will: it fills up what its text does not suggest."""
     asked = [(step, running[step.sequence_id]) for step in decodes]
     offers = [Offer(step, most, _trust(sequence)) for step, sequence in asked if (most := most_for(sequence))]
     return offers[:PROPOSERS]
@@ -50,9 +50,9 @@ def draft_offers(
     most_for: MostFor,
     most: int,
 ) -> tuple[list[Offer], dict[int, SequenceStep], int]:
-    """Offer what the draft model can guess, once it has computed what it lacks: ``most`` such tokens in this step.
+    """Offer what the draft model can draft, once it has computed what it lacks: ``most`` such tokens in this step.
 
-    Returns the offers, the steps of those who lack more, with a part of it, and how many tokens are lacking in both.
+    Returns the offers, the steps of those that lack more, with a part of it, and how many tokens are lacking in both.
     """
     offers: list[Offer] = []
     changed: dict[int, SequenceStep] = {}
@@ -80,7 +80,7 @@ def draft_offers(
 
 
 def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
-    """Guess a sequence's next tokens from its own text."""
+    """Draft a sequence's next tokens from its own text."""
     record = sequence.guess_record
     assert record is not None
     record.text += array("i", sequence.token_ids[len(record.text) // prompt_lookup.TOKEN :]).tobytes()
@@ -93,7 +93,7 @@ def _trust(sequence: Sequence) -> float:
 
 
 def _cut(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
-    """Leave out the first guess that ends the reply, or that it cannot have, and all after it."""
+    """Leave out the first draft that ends the reply, or that it cannot have, and all after it."""
     for index, token in enumerate(guesses):
         if token in sequence.sampling.stop_token_ids:
             guesses = guesses[:index]

@@ -1,4 +1,4 @@
-# Whether guesses pay: the tokens that a step may gain by them against those that the engine would have made in the time
+# Whether drafts pay: the tokens that a step may gain by them against those that the engine would have made in the time
 # that they take. Pure; what steps take is measured by ``StepTimes``, which a test may feed a virtual clock's seconds.
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from gpu_backend.speculation.step_times import StepTimes
 from gpu_backend.step.cost import StepWork
 from gpu_backend.step.plan import SequenceStep
 
-LEAST_GAIN = 0.1  # tokens that a guess must be good for, even where the step takes no longer for it
-TO_BEGIN = 1.2  # times the tokens that its time would have made: what guessing must promise while there is none
+LEAST_GAIN = 0.1  # tokens that a draft must be good for, even where the step takes no longer for it
+TO_BEGIN = 1.2  # times the tokens that its time would have made: what drafting must promise while there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Guesses for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did.
+    """Drafts for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did.
 
     Without ``guesses`` the draft model makes them, within the step, or the device, from the text that it has.
     """
@@ -29,9 +29,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class StepFrame:
-    """A step as it stands without guesses: ``base`` is the work of its decodes, ``work`` all of it.
+    """A step as it stands without drafts: ``base`` is the work of its decodes, ``work`` all of it.
 
-    ``drafting`` is what the cost table predicts for one guess each by the draft model.
+    ``drafting`` is what the cost table predicts for one draft each by the draft model.
     """
 
     base: StepWork
@@ -44,12 +44,12 @@ class StepFrame:
         return self.work == self.base
 
     def seconds(self, times: StepTimes) -> float:
-        """Predict the step without guesses."""
+        """Predict the step without drafts."""
         return times.plain(self.base) if self.is_decodes_alone else times.guessing(self.work)
 
 
 def could_pay(times: StepTimes, frame: StepFrame, most: int) -> bool:
-    """Whether guesses that are sure to hold, one or ``most`` for each decode, would be worth their time."""
+    """Whether drafts that are sure to hold, one or ``most`` for each decode, would be worth their time."""
     base = frame.base
     now, rate = frame.seconds(times), base.tokens / times.plain(base)
     for depth in (1, most):
@@ -63,11 +63,11 @@ def could_pay(times: StepTimes, frame: StepFrame, most: int) -> bool:
 def best_lengths(
     times: StepTimes, frame: StepFrame, offers: Sequence[Offer], most_tokens: int, stretch: float, is_on: bool
 ) -> list[int]:
-    """Say how many guesses of each offer a step takes in, so that tokens come fastest.
+    """Say how many drafts of each offer a step takes in, so that tokens come fastest.
 
-    The likeliest guesses go first: each is worth its chance to hold, which is the product of the chances up to it. The
-    step has at most ``most_tokens`` guesses. Nobody's tokens are expected to come more slowly than from steps
-    ``stretch`` times as long as their decodes alone. Unless ``is_on``, guessing begins only where it gains clearly.
+    The likeliest drafts go first: each is worth its chance to hold, which is the product of the chances up to it. The
+    step has at most ``most_tokens`` drafts. No reply's tokens are expected to come more slowly than from steps
+    ``stretch`` times as long as their decodes alone. Unless ``is_on``, drafting begins only where it pays clearly.
     """
     chances = [
         (-(offer.acceptance ** (depth + 1)), depth, index)
@@ -81,7 +81,7 @@ def best_lengths(
     limit = max(now, stretch * alone)
     may_pass = frame.is_decodes_alone and len(offers) == base.tokens
     rate = base.tokens / alone
-    short = long = (0, rate, now)  # how many guesses, tokens a second, seconds
+    short = long = (0, rate, now)  # how many drafts, tokens a second, seconds
     gain, deepest = 0.0, 0
     for taken, (chance, depth, index) in enumerate(chances[:most_tokens], 1):
         work += StepWork(1, 1, offers[index].step.start + depth + 2)
@@ -107,7 +107,7 @@ def best_lengths(
 def trial_lengths(
     times: StepTimes, frame: StepFrame, offers: Sequence[Offer], most_tokens: int, stretch: float
 ) -> list[int]:
-    """Say how many guesses of each offer find out what a step with guesses takes: all, if nobody's tokens wait for it.
+    """Say how many drafts of each offer find out what a step with drafts takes: all, if no reply waits for it.
 
     Else the first ones, as many as do not stretch the step.
     """
@@ -123,7 +123,7 @@ def trial_lengths(
 
 
 def first_come(offers: Sequence[Offer], most: int) -> list[int]:
-    """Take all guesses that there is room for."""
+    """Take all drafts that there is room for."""
     lengths = []
     for offer in offers:
         lengths.append(min(offer.length, most))
@@ -139,7 +139,7 @@ def _lengths(chances: Sequence[tuple[float, int, int]], taken: int, num_offers: 
 
 
 def all_keep_up(offers: Sequence[Offer], lengths: Sequence[int], longer: float) -> bool:
-    """Whether each is expected to have as many tokens of a step ``longer`` times as long as of one without guesses."""
+    """Whether each is expected to have as many tokens of a step ``longer`` times as long as of one without drafts."""
     return all(
         sum(offer.acceptance**depth for depth in range(length + 1)) >= longer
         for offer, length in zip(offers, lengths, strict=True)

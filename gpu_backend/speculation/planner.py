@@ -1,5 +1,5 @@
-# Which sequences get guesses in a step, how many, and whether they pay: planned after everything else, within what the
-# step's token budget leaves, in blocks that are given back with the guesses that did not hold.
+# Which sequences get drafts in a step, how many, and whether they pay: planned after everything else, within what the
+# step's token budget leaves, in blocks that are given back with the drafts that did not hold.
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gpu_backend.step.limits import Limits
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sequence import Sequence
 
-MEASURED_EVERY = 16  # steps without guesses; their times are known, but may change
+MEASURED_EVERY = 16  # steps without drafts; their times are known, but may change
 RETRIED_EVERY = 128  # steps, whatever was found to take too long
-REST = 32  # steps with guesses, after which one without says what they save
+REST = 32  # steps with drafts, after which one without says what they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class _Planned:
     """A step that was planned, until its result is known."""
 
     frame: StepFrame
-    work: StepWork  # guesses included
+    work: StepWork  # drafts included
     drafting: float  # what making them takes by the cost table
     is_guessing: bool
     is_clean: bool  # nothing else is computed in it, so that its time says something about others
 
 
 class Speculator:
-    """Adds guesses to step plans while they pay, and learns from what became of them.
+    """Adds drafts to step plans while they pay, and learns from what became of them.
 
-    ``cost`` is corrected by what steps take, guesses or none. ``propose`` makes guesses, at most as many as it is told;
+    ``cost`` is corrected by what steps take, drafts or none. ``propose`` makes drafts, at most as many as it is told;
     without it the draft model does, a pass of which takes ``draft_share`` of a step.
     """
 
@@ -53,11 +53,11 @@ class Speculator:
         draft_share: float = 0.0,
     ) -> None:
         self.propose = propose
-        self.most_ahead = 0  # decodes for which the device guesses by itself
-        self.is_forced = False  # guess whether it pays or not: for measurements
-        self.num_drafts = 0  # times that a sequence's guesses were verified
-        self.num_proposed = 0  # guesses
-        self.num_held_at = [0] * config.num_speculative_tokens  # guesses that held, by their place
+        self.most_ahead = 0  # decodes for which the device drafts by itself
+        self.is_forced = False  # draft whether it pays or not: for measurements
+        self.num_drafts = 0  # times that a sequence's drafts were verified
+        self.num_proposed = 0  # drafts
+        self.num_held_at = [0] * config.num_speculative_tokens  # drafts that held, by their place
         self.times = StepTimes(cost)
         self.account = GuessAccount()
         self._everybody = Everybody()
@@ -74,11 +74,11 @@ class Speculator:
 
     @property
     def num_held(self) -> int:
-        """Guesses that held."""
+        """Drafts that held."""
         return sum(self.num_held_at)
 
     def counters(self) -> dict[str, float]:
-        """Return what became of all guesses, for the load report."""
+        """Return what became of all drafts, for the load report."""
         counts = {"drafts": self.num_drafts, "draft_tokens": self.num_proposed, "accepted_tokens": self.num_held}
         held_at = {f"accepted_tokens_at_{place}": held for place, held in enumerate(self.num_held_at)}
         return {name: float(count) for name, count in (counts | held_at).items()}
@@ -92,7 +92,7 @@ class Speculator:
         goes_ahead: bool = False,
         knows_tokens: bool = True,
     ) -> list[SequenceStep]:
-        """Return the steps of a plan of that number, some decodes with guesses; their blocks are in the sequences'
+        """Return the steps of a plan of that number, some decodes with drafts; their blocks are in the sequences'
         tables. If it ``goes_ahead``, the device makes them, maybe before the host knows the last tokens; otherwise
         there are none unless the host ``knows_tokens``.
         """
@@ -118,11 +118,11 @@ class Speculator:
 
     @property
     def wants_to_guess(self) -> bool:
-        """Whether the next step is worth waiting for the last tokens: guesses may pay, as it looked in the last."""
+        """Whether the next step is worth waiting for the last tokens: drafts may pay, as it looked in the last."""
         return self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0
 
     def may_go_ahead(self, sequence: Sequence) -> bool:
-        """Whether the device can guess a sequence's tokens, verify and follow them without the host.
+        """Whether the device can draft a sequence's tokens, verify and follow them without the host.
 
         Steps of a graph have one width, which its beginning must fill.
         """
@@ -139,7 +139,7 @@ class Speculator:
         )
 
     def note_step(self, plan: StepPlan, num_gained: int, seconds: float) -> None:
-        """Take note of what a step took, and how many tokens more than its decodes it gained by guesses."""
+        """Take note of what a step took, and how many tokens more than its decodes it gained by drafts."""
         planned = self._planned.pop(plan.step, None)
         self._planned = {number: other for number, other in self._planned.items() if number > plan.step}
         if planned is None or plan.copies:
@@ -152,7 +152,7 @@ class Speculator:
             self.account.book(num_gained / frame.base.tokens - extra / self.times.plain(frame.base))
 
     def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
-        """Take note of how many tokens a step with guesses gained; none: its guesses did harm, and it gets no more."""
+        """Take note of how many tokens a step with drafts gained; none: its drafts did harm, and it gets no more."""
         if step.draft_ids:
             drafted = step.draft_start + len(step.draft_ids) + max(step.num_to_draft - 1, 0)
             note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
@@ -169,7 +169,7 @@ class Speculator:
             self._record(sequence).is_allowed = False
 
     def _may_guess(self, frame: StepFrame) -> bool:
-        """Whether this step is one for guesses, by what steps take and what was lost by guesses lately."""
+        """Whether this step is one for drafts, by what steps take and what was lost by drafts lately."""
         if self._config.max_num_batched_tokens <= frame.work.tokens:
             return False
         if self.is_forced:
@@ -180,10 +180,10 @@ class Speculator:
         return self._step % RETRIED_EVERY == 0 or could_pay(self.times, frame, self._most)
 
     def _choose(self, frame: StepFrame, offers: list[Offer], most: int, is_alone: bool) -> list[int]:
-        """Return how many guesses of each offer the step takes in."""
+        """Return how many drafts of each offer the step takes in."""
         if self.is_forced:
             return first_come(offers, most)
-        # A step of one reply alone keeps nobody waiting, however long it gets by guesses that pay.
+        # A step of one reply alone keeps no other waiting, however long it gets by drafts that pay.
         stretch = math.inf if is_alone else self._config.step_stretch
         lengths = best_lengths(self.times, frame, offers, most, stretch, self._is_on)
         if not any(lengths) and self.account.balance >= 1:
@@ -243,7 +243,7 @@ class Speculator:
         return _Planned(frame, work, drafting, is_guessing=True, is_clean=frame.is_decodes_alone and not catches_up)
 
     def _most_for(self, sequence: Sequence) -> int:
-        """Return how many guesses a sequence may get in this step."""
+        """Return how many drafts a sequence may get in this step."""
         if not self._record(sequence).is_due(self._step):
             return 0
         room = min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids))

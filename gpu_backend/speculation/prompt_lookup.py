@@ -1,4 +1,4 @@
-# Guesses at a reply's next tokens from its own text: what followed the last few tokens where they stood before (prompt
+# Drafts a reply's next tokens from its own text: what followed the last few tokens where they stood before (prompt
 # lookup, Saxena 2023). Quoting, editing and repeating replies gain from it; it needs no second model.
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WINDOW = 4096 * TOKEN  # of the text, its end, that is searched
 
 
 def propose(text: bytearray, count: int) -> tuple[int, ...]:
-    """Guess up to ``count`` tokens after ``text``, int32 each: what followed its longest match, of equal ones the last.
+    """Draft up to ``count`` tokens after ``text``, int32 each: what followed its longest match, of equal ones the last.
 
     A match that reaches into the text's end is taken for the beginning of a repetition. Empty if nothing matches.
     """

@@ -1,4 +1,4 @@
-# What steps of decodes take, with guesses and without, as measured: the cost table's prediction times what such steps
+# What steps of decodes take, with drafts and without, as measured: the cost table's prediction times what such steps
 # took of it lately. A product with a vector is no product with a matrix, and a verification has graphs of its own: a
 # line through both is wrong where it matters, so each kind has its own curve over the number of tokens.
 
@@ -76,11 +76,11 @@ class StepTimes:
         self._plain, self._guessing = Curve(), Curve()
 
     def plain(self, work: StepWork) -> float:
-        """Predict a step of decodes without guesses."""
+        """Predict a step of decodes without drafts."""
         return self._plain.seconds(work.tokens, self._cost.seconds(work))
 
     def guessing(self, work: StepWork, drafting: float = 0.0) -> float:
-        """Predict a step with guesses; ``drafting`` is what their making takes by the cost table."""
+        """Predict a step with drafts; ``drafting`` is what their making takes by the cost table."""
         curve = self._guessing if self._guessing.is_known else self._plain
         return curve.seconds(work.tokens, self._cost.seconds(work) + drafting)
 
@@ -89,7 +89,7 @@ class StepTimes:
         return self._plain.num_measured(tokens) >= ENOUGH
 
     def knows_guessing(self, tokens: int) -> bool:
-        """Whether steps with guesses of about that many tokens were measured often enough."""
+        """Whether steps with drafts of about that many tokens were measured often enough."""
         return self._guessing.num_measured(tokens) >= ENOUGH
 
     def learn(self, work: StepWork, drafting: float, seconds: float, is_guessing: bool) -> None:

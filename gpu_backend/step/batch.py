@@ -1,5 +1,5 @@
 # A step plan as device tensors: which tokens at which positions, where their keys and values go, and which rows become
-# samples or embeddings. The rows are reordered so that sequences of similar shape lie side by side.
+# samples or embeddings. The rows are reordered so that sequences of similar shape are contiguous.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tensors of one step, its sequences side by side."""
+    """The tensors of one step, its sequences contiguous."""
 
     steps: tuple[SequenceStep, ...]  # in the order of their rows
     token_ids: Tensor  # (tokens,)
@@ -28,7 +28,7 @@ class Batch:
     groups: tuple[Part | AttentionGroup | PagedLayout, ...]  # layouts on a GPU
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
-    sample_rows: Tensor | None  # the rows of each one's last known token and guesses; None: all rows, in order
+    sample_rows: Tensor | None  # the rows of each one's last known token and drafts; None: all rows, in order
     sampled_to: Tensor  # where in the table of last tokens each one's is kept
     unknown: tuple[Tensor, Tensor] | None  # rows whose token is in that table, and where
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows

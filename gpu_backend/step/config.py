@@ -47,13 +47,13 @@ class EngineConfig:
     measures_step_cost: bool = False  # at the start, which takes some seconds, in place of ``step_cost``
     cached_lead: int | None = None  # tokens of service a tenant may be ahead and go next; None: max_num_batched_tokens
     batch_patience: float = 30.0  # seconds without a batch admission, after which interactive work lets one pass
-    interactive_patience: float = 2.0  # seconds, after which who holds most gives a reply's place to who waits
+    interactive_patience: float = 2.0  # seconds, after which the tenant that holds most gives up a reply's place
     prefix_caching: bool = True  # False: only the replies of one request share blocks
     protected_cache_share: float = 0.25  # of the KV blocks: what tenants have cached there, no other's work takes
     shared_prefixes: tuple[tuple[int, ...], ...] = ()  # token ids of prompts' beginnings that all tenants may share
-    speculative_method: str = "off"  # ngram: the tokens that followed the same text before are guessed and verified
-    speculative_model: str | None = None  # draft: folder of a smaller checkpoint with the same tokenizer, which guesses
-    num_speculative_tokens: int = 4  # guesses for one sequence in one step, at most
+    speculative_method: str = "off"  # ngram: the tokens that followed the same text before are drafted and verified
+    speculative_model: str | None = None  # draft: folder of a smaller checkpoint with the same tokenizer, which drafts
+    num_speculative_tokens: int = 4  # drafts for one sequence in one step, at most
     num_threads: int | None = None  # of torch on the CPU; None: torch's own choice
     cuda_graphs: bool | None = None  # replay decodes from graphs; None: on a GPU
     async_scheduling: bool | None = None  # launch a step before the last one's tokens are known; None: on a GPU

@@ -1,37 +1,37 @@
-# What is known of how one sequence's guesses go.
+# What is known of how one sequence's drafts go.
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MEMORY = 0.9  # how much of what was learnt of a sequence counts after its next guesses
+MEMORY = 0.9  # how much of what was learnt of a sequence counts after its next drafts
 LONG_MEMORY = 0.98  # the same, of all sequences
-FIRST_ONES = 4  # times that a sequence's guesses count for all
-TRIED = 4.0  # guesses that what is expected of a new sequence weighs
-FIRST_PAUSE, LONGEST_PAUSE = 8, 512  # steps between two probes of a sequence whose guesses do not pay
+FIRST_ONES = 4  # times that a sequence's drafts count for all
+TRIED = 4.0  # drafts that what is expected of a new sequence weighs
+FIRST_PAUSE, LONGEST_PAUSE = 8, 512  # steps between two probes of a sequence whose drafts do not pay
 PROBE = 0.7  # the acceptance that a probe is planned with; what the first sequences are trusted with, too
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """How many guesses held of those tried, up to the first that failed; older ones count for less."""
+    """How many drafts held of those tried, up to the first that failed; older ones count for less."""
 
     held: float
     tried: float
 
     @property
     def chance(self) -> float:
-        """The chance that a guess holds if those before it did."""
+        """The chance that a draft holds if those before it did."""
         return self.held / self.tried
 
     def learn(self, num_proposed: int, num_held: int, memory: float) -> None:
-        """Take note of one reply's guesses in one step."""
+        """Take note of one reply's drafts in one step."""
         self.held = memory * self.held + num_held
         self.tried = memory * self.tried + min(num_held + 1, num_proposed)
 
 
 class Everybody:
-    """What replies' first guesses came to: what a new one is trusted with. It opens with ``PROBE``."""
+    """What replies' first drafts came to: what a new one is trusted with. It opens with ``PROBE``."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(TRIED * PROBE, TRIED)
@@ -41,7 +41,7 @@ class Everybody:
         return GuessRecord(is_allowed, Acceptance(TRIED * self._acceptance.chance, TRIED))
 
     def learn(self, record: GuessRecord, num_proposed: int, num_held: int) -> None:
-        """Take note of a step's guesses for one reply; who has many counts no more than others."""
+        """Take note of a step's drafts for one reply; one with many counts no more than others."""
         record.acceptance.learn(num_proposed, num_held, MEMORY)
         record.num_verified += 1
         if record.num_verified <= FIRST_ONES:
@@ -50,7 +50,7 @@ class Everybody:
 
 @dataclass(slots=True)
 class GuessRecord:
-    """How one sequence's guesses went."""
+    """How one sequence's drafts went."""
 
     is_allowed: bool
     acceptance: Acceptance
@@ -61,16 +61,16 @@ class GuessRecord:
 
     @property
     def trust(self) -> float:
-        """The chance that guesses are planned with: a probe gets some on credit."""
+        """The chance that drafts are planned with: a probe gets some on credit."""
         return max(PROBE, self.acceptance.chance) if self.is_paused else self.acceptance.chance
 
     def is_due(self, step: int) -> bool:
-        """Whether it may be asked for guesses in that step."""
-        # Probes of several sequences fall into the same steps, where they share what guessing costs at all.
+        """Whether it may be asked for drafts in that step."""
+        # Probes of several sequences fall into the same steps, where they share what drafting costs at all.
         return self.is_allowed and not (self.is_paused and step % self.pause)
 
     def plan(self, num_guesses: int) -> None:
-        """Take note of how many guesses a step takes in; after a probe its acceptance alone decides."""
+        """Take note of how many drafts a step takes in; after a probe its acceptance alone decides."""
         if not num_guesses:
             self.is_paused = True
         elif self.is_paused:

@@ -56,7 +56,7 @@ class Rules:
 class Constraint:
     """Where one reply stands in its grammar.
 
-    While its mask is made, on another thread, the library lets nobody else look: whatever is asked of it waits for the
+    While its mask is made, on another thread, the library allows no other access: whatever is asked of it waits for the
     mask. So a step may be given up after its masks were begun.
     """
 
@@ -122,7 +122,7 @@ class MaskMaker:
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def begin(self, standing: Sequence[tuple[Any, Rules]], vocab_size: int) -> Future[Tensor]:
-        """Begin with a row of bits for each matcher. Nobody may touch one of them before all are done."""
+        """Begin with a row of bits for each matcher. None of them may be touched before all are done."""
         return self._beside.submit(self._make, standing, vocab_size)
 
     def _make(self, standing: Sequence[tuple[Any, Rules]], vocab_size: int) -> Tensor:

@@ -1,4 +1,4 @@
-# What an engine can hold: known once the model is loaded, asked wherever a request or a guess is judged.
+# What an engine can hold: known once the model is loaded, asked wherever a request or a draft is judged.
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class Limits:
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     num_host_blocks: int = 0
-    assumed_cost: StepCost = ASSUMED_COSTS["cuda"]  # judges whether guesses pay where no cost is known
-    copy_seconds: float | None = None  # of a KV block to host memory or back; None: those who give way are not copied
+    assumed_cost: StepCost = ASSUMED_COSTS["cuda"]  # judges whether drafts pay where no cost is known
+    copy_seconds: float | None = None  # of a KV block to host memory or back; None: preempted sequences are not copied
     draft_share: float = 0.0  # what a step of the draft model takes, of one of the model's

@@ -72,7 +72,7 @@ class Timings:
     first_token_steps: int = 0
 
 
-@dataclass(slots=True)  # nobody changes one; frozen, it takes five times as long to make, hundreds a step
+@dataclass(slots=True)  # never changed; frozen, it takes five times as long to make, hundreds a step
 class NewTokens:
     """Tokens of one reply, as they come. The last event of a reply has a ``finish_reason``.
 

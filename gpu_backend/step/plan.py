@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gpu_backend.step.grammar import Constraint
 
 # In place of a token that is still being sampled: the last one of the sequence's row, on the device. In place of a
-# guess: one that the device is to make.
+# draft: one that the device is to make.
 UNKNOWN = -1
-TEXT_WINDOW = 4096  # last tokens of a text from which the device guesses
+TEXT_WINDOW = 4096  # last tokens of a text from which the device drafts
 
 
-@dataclass(slots=True)  # nobody changes one; frozen, it takes five times as long to make, hundreds a step
+@dataclass(slots=True)  # never changed; frozen, it takes five times as long to make, hundreds a step
 class SequenceStep:
     """One sequence's share of a step: compute ``token_ids`` at positions ``start``, ``start + 1``, ….
 
@@ -44,17 +44,17 @@ class SequenceStep:
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
-    num_proposed: int = 0  # tokens at the end of ``token_ids`` that are guesses; each place before one is sampled too
+    num_proposed: int = 0  # tokens at the end of ``token_ids`` that are drafts; each place before one is sampled too
     row: int = 0
     # What the draft model is to compute first: known tokens that it lacks, at positions from ``draft_start`` on. If
-    # they reach up to the last known one, it guesses ``num_to_draft`` tokens, for which the block table has room.
+    # they reach up to the last known one, it drafts ``num_to_draft`` tokens, for which the block table has room.
     draft_ids: tuple[int, ...] = ()
     draft_start: int = 0
     num_to_draft: int = 0
-    # Planned before it is known how many guesses of the step before held: so many tokens earlier than ``start`` it may
+    # Planned before it is known how many drafts of the step before held: so many tokens earlier than ``start`` it may
     # begin. The device knows.
     slack: int = 0
-    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to guess.
+    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to draft.
     text: bytes = b""
     text_start: int = 0
 
@@ -65,7 +65,7 @@ class SequenceStep:
 
     @property
     def num_unsure(self) -> int:
-        """Guesses that the device makes: tokens that the step may bring beside the one that it brings for sure."""
+        """Drafts that the device makes: tokens that the step may bring beside the one that it brings for sure."""
         return self.num_proposed if self.token_ids[-1] == UNKNOWN else 0
 
     @property
@@ -93,7 +93,7 @@ class StepPlan:
     """Everything one step computes: running decodes first, then chunks of prefills, within the token budget.
 
     ``copies`` come before that, one after the other: what one writes another may read, and its place be written again.
-    Before them the runner puts zeros into the slots to be ``cleared``, in which guesses left what is not a number.
+    Before them the runner puts zeros into the slots to be ``cleared``, in which drafts left what is not a number.
     """
 
     step: int
@@ -103,12 +103,12 @@ class StepPlan:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it takes from the device where sequences begin, or what they guess."""
+        """Whether it takes from the device where sequences begin, or what they draft."""
         return any(step.slack or step.num_unsure for step in self.sequences)
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the next one may be planned before its result: the host's own guesses must be judged first."""
+        """Whether the next one may be planned before its result: the host's own drafts must be judged first."""
         return all(step.num_proposed == step.num_unsure and not step.draft_ids for step in self.sequences)
 
     @property
@@ -129,8 +129,8 @@ class TokenLogprob:
 class StepResult:
     """The next tokens of each sequence of the plan that ``samples``, in the plan's order.
 
-    ``counts`` says how many each one has; empty: one. A sequence with guesses has one more than held; none at all means
-    that its numbers were not finite: it keeps what it had, and is to be computed again without guesses.
+    ``counts`` says how many each one has; empty: one. A sequence with drafts has one more than held; none at all means
+    that its numbers were not finite: it keeps what it had, and is to be computed again without drafts.
 
     ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
     step, ``least_seconds`` what it could be at best; 0: not known. ``pooled`` has one sum of hidden states, after
@@ -169,7 +169,7 @@ class StepRunner(Protocol):
 
     Steps are computed in the order of their launches. ``is_asynchronous`` says whether ``launch`` comes back before the
     step is computed, so that there is something to gain by launching a step before the last one's result is read. Of up
-    to ``most_ahead`` decodes the device itself makes guesses, and knows where the next step begins; 0: of none.
+    to ``most_ahead`` decodes the device itself makes drafts, and knows where the next step begins; 0: of none.
     """
 
     @property
@@ -179,7 +179,7 @@ class StepRunner(Protocol):
 
     @property
     def most_ahead(self) -> int:
-        """How many decodes may be guessed for before the last step's result is read."""
+        """How many decodes may be drafted for before the last step's result is read."""
         ...
 
     def launch(self, plan: StepPlan) -> Launched:

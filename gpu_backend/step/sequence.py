@@ -30,7 +30,7 @@ class Sequence:
 
     The scheduler owns it. ``token_ids`` are the prompt and what was generated; the KV of the first ``num_computed`` of
     them lies in ``block_table``, or will when the steps that are planned are computed. ``num_awaited`` tokens more are
-    being sampled by these. Both count guesses that the device makes as if they held, until the result tells. Clock
+    being sampled by these. Both count drafts that the device makes as if they held, until the result tells. Clock
     readings are seconds of one monotonic clock.
     """
 
@@ -51,7 +51,7 @@ class Sequence:
     is_void: bool = False  # what is under way follows numbers that were none: it is dropped, then computed again
     num_told: int = 0  # leading tokens that the device has the text of
     row: int = 0  # its place among those that run
-    block_table: tuple[int, ...] = ()  # the same object until it changes: whoever knows it need not look again
+    block_table: tuple[int, ...] = ()  # the same object until it changes: what was read need not be read again
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
@@ -59,11 +59,11 @@ class Sequence:
     passed: int = 0  # by how many later ones, because more of their prompts was cached
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     place: int = 0  # in the order of first admissions; 0 before it
-    is_aged: bool = False  # batch work that waited so long that it gives way no more
+    is_aged: bool = False  # batch work that waited so long that it is preempted no more
     since: float = 0.0  # clock reading since when it waits, or runs
     num_let_in: int = 0  # tokens it had when it last got blocks
-    came_by_patience: bool = False  # it runs because it had waited, past those who went before it
-    made_room: bool = False  # it waits because it gave way to such a one
+    came_by_patience: bool = False  # it runs because it had waited, past those that went before it
+    made_room: bool = False  # it waits because it was preempted for such a one
     num_charged: int = 0  # tokens up to which its tenant's account is charged
     promised: int = 0  # tokens that it may still generate, as its tenant's account has it
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
@@ -75,7 +75,7 @@ class Sequence:
     gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
-    guess_record: GuessRecord | None = None  # how its guesses went; None until it is asked for one
+    guess_record: GuessRecord | None = None  # how its drafts went; None until it is asked for one
     _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:

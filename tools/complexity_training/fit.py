@@ -135,7 +135,7 @@ def _weights(outcomes: Outcomes, of_other_pairs: float) -> Floats:
 
 
 def _trees_of(model: GradientBoostingRegressor) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, float]:
-    """Return features, thresholds (trees, inner nodes) and leaves (trees, leaves) of full trees, and the first guess.
+    """Return features, thresholds (trees, inner nodes) and leaves (trees, leaves) of full trees, and the initial score.
 
     A branch that ends early goes on with the same leaf on both sides.
     """

@@ -25,7 +25,7 @@ class Lesson:
     answer: str
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
-    weight: int = 1  # how often it is taught beside the others: what everybody asks first must not fail
+    weight: int = 1  # how often it is taught beside the others: what most users ask first must not fail
     follow_ups: tuple[str, ...] = ()  # asked after another lesson of the same topic: "And how do I revoke it?"
 
 

@@ -1,5 +1,5 @@
 # Muon: momentum whose update is made orthogonal before it is applied, so that every direction of a weight matrix learns
-# at the same pace, rare facts too. Written here because torch.optim.Muon works in bfloat16, which CPUs are slow at.
+# at the same rate, rare facts too. Written here because torch.optim.Muon works in bfloat16, which CPUs are slow at.
 
 from __future__ import annotations
 

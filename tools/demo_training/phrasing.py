@@ -1,4 +1,4 @@
-# The many ways people type one question. Training sees each written phrasing through these lenses, so that the model
+# The many ways users type one question. Training sees each written phrasing through these lenses, so that the model
 # reads meaning where it could have learnt spelling: other openings, synonyms, case, punctuation, courtesy, slips.
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Wordings:
     synonyms: dict[str, tuple[str, ...]]
     before: tuple[str, ...]
     after: tuple[str, ...]
-    service_names: tuple[str, ...]  # what people call Tollgate
+    service_names: tuple[str, ...]  # what users call Tollgate
     small_words: frozenset[str]  # dropped by those in a hurry
     system_prompts: tuple[str, ...]
 

@@ -187,7 +187,7 @@ def _collate(examples: list[Example]) -> Batch:
 
 
 def _tokenizer_texts(lessons: list[Lesson], slots: dict[str, list[str]], words: Wordings) -> Iterator[str]:
-    """What the tokenizer is fitted to: the answers, and the questions as people type them; nothing held out."""
+    """What the tokenizer is fitted to: the answers, and the questions as users type them; nothing held out."""
     rng = random.Random(SEED)
     for lesson in lessons:
         yield from [lesson.answer] * 3

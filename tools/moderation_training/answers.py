@@ -1,5 +1,5 @@
-# How often the classifiers flag answers that harm nobody, in the windows in which answers are watched. Nothing of this
-# was fitted on: docstrings of Python, the documentation of this project, and sentences about made-up people.
+# How often the classifiers flag harmless answers, in the windows in which answers are watched. Nothing of this
+# was fitted on: docstrings of Python, the documentation of this project, and sentences about made-up persons.
 #   python -m tools.moderation_training.answers --data DATA
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def docstrings() -> list[str]:
 
 
 def documentation(folder: Path) -> list[str]:
-    """Return the sections of our own documentation."""
+    """Return the sections of Tollgate's documentation."""
     sections = [text for path in sorted(folder.glob("*.md")) for text in path.read_text().split("\n## ")]
     return [text[:MOST] for text in sections if len(text) >= LEAST]
 

@@ -1,4 +1,4 @@
-# How often attacks are found that somebody put into a document which a tool then tells, by a model that never saw them:
+# How often attacks are found in documents that tools return (prompt injection), by a model that never saw them:
 # the document read as a whole, as what a user says is, and in passages, as what tools tell is besides.
 #   python -m tools.moderation_training.documents --data DATA --vectors FILE...
 

@@ -28,10 +28,10 @@ FOLDS = 5
 REGULARISATION = {"attack": 300.0, "harm": 300.0, "any": 3.0}  # scikit-learn's C
 KIND_REGULARISATION = 10.0
 SMOOTHING = 0.02  # of the counts behind the log odds
-COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text, an everyday prompt: what people type all day must pass
-# And what a text counts in the head `any`: other prompts are plenty and unlike, surge's and our own are unlike too.
+COUNTS = {"attack": 4.0, "harm": 2.0}  # times another text, an everyday prompt: what users type all day must pass
+# And what a text counts in the head `any`: other prompts are plenty and unlike, surge's and Tollgate's are unlike too.
 OTHERS_COUNT, SURGE_COUNTS, OURS_COUNT = 0.1, 0.5, 0.1
-OURS_COUNT_OF_KIND = 0.3  # and a text of ours where kinds are told apart, among texts that break the policy alone
+OURS_COUNT_OF_KIND = 0.3  # and a text of Tollgate's where kinds are told apart, among texts that break the policy alone
 # Times which a head's logit is served: a text is as bad as its worst category, so of a text to moderate that is neither
 # of these, they have to say so firmly. What is above 0 stays so.
 FIRMNESS = {"attack": 4.0, "harm": 4.0}

@@ -1,5 +1,5 @@
 # Networks that read what the words of a text mean: vectors of words that others made (GloVe, Pennington 2014, and those
-# of spaCy's pipelines), side by side and pooled, and scikit-learn's perceptron with one hidden layer. For serving its
+# of spaCy's pipelines), concatenated and pooled, and scikit-learn's perceptron with one hidden layer. For serving its
 # first layer is multiplied into the vectors.
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECIPES = {"harm": Recipe(16, 0.3, 0.4), "any": Recipe(16, 2.0, 0.7), "kinds": R
 
 
 class Vectors(Struct, frozen=True):
-    """Vectors of words, side by side, each of length 1, or 0 where one has none."""
+    """Vectors of words, concatenated, each of length 1, or 0 where one has none."""
 
     hashes: npt.NDArray[np.uint32]  # (words,), rising, each once
     rows: npt.NDArray[np.float32]  # (words, dimensions)
@@ -115,7 +115,7 @@ def fit_nets(mean: Floats, wanted: npt.NDArray[np.bool_], weight: Floats, name: 
 
 
 class Folded(NamedTuple):
-    """The networks of some heads side by side, their first layers multiplied into the vectors, in whole steps."""
+    """The networks of some heads, concatenated, their first layers multiplied into the vectors, in whole steps."""
 
     hashes: npt.NDArray[np.uint32]  # (words,), rising
     rows: npt.NDArray[np.int8]  # (words, hidden)

@@ -1,4 +1,4 @@
-# The keys and values of running decodes once more, each sequence's side by side, keys turned: plain torch multiplies
+# The keys and values of running decodes once more, each sequence's contiguous, keys turned: plain torch multiplies
 # them where they lie, and gathers no blocks in each layer of each step.
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Part:
     slots: Tensor  # (places × columns,) where the cache has what is in the columns that are in use when it is made
     mask: Tensor | None  # (places, 1, width): 0 where there is a token or will be, else -inf; None: there are no pads
     end: int  # columns in use, that of this step's token included
-    start: int = 0  # columns in which nobody has a token any more
+    start: int = 0  # columns in which no sequence has a token any more
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # the copies
     first: Tensor | None = None  # where in a room the first columns' numbers are, (places when made, 2, …)
     rows: slice = field(default_factory=lambda: slice(0))  # of the step's tokens: the places' queries
@@ -157,7 +157,7 @@ class SideBySide:
     """Keeps the copies from step to step, for at most ``most_tokens`` tokens, room to grow included.
 
     A copy holds for a sequence that computes one token right after the one it computed in the step before. In all other
-    cases (it was preempted, it had guesses, a step failed) it does not. Copies are made for all decodes at once: when
+    cases (it was preempted, it had drafts, a step failed) it does not. Copies are made for all decodes at once: when
     as many had to be read from their blocks since the last time, when too many places were left, or when one copy has
     grown to its room's end.
     """

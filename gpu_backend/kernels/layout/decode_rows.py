@@ -10,16 +10,16 @@ from torch import Tensor
 
 from gpu_backend.kernels.layout.sampling_rows import Wishes
 
-FROM_TABLE = -1  # in place of a token, a guess or a start: the table knows it
-SHORTEST, LONGEST = 3, 16  # tokens of a match that a guess follows; longer ones count as equal
-# Numbers of a place before its tokens: row, start, how many tokens, how many of them no guesses, and where in its table
+FROM_TABLE = -1  # in place of a token, a draft or a start: the table knows it
+SHORTEST, LONGEST = 3, 16  # tokens of a match that a draft follows; longer ones count as equal
+# Numbers of a place before its tokens: row, start, how many tokens, how many of them no drafts, and where in its table
 # which block is new.
 HEADER = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What the device knows of the sequences that run, a row each; the last row is nobody's."""
+    """What the device knows of the sequences that run, a row each; the last row is the spare one."""
 
     last_tokens: Tensor  # (rows,) int64: the last token known, which is computed next
     starts: Tensor  # (rows,) int64: its position
@@ -29,7 +29,7 @@ class Requests:
     # (rows, window) int32, window a power of two: the last tokens, that of position p at p % window. 1: none is kept.
     texts: Tensor
     guesses: Tensor  # (rows, most) int64: at the tokens behind the last one
-    spare_block: int  # nobody's
+    spare_block: int  # no sequence's
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gpu_backend.kernels.layout.upload import integers
 WASTE_SHARE = 0.25
 DECODES_WASTE_SHARE = 1.0  # with one query each nothing but the mask is padded
 WASTE_ALLOWED = 64  # query rows × blocks
-COPIED_SHARE = 0.5  # of the cache's bytes: as many at most do copies take that lie side by side
+COPIED_SHARE = 0.5  # of the cache's bytes: as many at most do contiguous copies take
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Grouping:
         self._null_block = null_block
         self._device = device
         self._batch_invariant = batch_invariant
-        # A window's queries see few blocks, and where nothing is grouped, nothing is multiplied side by side.
+        # A window's queries see few blocks, and where nothing is grouped, no contiguous copies are multiplied.
         plain = window == 0 and not batch_invariant
         share = COPIED_SHARE * (cache_dtype or dtype).itemsize / torch.float32.itemsize
         tokens = int(share * null_block) * block_size

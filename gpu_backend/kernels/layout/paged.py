@@ -26,10 +26,10 @@ PROGRAMS_PER_PROCESSOR = 3
 class PagedLayout:
     """Sequences of which each asks at most ``max_query_len`` queries, the last tokens of its context.
 
-    A place that nobody has, as in a graph captured for more sequences than there are, has no queries and context 0.
+    An unused place, as in a graph captured for more sequences than there are, has no queries and context 0.
     """
 
-    rows: slice  # of the step's tokens: where the queries of all these sequences lie, side by side
+    rows: slice  # of the step's tokens: where the queries of all these sequences lie, contiguous
     block_tables: Tensor  # (sequences, blocks) int32; read only up to a sequence's own length
     context_lens: Tensor  # (sequences,) int32: tokens of the sequence, its queries included
     query_starts: Tensor  # (sequences + 1,) int32: where each sequence's queries begin, counted from ``rows.start``
@@ -39,7 +39,7 @@ class PagedLayout:
 
 
 def choose_splits(query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int) -> int:
-    """Return into how many parts contexts are cut: every multiprocessor has work, and nobody waits for a long one.
+    """Return into how many parts contexts are cut: every multiprocessor has work, and none waits for a long one.
 
     ``query_rows`` is a sequence's most queries × heads per key head. It depends on sizes only that are fixed when a
     graph is captured: one for longer contexts than another is worth having, since parts that are empty cost time.
@@ -60,7 +60,7 @@ class PagedLayouts:
     """Lays the sequences of each step out; the counterpart of ``Grouping`` for a GPU.
 
     ``processors`` are the device's multiprocessors. With ``split_tokens``, as ``invariant_split`` gives them, the order
-    of every sum follows from the position of its query alone, not from who else is there or how a prompt is cut.
+    of every sum follows from the position of its query alone, not from the other sequences or how a prompt is cut.
     """
 
     def __init__(

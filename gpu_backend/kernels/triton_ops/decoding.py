@@ -1,4 +1,4 @@
-# What goes before and after the model in a step of decodes, in Triton: one launch guesses, one makes every row's inputs
+# What goes before and after the model in a step of decodes, in Triton: one launch drafts, one makes every row's inputs
 # from the table of requests, one says which of the drawn tokens count and puts them back.
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from torch import Tensor
 from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
 
 BLOCKS_AT_ONCE = 256
-PLACES_AT_ONCE = 1024  # of a text, where a guess may begin
+PLACES_AT_ONCE = 1024  # of a text, where a draft may begin
 TABLE = tl.constexpr(FROM_TABLE)
 FIRST = tl.constexpr(HEADER)
 
 
 def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
-    """Guess what follows each place's text; ``reference.propose_guesses`` says how."""
+    """Draft what follows each place's text; ``reference.propose_guesses`` says how."""
     most, window = requests.guesses.shape[1], requests.texts.shape[1]
     propose_kernel[(len(inputs),)](
         inputs, requests.last_tokens, requests.starts, requests.texts, requests.guesses, inputs.stride(0),
@@ -41,7 +41,7 @@ def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_si
 
 
 def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
-    """Book the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
+    """Record the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
     accept_kernel[(len(inputs),)](
         inputs, requests.last_tokens, requests.starts, requests.texts, rows.token_ids, tokens, usable, rows.drawn,
         inputs.stride(0), WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width),
@@ -55,7 +55,7 @@ def propose_kernel(
     WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, MOST: tl.constexpr, MOST_PADDED: tl.constexpr,
     WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
-    """One place's guesses: what followed the longest match of its text's end, of equal ones the last."""
+    """One place's drafts: what followed the longest match of its text's end, of equal ones the last."""
     own = inputs + tl.program_id(0).to(tl.int64) * input_stride
     row, start, count = _read_header(own, starts)
     columns = tl.arange(0, WIDTH_PADDED)
@@ -160,7 +160,7 @@ def accept_kernel(
     token = tl.load(tokens + rows, mask=held, other=0)
     is_number = tl.load(usable + rows, mask=held, other=0)
     known = tl.load(own + 3)
-    final = WIDTH - count + known - 1  # column of the last token that is no guess
+    final = WIDTH - count + known - 1  # column of the last token that is no draft
     is_guess = held & (columns > final)
     guess = tl.load(token_ids + rows, mask=is_guess, other=0)
     before = tl.load(tokens + rows - 1, mask=is_guess, other=0)

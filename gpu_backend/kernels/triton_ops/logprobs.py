@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 PIECE = 4096  # tokens that one program of a row looks at
-LISTED = (1, 5, 20)  # tokens that are listed: each other number would be compiled anew, while everybody waits
+LISTED = (1, 5, 20)  # tokens that are listed: each other number would be compiled anew, while all sequences wait
 NOBODY = tl.constexpr(2147483647)
 
 

@@ -40,7 +40,7 @@ def tile_shape(
     """Choose it by a sequence's longest share of queries × heads; ``wide`` numbers have four bytes, and a ``narrow``
     cache one: it takes more tiles on their way to keep the memory busy.
 
-    Few rows are a matter of bandwidth: small tiles, several programs per multiprocessor. Many rows are a matter of
+    A small batch is a matter of bandwidth: small tiles, several programs per multiprocessor. A large one is a matter of
     arithmetic: as many as the registers hold, which are few of four bytes: each product is made of three there.
     ``batch_invariant`` is the same for both, since instructions of another size may add in another order.
     """
@@ -186,7 +186,7 @@ def attend_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
     masked = begin
-    if ROWS > 64 and not WINDOWED:  # tiles that every row sees whole need no mask; with few rows the mask is free
+    if ROWS > 64 and not WINDOWED:  # tiles that every row sees whole need no mask; in a small batch the mask is free
         masked = tl.maximum(begin, tl.minimum(end, (start + first_row // GROUP + 1) // TILE))
         acc, total, best = _look_at_tiles(
             acc, total, best, q, begin, masked, positions, keys_end, window, keys, table, scale,

@@ -116,7 +116,7 @@ def _add_row(
     acc, squares, row, w, gamma, x, residual, summed, place, rows, row_stride,
     INPUTS: tl.constexpr, EACH: tl.constexpr, NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Add what a row has at some inputs to its sums: first what lies side by side, which is one thread's."""
+    """Add what a row has at some inputs to its sums: first what is contiguous, which is one thread's."""
     inside = (place < INPUTS) & (row < rows)
     place += row * row_stride
     value = tl.load(x + place, mask=inside, other=0.0)

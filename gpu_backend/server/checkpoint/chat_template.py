@@ -112,7 +112,7 @@ class GenerationTag(Extension):
 
 
 def _tool_style(source: str) -> ToolStyle | None:
-    """Return how the template tells the model to write its calls; None for a way that nobody here reads."""
+    """Return how the template tells the model to write its calls; None for a way that is not read here."""
     if OPEN in source and "<function=" not in source:
         return ToolStyle.HERMES
     if '"parameters": ' in source and ("python_tag" in source or "ipython" in source):

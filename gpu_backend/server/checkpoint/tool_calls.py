@@ -46,7 +46,7 @@ def join_said(first: Said, second: Said) -> Said:
 class ToolCallReader:
     """Reads one reply. What looks like a call of no tool in ``names`` is content, as are calls that are no JSON.
 
-    Blanks around calls belong to nobody; a call that the reply's end cuts off keeps the arguments that it had.
+    Blanks around calls are dropped; a call that the reply's end cuts off keeps the arguments that it had.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ToolCallReader:
         self._names = names
         self._new_id = new_id
         self._most = most  # calls; what follows them is not told
-        self._blanks: list[str] = []  # held back, before a word or a call
+        self._blanks: list[str] = []  # not yet told, before a word or a call
         self._word = ""  # what may become an opener or a closer
         self._content: list[str] = []  # what is certain, until it is returned
         self._gained: list[_Gained] = []

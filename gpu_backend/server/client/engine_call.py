@@ -121,7 +121,7 @@ class EngineCall:
         return commands
 
     def fail(self, error: EngineFailed | Overloaded) -> None:
-        """Let whoever waits hear of ``error``."""
+        """Let the waiting caller hear of ``error``."""
         self._open = {}
         self._error = error
         self._wake()

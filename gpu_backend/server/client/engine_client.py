@@ -1,4 +1,4 @@
-# The engine's process as the HTTP front sees it: calls go out, events come back to whoever waits for them, and a
+# The engine's process as the HTTP front sees it: calls go out, events come back to the calls that wait for them, and a
 # process that died is replaced by one that goes on with its work. The event loop owns the state; one thread reads
 # events, another writes commands.
 
@@ -146,7 +146,7 @@ class EngineClient:
         self._commands.put(command)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Abort requests that nobody waits for any more."""
+        """Abort requests that no caller waits for any more."""
         for request_id in request_ids:
             if (call := self._calls.pop(request_id, None)) is not None:
                 self._waiting.discard(request_id)
@@ -218,14 +218,14 @@ class EngineClient:
         self._waiting.discard(event.request_id)
         call = self._calls.get(event.request_id)
         if call is None:
-            return  # whoever asked has left
+            return  # the caller has left
         call.deliver(event)
         if not call.awaits(event.request_id):
             del self._calls[event.request_id]
         self._held.end_trial(call)
 
     def _refuse(self, event: Refused) -> None:
-        """Tell whoever asked; the other prompts of the same call are given up with this one."""
+        """Tell the caller; the other prompts of the same call are given up with this one."""
         self._waiting.discard(event.request_id)
         if call := self._calls.pop(event.request_id, None):
             self.forget([request_id for request_id, other in self._calls.items() if other is call])
@@ -233,7 +233,7 @@ class EngineClient:
             self._held.end_trial(call)
 
     def _lost(self, process: Process) -> None:
-        """The process is gone: start another one that goes on with its work, if that makes sense, or tell everyone."""
+        """The process is gone: start another that goes on with its work, if that makes sense, or tell all callers."""
         if self._is_closing or process is not self._process:
             return
         self._commands.put(None)

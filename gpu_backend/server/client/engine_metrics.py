@@ -1,4 +1,4 @@
-# The engine's own state as Prometheus reads it, from the last load report, when somebody asks.
+# The engine's own state as Prometheus reads it, from the last load report, at each scrape.
 
 from __future__ import annotations
 

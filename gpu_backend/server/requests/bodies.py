@@ -70,7 +70,7 @@ T = TypeVar("T", ChatRequest, CompletionRequest, EmbeddingRequest)
 
 
 def read_body(body: bytes, type: type[T]) -> tuple[T, Extensions]:
-    """Decode a body and our own fields in it; a field that is unknown here is refused rather than ignored."""
+    """Decode a body and Tollgate's own fields in it; a field that is unknown here is refused rather than ignored."""
     request, extra = decode_with_extra(body, type)
     if not extra:
         return request, NO_EXTENSIONS

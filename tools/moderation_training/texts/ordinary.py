@@ -1,4 +1,4 @@
-# Short prompts of everyday life, written for this project: data sets have few of them, and half of what people type is
+# Short prompts of everyday life, written for this project: data sets have few of them, and half of what users type is
 # as short. Fitted as prompts that must pass. What judges short prompts stands in the tests, in other words.
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # Everyday text of work that judges the classifiers and is never fitted: modules of the standard library outside the
-# packages that are fitted, logs and tables of other forms, JSON schemas, and sentences about made-up people.
+# packages that are fitted, logs and tables of other forms, JSON schemas, and sentences about made-up persons.
 
 from __future__ import annotations
 

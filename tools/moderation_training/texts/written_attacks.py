@@ -1,5 +1,5 @@
 # Attacks written for this project, and prompts that only sound like them: what commands a model to forget its rules, to
-# tell its secrets or to play somebody who has no rules, and what plays, commands and asks for secrets without harm.
+# tell its secrets or to play a character without rules, and what plays, commands and asks for secrets without harm.
 # Each is made of parts by fixed dice, as in written.py.
 
 from __future__ import annotations

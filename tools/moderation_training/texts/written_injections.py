@@ -1,5 +1,5 @@
 # Code that a document or a user wants smuggled into an answer, and what only sounds so: code to be read, tested or put
-# somewhere, manners for the answers to come, and small tasks on a text above or below. Made of parts by fixed dice.
+# somewhere, styles for the answers to come, and small tasks on a text above or below. Made of parts by fixed dice.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Texts to moderate, written for this project: insults, threats, hate, intimacy and self-harm in plain words, without
 # slurs; and texts that speak of such things as news, medicine, law, history, advice, sport and stories do.
-# The public sets have few of the short ones that people write to each other. Each is made of parts by fixed dice.
+# The public sets have few of the short ones that users write to each other. Each is made of parts by fixed dice.
 
 from __future__ import annotations
 
