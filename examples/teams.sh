@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sets ten example teams up, each with limits that fit its work, and makes one key for each. A key is printed once: hand
 # it over, or keep the output somewhere safe. What is there already stays as it is, so it may run again. Needs tollgate
-# on the PATH, and runs with any house that has the route `auto`, `tollgate dev` in this folder too:
+# on the PATH, and runs with any deployment that has the route `auto`, `tollgate dev` in this folder too:
 #
 #   sh examples/teams.sh
 #
@@ -21,7 +21,7 @@ team() {
     printf '%s\n' "$keyed" | grep -qx "$1" || tollgate keys create --team "$1" --name "first key" --expires 365d
 }
 
-# People wait for these two: a larger share where teams compete, and only models that have earned it.
+# Users wait for these two: a larger share where teams compete, and only models that have earned it.
 team search     --name "Search"           --weight 4 --usd-per-day 200 --usd-per-month 4000 \
     --requests-per-minute 1200 --tokens-per-minute 2000000 --concurrent-requests 200
 team support    --name "Support desk"     --weight 4 --usd-per-day 150 --usd-per-month 3000 \
@@ -38,7 +38,7 @@ team legal      --name "Legal"            --weight 1 --usd-per-month 600 --model
 team analytics  --name "Analytics"        --weight 1 --tokens-per-day 500000000 --concurrent-requests 32 --models "$OWN"
 team ingest     --name "Catalogue ingest" --weight 1 --tokens-per-day 200000000 --models "$OWN"
 
-# People trying things out: a hard stop at a dollar a day.
+# Users trying things out: a hard stop at a dollar a day.
 team sandbox    --name "Sandbox"          --weight 0.5 --usd-per-day 1 --requests-per-minute 20 --concurrent-requests 2
 
 tollgate teams list
