@@ -201,6 +201,7 @@ class Owner:
                 if found_at == self._set_again_for:  # no other owner has found it yet
                     found_at = await self._store.found_failover(found_at)
             await self._leases.set_again()
+            self._leases.return_idle()  # a balance may be tight as it was before: this database rings no bell for that
         except BaseException:
             self._has_forgotten = self._has_forgotten or found
             raise

@@ -143,6 +143,24 @@ async def test_a_database_that_forgot_is_told_again(start: Start, database: Data
     assert await money(database) == (800_000, 800_000)
 
 
+async def test_a_balance_that_was_tight_before_the_lost_moments_is_tight_again(
+    start: Start, database: Database
+) -> None:
+    """No bell rings and no beat tells of it: what an owner has drawn meanwhile and does not use goes back unasked."""
+    process = await start()
+    await process.call(team=CAP)
+    await process.flush()
+    drawn, cost = await money(database)
+    assert drawn > cost
+    async with database.begin() as connection:
+        await connection.execute(text("UPDATE balances SET tight_since = clock_timestamp() - interval '1 minute'"))
+        await connection.execute(text("UPDATE owners SET beat = 0"))
+    await process.owner.beat()
+    await process.quotas.leases.tell()
+
+    assert await money(database) == (cost, cost)
+
+
 async def test_a_wiped_redis_forgets_no_money(start: Start, database: Database, redis: Redis) -> None:
     """Budgets are not in it: a call that the budget refuses is refused after a wipe as before."""
     process = await start()
