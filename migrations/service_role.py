@@ -1,5 +1,5 @@
 # The privileges of gateways and workers, where they have a role of their own: rows of every table, but nothing of the
-# ledger, the corrections and the audit log is changed or deleted, no table is made, altered or dropped.
+# ledger, its prices, the corrections and the audit log is changed or deleted, no table is made, altered or dropped.
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from billing.ledger.partitions import LOCK
 from billing.ledger.tables import metadata
 
 SERVICE_ROLE = "tollgate_service"
-ADDED_TO_ALONE = ("usage_records", "corrections", "audit_log")
+ADDED_TO_ALONE = ("usage_records", "corrections", "audit_log", "price_editions")
 
 EXISTS = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)")
 

@@ -41,6 +41,10 @@ class PriceEditions:
         """Know more of them: those of a configuration that was just loaded. Calls may still run by the others."""
         self._prices |= {edition_of(price): price for price in prices}
 
+    def forget(self) -> None:
+        """Tell all of them again: the database may have forgotten some."""
+        self._told.clear()
+
     async def tell(self, connection: AsyncConnection, records: Sequence[UsageRecord]) -> set[str]:
         """Write down what the editions say that these records name; for ``note`` once that is committed."""
         untold = {record.price for record in records} & self._prices.keys() - self._told

@@ -132,7 +132,7 @@ class Flusher:
     async def deliver_again(self) -> None:
         """Write the calls of the last day again, for a database that forgot: it takes those that it lacks."""
         async with self._one_at_a_time:
-            pass  # a flush that was under way may have been told by the database that was there before
+            self._prices.forget()  # after a flush that was under way, told by the database that was there before
         for calls in self._journal.kept(self._clock.now() - KEPT_FOR):
             while records := list(islice(calls, AGAIN)):
                 await self._write(records, set())

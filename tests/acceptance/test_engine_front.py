@@ -385,7 +385,7 @@ def test_nothing_is_left_of_a_server_that_was_killed(model: Path) -> None:
     server.process.kill()
     server.process.wait()
 
-    until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+    assert until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_server_ends_with_its_parent_if_asked(model: Path) -> None:

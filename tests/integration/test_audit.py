@@ -229,6 +229,10 @@ async def test_a_row_that_costs_what_its_price_does_not_say_is_found(
     found = [one for one in await house.audit() if one.book == "costs"]
 
     assert len(found) == min(most, len(rows))
+    async with house.database.begin() as connection:
+        assert await prices.tell(connection, rows) == set()
+        prices.forget()
+        assert len(await prices.tell(connection, rows)) == 3
     known = {row.request_id: row.cost_nanousd for row in rows}
     assert all((one.expected, one.found) == (known[one.where], known[one.where] + 1) for one in found)
 

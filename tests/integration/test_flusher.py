@@ -18,12 +18,13 @@ from sqlalchemy import text
 import gateway.storage.database
 import migrations
 from billing.core.ids import date_of
-from billing.core.money import to_nano
+from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import Price, cost_of
 from billing.core.records import Status, UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.ledger.ledger import Inserted, forget_days, insert_records, write_records
+from billing.ledger.price_editions import PriceEditions, edition_of
 from billing.ledger.statements import GroupBy, period
 from billing.upkeep import flusher as flusher_module
 from billing.upkeep.flusher import Flusher
@@ -315,20 +316,22 @@ async def count(database: Database) -> tuple[int, int]:
 
 
 async def test_what_a_database_forgot_is_delivered_again(database: Database, tmp_path: Path) -> None:
-    """Every call of the last day's segments, whatever day it began on, but for those of days that are forgotten."""
+    """Every call of the last day's segments, whatever day it began on, but for those of days that are forgotten; and what
+    the price says that they name."""
     clock = SetClock()
     journal = Journal.open(tmp_path, clock=clock)
-    flusher = Flusher(journal, database, clock)
+    price = Price(input=NanoDollars(1), output=NanoDollars(2))
+    flusher = Flusher(journal, database, clock, prices=PriceEditions([price]))
     records = []
     for _ in range(3):
-        records += [make_record(clock.new_id()) for _ in range(300)]
+        records += [make_record(clock.new_id(), price=edition_of(price)) for _ in range(300)]
         clock.move(2 * 86_400)
     for record in records:
         journal.closed(record)
     while await flusher.flush_once():
         pass
     async with database.begin() as connection:
-        await connection.execute(text("TRUNCATE usage_records, usage_daily"))
+        await connection.execute(text("TRUNCATE usage_records, usage_daily, price_editions"))
         await forget_days(connection, date_of(records[300].request_id))
 
     for _ in range(2):
@@ -338,4 +341,6 @@ async def test_what_a_database_forgot_is_delivered_again(database: Database, tmp
         rows = (await connection.execute(text("SELECT CAST(request_id AS text) FROM usage_records"))).scalars()
         assert set(rows) == {record.request_id for record in records[300:]}
         assert (await connection.execute(text("SELECT sum(calls) FROM usage_daily"))).scalar_one() == 600
+        told = (await connection.execute(text("SELECT edition FROM price_editions"))).scalars().all()
+        assert told == [edition_of(price)]
     journal.close()

@@ -28,7 +28,8 @@ def service_url(postgres_url: str) -> Iterator[str]:
 
 
 CLOSED = [
-    *(f"UPDATE {name} SET team_id = team_id" for name in ADDED_TO_ALONE),
+    *(f"UPDATE {name} SET team_id = team_id" for name in ADDED_TO_ALONE if name != "price_editions"),
+    "UPDATE price_editions SET price = price",
     *(f"DELETE FROM {name}" for name in ADDED_TO_ALONE),
     *(f"TRUNCATE {name}" for name in (*ADDED_TO_ALONE, "teams")),
     "DELETE FROM usage_records_rest",
