@@ -316,8 +316,10 @@ async def count(database: Database) -> tuple[int, int]:
 
 
 async def test_what_a_database_forgot_is_delivered_again(database: Database, tmp_path: Path) -> None:
-    """Every call of the last day's segments, whatever day it began on, but for those of days that are forgotten; and what
-    the price says that they name."""
+    """Every call of the last day's segments, whatever day it began on, but for those of days that are forgotten.
+
+    So is what the price says that they name.
+    """
     clock = SetClock()
     journal = Journal.open(tmp_path, clock=clock)
     price = Price(input=NanoDollars(1), output=NanoDollars(2))
