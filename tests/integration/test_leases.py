@@ -173,6 +173,18 @@ async def test_a_lease_is_an_hour_of_spending_and_never_more_than_its_share(hous
     assert rich + 0.03 * (1_000_000 - rich) < await house.drawn() <= rich + 0.05 * (1_000_000 - rich) + rich
 
 
+async def test_streams_that_begin_together_ask_ever_less_often(house: House) -> None:
+    """None has used anything yet; each grant is worth what is held already."""
+    await house.limit(team=Limits(tokens_per_day=10_000_000, nanousd_per_day=10**12))
+    leases = await house.process("a")
+    house.statements = 0
+    for _ in range(1000):
+        await house.hold(leases)
+
+    assert house.statements <= 12
+    assert await house.drawn() <= 2 * 1000 * 100
+
+
 async def test_a_need_above_the_share_is_granted(house: House) -> None:
     """One call may take what the cap has left, however small the share is."""
     await house.limit(team=Limits(tokens_per_day=1000))

@@ -226,7 +226,7 @@ BUGS = (
     Bug("a process adds what it is told of a grant", (3,), _grants_are_added),
     Bug("a process uses what it has returned", (3,), _returned_stays_in_use),
     Bug("a row spends each time it is delivered", (2, 4), _rows_spend_each_time),
-    Bug("a row beyond its lease is not booked", (4,), _rows_beyond_a_lease_are_not_forced),
+    Bug("a row beyond its lease is not booked", (3, 4), _rows_beyond_a_lease_are_not_forced),
     Bug("a correction leaves its month as it is", (5,), _month_is_not_corrected),
     Bug("an ended owner keeps its room", (6,), _ended_owners_keep_room),
     Bug(
