@@ -11,7 +11,7 @@ from pathlib import Path
 from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
-from router import Ability, Catalog, Endpoint, ModelSpec, Wish, choose_route
+from router import Ability, Catalog, Endpoint, ModelSpec, RoutingOptions, choose_route
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import TargetHealth
@@ -47,11 +47,11 @@ def main() -> None:
         for _ in range(rounds):
             asked, other = (conversation(dice, 8 if label in (NEW, KNOWN) else 1, words) for _ in range(2))
             if label == KNOWN:
-                choose_route(as_asked(asked, turns_of(asked)[-2]), Wish(), catalog, health, judge)
+                choose_route(as_asked(asked, turns_of(asked)[-2]), RoutingOptions(), catalog, health, judge)
             started = time.thread_time()
             complexity(other)
             scored, began = time.thread_time(), time.perf_counter()
-            choose_route(asked, Wish(), catalog, health, judge)
+            choose_route(asked, RoutingOptions(), catalog, health, judge)
             wall.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - scored)
             scores.append(scored - started)

@@ -1,7 +1,7 @@
 # Which model answers; no network, no database.
 
 from router.catalog.catalog import Catalog
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Ability, Endpoint, ModelSpec, Route, Target, TargetHealth, Tier
 from router.choose import choose_route
 
@@ -11,9 +11,9 @@ __all__ = [
     "Endpoint",
     "ModelSpec",
     "Route",
+    "RoutingOptions",
     "Target",
     "TargetHealth",
     "Tier",
-    "Wish",
     "choose_route",
 ]

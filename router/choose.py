@@ -11,7 +11,7 @@ from protocol.embeddings import EmbeddingRequest
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import ModelSpec, Route, Tier
 from router.eligibility import can_serve, explain_refusal, is_smaller, needs_of
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
@@ -20,7 +20,7 @@ from router.sticky import Score, judge
 
 def choose_route(
     request: InferenceRequest,
-    wish: Wish,
+    options: RoutingOptions,
     catalog: Catalog,
     health: Health,
     complexity: Score,
@@ -39,22 +39,22 @@ def choose_route(
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
-    name = permitted_name(request.model, wish, catalog)
+    name = permitted_name(request.model, options, catalog)
     if name in catalog.models:
-        return _named_route(request, wish, catalog, health, name, spread)
+        return _named_route(request, options, catalog, health, name, spread)
     auto = catalog.auto[name]
-    fitting = _fitting(wish.usable(catalog.members_of(name)), request, wish, catalog)
+    fitting = _fitting(options.usable(catalog.members_of(name)), request, options, catalog)
     if isinstance(request, EmbeddingRequest):
         return _embedding_route(request, auto, fitting, catalog, health, spread)
 
     small = [model for model in fitting if model.name in auto.small]
     large = [model for model in fitting if model.name in auto.large]
-    quality = wish.recalibrated.get(name, auto.quality) if wish.quality is None else wish.quality
+    quality = options.recalibrated.get(name, auto.quality) if options.quality is None else options.quality
     verdict = judge(request, quality, complexity) if small and large else None
     is_small = bool(small) if verdict is None else verdict.is_small
 
-    chosen, spare = (small, large) if is_small else (large, small if wish.allow_smaller else [])
-    cost = partial(cost_of, expected_usage(request), batch=wish.tier is Tier.BATCH, at=at)
+    chosen, spare = (small, large) if is_small else (large, small if options.allow_smaller else [])
+    cost = partial(cost_of, expected_usage(request), batch=options.tier is Tier.BATCH, at=at)
     targets = by_cost(chosen, cost, catalog, health, share, spread)
     targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share, spread)
     ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
@@ -62,7 +62,7 @@ def choose_route(
 
 
 def _named_route(
-    request: InferenceRequest, wish: Wish, catalog: Catalog, health: Health, name: str, spread: float
+    request: InferenceRequest, options: RoutingOptions, catalog: Catalog, health: Health, name: str, spread: float
 ) -> Route:
     """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last.
 
@@ -72,10 +72,10 @@ def _named_route(
     spares = [
         spare
         for spare in map(catalog.models.__getitem__, catalog.fallbacks.get(name, ()))
-        if wish.may_use(spare.name) and (wish.allow_smaller or not is_smaller(spare, model, catalog))
+        if options.may_use(spare.name) and (options.allow_smaller or not is_smaller(spare, model, catalog))
     ]
-    needs = needs_of(request, wish, [model, *spares])
-    refusal = None if can_serve(model, needs) else explain_refusal([model], needs, wish, catalog)
+    needs = needs_of(request, options, [model, *spares])
+    refusal = None if can_serve(model, needs) else explain_refusal([model], needs, options, catalog)
     if refusal is not None and not isinstance(refusal, ContextTooShort):
         raise refusal
     targets = by_preference(model, catalog, health, spread) if refusal is None else []
@@ -108,21 +108,21 @@ def _embedding_route(
     return Route(request.model, unavailable_last(targets, health), reason)
 
 
-def permitted_name(asked: str, wish: Wish, catalog: Catalog) -> str:
+def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str:
     """Return the model or automatic route that a name leads to. Raises ModelNotAllowed, UnknownModel.
 
     A team that may not use every model hears the same of one that there is and of one that there is not: the catalogue
     is not its own to find out.
     """
     name = _resolve(asked, catalog)
-    if wish.allowed_models is None:
+    if options.allowed_models is None:
         if name is None:
             words = f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do."
             raise UnknownModel(words, param="model")
         return name
     if name is not None:
         members = catalog.members_of(name) if name in catalog.auto else ()
-        if wish.may_use(name, asked, *(model.name for model in members)):
+        if options.may_use(name, asked, *(model.name for model in members)):
             return name
     words = f"This team may use no model '{asked[:100]}'; GET /v1/models lists those that it may."
     raise ModelNotAllowed(words, param="model")
@@ -140,10 +140,10 @@ def _resolve(asked: str, catalog: Catalog) -> str | None:
 
 
 def _fitting(
-    models: Sequence[ModelSpec], request: InferenceRequest, wish: Wish, catalog: Catalog
+    models: Sequence[ModelSpec], request: InferenceRequest, options: RoutingOptions, catalog: Catalog
 ) -> Sequence[ModelSpec]:
-    needs = needs_of(request, wish, models)
+    needs = needs_of(request, options, models)
     fitting = [model for model in models if can_serve(model, needs)]
     if not fitting:
-        raise explain_refusal(models, needs, wish, catalog)
+        raise explain_refusal(models, needs, options, catalog)
     return fitting

@@ -13,7 +13,7 @@ from protocol.embeddings import EmbeddingRequest
 from router.catalog.capabilities import FIELD_OF, InferenceRequest, missing_abilities, needed_abilities
 from router.catalog.catalog import Catalog
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Ability, ModelSpec, Tier
 from router.prompt_size.bounds import cost_most
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt, prompt_characters, prompt_tokens_least
@@ -36,7 +36,7 @@ class Needs(Struct, frozen=True, kw_only=True):
         return cost_most(self.request, model, self.prompt, batch=self.tier is Tier.BATCH)
 
 
-def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec]) -> Needs:
+def needs_of(request: InferenceRequest, options: RoutingOptions, models: Sequence[ModelSpec]) -> Needs:
     """Measure the request, as far as it matters to ``models``."""
     contexts = [model.context for model in models]
     tokens = 0
@@ -47,9 +47,9 @@ def needs_of(request: InferenceRequest, wish: Wish, models: Sequence[ModelSpec])
         request=request,
         abilities=needed_abilities(request),
         tokens_least=tokens,
-        tier=wish.tier,
-        max_cost_nanousd=wish.max_cost_nanousd,
-        prompt=None if wish.max_cost_nanousd is None else bound_prompt(request).closely(),
+        tier=options.tier,
+        max_cost_nanousd=options.max_cost_nanousd,
+        prompt=None if options.max_cost_nanousd is None else bound_prompt(request).closely(),
     )
 
 
@@ -89,7 +89,9 @@ def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
     return found
 
 
-def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catalog: Catalog) -> NoTargetFits:
+def explain_refusal(
+    models: Sequence[ModelSpec], needs: Needs, options: RoutingOptions, catalog: Catalog
+) -> NoTargetFits:
     """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
     asked = needs.request.model
     able = [model for model in models if needs.abilities <= model.abilities]
@@ -97,20 +99,21 @@ def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catal
         nearest = max(models, key=lambda model: len(needs.abilities & model.abilities))
         missing = missing_abilities(needs.abilities, nearest)
         return LacksAbility(
-            f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. {_others(needs, wish, catalog)}",
+            f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. "
+            f"{_others(needs, options, catalog)}",
             param=FIELD_OF[missing[0]],
         )
     wide = [model for model in able if needs.tokens_least <= model.context]
     if not wide:
         return ContextTooShort(
             f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
-            f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, wish, catalog)}",
+            f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, options, catalog)}",
             param=_prompt_field(needs.request),
         )
     timely = [model for model in wide if needs.tier in model.tiers]
     if not timely:
         return LacksAbility(
-            f"'{asked}' is not served in tier {needs.tier}. {_others(needs, wish, catalog)}", param="x-tier"
+            f"'{asked}' is not served in tier {needs.tier}. {_others(needs, options, catalog)}", param="x-tier"
         )
     advice = "shorten the input" if isinstance(needs.request, EmbeddingRequest) else "lower max_tokens"
     return CostLimitTooLow(
@@ -120,10 +123,10 @@ def explain_refusal(models: Sequence[ModelSpec], needs: Needs, wish: Wish, catal
     )
 
 
-def _others(needs: Needs, wish: Wish, catalog: Catalog) -> str:
+def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
     """Say which models of the catalogue could serve the request and are the team's to use."""
-    usable = [model for model in catalog.models.values() if wish.may_use(model.name)]
-    needs = needs_of(needs.request, wish, usable) if usable else needs  # measured again, up to the widest context
+    usable = [model for model in catalog.models.values() if options.may_use(model.name)]
+    needs = needs_of(needs.request, options, usable) if usable else needs  # measured again, up to the widest context
     names = [model.name for model in usable if can_serve(model, needs)]
     return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from protocol.embeddings import EmbeddingRequest
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute, Catalog
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route
 from router.eligibility import can_serve, needs_of
 from router.sticky import Score
@@ -24,7 +24,7 @@ def is_sampled(request_id: str) -> bool:
 def judge_named(
     route: Route,
     request: InferenceRequest,
-    wish: Wish,
+    options: RoutingOptions,
     catalog: Catalog,
     complexity: Score,
 ) -> Route:
@@ -36,7 +36,7 @@ def judge_named(
     if auto is None or route.complexity is not None or isinstance(request, EmbeddingRequest):
         return route
     small = [catalog.models[name] for name in auto.small]
-    needs = needs_of(request, wish, small)
+    needs = needs_of(request, options, small)
     is_possible = any(can_serve(model, needs) for model in small)
     return replace(route, complexity=complexity(request) if is_possible else 0.0)
 

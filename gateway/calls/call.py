@@ -16,7 +16,7 @@ from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route, Target
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
@@ -34,7 +34,7 @@ class Call(Struct, frozen=True, kw_only=True):
     endpoint: str  # "chat.completions", "completions", "embeddings", "messages"
     request: Request
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
-    wish: Wish
+    routing: RoutingOptions
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know
     size: int = 0  # bytes of the request as it came
@@ -120,7 +120,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         provider=served.provider,
         provider_endpoint=served.provider_endpoint,
         status=status,
-        tier=call.wish.tier.value,
+        tier=call.routing.tier.value,
         priority=call.priority,
         route_reason=route.reason,
         complexity=route.complexity,

@@ -64,4 +64,4 @@ def _words(why: UpstreamFailure | TargetAway) -> str:
 
 def _name_for(call: Call, target: Target) -> str:
     """Return the model's name, or what the caller asked for where its team's list has not the model itself."""
-    return target.model.name if call.wish.may_use(target.model.name) else call.request.model
+    return target.model.name if call.routing.may_use(target.model.name) else call.request.model

@@ -14,7 +14,7 @@ from billing.core.money import to_nano
 from gateway.core.principals import Caller
 from gateway.inference.services import Services
 from protocol.errors import BadRequest, invalid_value
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Tier
 
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
@@ -31,9 +31,9 @@ class Options(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
 
 
-def wish_of(services: Services, caller: Caller, options: Options, tier: Tier) -> Wish:
+def routing_options(services: Services, caller: Caller, options: Options, tier: Tier) -> RoutingOptions:
     """Return what a caller asks beyond the body, and what its team allows."""
-    return Wish(
+    return RoutingOptions(
         tier=tier,
         allowed_models=caller.team.allowed_models,
         allow_smaller=caller.team.allow_smaller,

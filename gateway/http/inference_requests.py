@@ -10,7 +10,7 @@ from msgspec import Struct
 from gateway.calls.call import Call
 from gateway.core.errors import Forbidden
 from gateway.dialects.checks import check_tags, refuse_unpriced
-from gateway.dialects.options import read_idempotency_key, read_options, wish_of
+from gateway.dialects.options import read_idempotency_key, read_options, routing_options
 from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
 from protocol.decoding import decode_with_extra
 from protocol.messages import MessagesRequest
@@ -63,7 +63,7 @@ def call_of(
         endpoint=endpoint,
         request=asked,
         native=native,
-        wish=wish_of(services, caller, options, Tier(options.tier)),
+        routing=routing_options(services, caller, options, Tier(options.tier)),
         priority=options.priority,
         extra=extra,
         size=size,

@@ -133,14 +133,14 @@ def _limit_within(call: Call, route: Route, prompt: PromptBound, headroom: Headr
     if isinstance(call.request, EmbeddingRequest):
         return None
     models = {target.model.name: target.model for target in route.targets}
-    batch = call.wish.tier is Tier.BATCH
+    batch = call.routing.tier is Tier.BATCH
     return limit_within(call.request, models.values(), headroom, prompt, batch=batch, at=call.created_at)
 
 
 def legs_of(call: Call, route: Route, prompt: PromptBound | None = None) -> tuple[Leg, ...]:
     """Return the most that each target of ``route`` could use and cost. ``prompt`` as in ``usage_most``."""
     prompt = bound_prompt(call.request) if prompt is None else prompt
-    batch = call.wish.tier is Tier.BATCH
+    batch = call.routing.tier is Tier.BATCH
     legs = []
     for target in route.targets:
         most = usage_most(call.request, target.model, prompt)

@@ -42,7 +42,7 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
     if call.owes_parts:
         services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
-    route = await off_loop(call.size, partial(_judged_route, services, call, services.outlook(health)))
+    route = await off_loop(call.size, partial(_judged_route, services, call, services.health_snapshot(health)))
     route = await services.images.fit(call.request, call.size, call.caller.team.id, route, services.providers)
     gate = services.gate
     if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
@@ -56,20 +56,20 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
         raise
 
 
-def _judged_route(services: Services, call: Call, outlook: Health) -> Route:
-    route = route_of(services, call, outlook)
+def _judged_route(services: Services, call: Call, snapshot: Health) -> Route:
+    route = route_of(services, call, snapshot)
     if is_sampled(call.request_id):
-        route = judge_named(route, call.request, call.wish, services.catalog, services.complexity)
+        route = judge_named(route, call.request, call.routing, services.catalog, services.complexity)
     return route
 
 
-def route_of(services: Services, call: Call, outlook: Health) -> Route:
+def route_of(services: Services, call: Call, snapshot: Health) -> Route:
     """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
     catalog = services.catalog
     share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
     spread = call.spread if catalog.is_replicated else 0.0
     return choose_route(
-        *(call.request, call.wish, catalog, outlook, services.complexity),
+        *(call.request, call.routing, catalog, snapshot, services.complexity),
         share=share,
         spread=spread,
         at=call.created_at,
@@ -143,7 +143,7 @@ def _with_prompt(
     if not log.has_answered and services.providers.settings(target.model.provider).self_hosted:
         return replace(record, status=Status.FAILED)
     prompt = charged_prompt_tokens(call.request, target.model, held)
-    batch = call.wish.tier is Tier.BATCH
+    batch = call.routing.tier is Tier.BATCH
     cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
     return replace(record, input_tokens=prompt, cost_nanousd=cost)
 

@@ -147,7 +147,7 @@ async def send_once(
         manners=manners,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
-        tier=call.wish.tier.value,
+        tier=call.routing.tier.value,
         fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
         resume=trip.resume,

@@ -124,7 +124,7 @@ async def send_with_retries(
             breakers.succeeded(permit)
             answering.permit, answering.began = permit, clock.monotonic()
             log.add(target, "ok", answering.began - started)
-            if answering.events is not None and not tries and call.wish.tier is Tier.INTERACTIVE:
+            if answering.events is not None and not tries and call.routing.tier is Tier.INTERACTIVE:
                 services.first_tokens.note(target, answering.began - started)
             return answering
         if failure.outcome in OF_THE_KEY:

@@ -16,7 +16,7 @@ from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
 from protocol.messages import CountRequest
 from protocol.serving.off_loop import off_loop
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Target
 from router.choose import permitted_name
 
@@ -31,7 +31,7 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     for images that it may not fetch.
     """
     catalog = services.catalog
-    name = permitted_name(asked.model, Wish(allowed_models=caller.team.allowed_models), catalog)
+    name = permitted_name(asked.model, RoutingOptions(allowed_models=caller.team.allowed_models), catalog)
     chat = await off_loop(size, asked.as_chat)  # refuses what no dialect could carry
     estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
     if (model := catalog.models.get(name)) is None:

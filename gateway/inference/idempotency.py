@@ -113,8 +113,13 @@ def digest_of(call: Call, pepper: str) -> bytes:
     can try prompts against it. Whitespace, the order of keys, and nulls for what was not said don't matter.
     """
     asked = msgspec.to_builtins(call.native or call.request) | dict(call.extra)
-    wish = call.wish
-    said = {"priority": call.priority, "quality": wish.quality, "most": wish.max_cost_nanousd, "tier": wish.tier.value}
+    options = call.routing
+    said = {
+        "priority": call.priority,
+        "quality": options.quality,
+        "most": options.max_cost_nanousd,
+        "tier": options.tier.value,
+    }
     canonical = msgspec.json.encode([asked, said], order="deterministic")
     return hmac.digest(pepper.encode(), b"tollgate idempotency\0" + canonical, "sha256")
 

@@ -117,7 +117,7 @@ class Gate:
         if health:
             able += self._resting(route)
         targets = {self._rooms[target.key]: target for target in reversed(able)}
-        team, is_batch = call.caller.team, call.wish.tier is Tier.BATCH
+        team, is_batch = call.caller.team, call.routing.tier is Tier.BATCH
         began = self._clock.monotonic()
         ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size)
         if ticket is None:
@@ -137,7 +137,7 @@ class Gate:
             timer.cancel()
             del self._futures[ticket]
             waited = self._clock.monotonic() - began
-            labels = route.targets[0].model.name, call.wish.tier.value, outcome
+            labels = route.targets[0].model.name, call.routing.tier.value, outcome
             histogram_of(self._metrics.queue_wait, *labels).observe(waited)
         if ticket.slot is None:
             raise self._shed(call, route, targets, "expired")
@@ -238,7 +238,7 @@ class Gate:
 
     def _give(self, room: Room, call: Call) -> Slot:
         team = call.caller.team
-        return room.give(team.id, team.weight, call.wish.tier is Tier.BATCH, self._clock.monotonic())
+        return room.give(team.id, team.weight, call.routing.tier is Tier.BATCH, self._clock.monotonic())
 
     def _wake(self, lucky: Iterable[Ticket]) -> None:
         for ticket in lucky:
@@ -256,7 +256,7 @@ class Gate:
         return max(0.0, min(self._queue.wait, call.started + total - now))
 
     def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:
-        team, tier = call.caller.team, call.wish.tier
+        team, tier = call.caller.team, call.routing.tier
         counter_of(self._metrics.shed, route.targets[0].model.name, tier.value, why).inc()
         expected = self._turns.wait_expected(team.id, team.weight, tier is Tier.BATCH, rooms)
         wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))

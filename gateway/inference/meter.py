@@ -73,7 +73,7 @@ class Meter:
 
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""
-        batch = self._call.wish.tier is Tier.BATCH
+        batch = self._call.routing.tier is Tier.BATCH
         return cost_of(usage, self._source.answering.target.model.price, batch=batch, at=self._call.created_at)
 
     def _probable_prompt(self) -> int:

@@ -86,6 +86,6 @@ class Services:
         full, away = self.gate.health(), self.breakers.health()
         return {**full, **away} if full else away
 
-    def outlook(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
+    def health_snapshot(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
         """Return what the router goes by: ``health``, and how soon the others have lately answered."""
         return self.first_tokens.beside(health)

@@ -25,7 +25,7 @@ from protocol.chat import ChatReply, ChatRequest
 from protocol.events import Delta
 from protocol.inference import WholeReply
 from router.catalog.catalog import AutoRoute, Catalog
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Target, Tier
 from router.eligibility import can_serve, needs_of
 from router.prompt_size.bounds import cost_most
@@ -147,7 +147,7 @@ def is_comparable(call: Call) -> bool:
         isinstance(asked, ChatRequest)
         and asked.n in (None, 1)
         and not asked.logprobs
-        and call.wish.tier is Tier.INTERACTIVE
+        and call.routing.tier is Tier.INTERACTIVE
         and call.size <= LARGEST_BODY
     )
 
@@ -165,10 +165,10 @@ def held_back_call(
     asked = replace(call.request, stream=None, stream_options=None, store=None, metadata=None, n=None)
     is_explored = record.route_reason == "auto_large"
     others = route.small if is_explored else route.large
-    models = [model for model in call.wish.usable(catalog.members_of(name)) if model.name in others]
+    models = [model for model in call.routing.usable(catalog.members_of(name)) if model.name in others]
     if not models:
         return None
-    needs = needs_of(asked, Wish(tier=Tier.BATCH), models)
+    needs = needs_of(asked, RoutingOptions(tier=Tier.BATCH), models)
     most = max((needs.cost_most(model) for model in models if can_serve(model, needs)), default=None)
     if most is None:
         return None

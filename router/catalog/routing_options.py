@@ -9,7 +9,7 @@ from msgspec import Struct
 from router.catalog.targets import ModelSpec, Tier
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class RoutingOptions(Struct, frozen=True, kw_only=True):
     """What the caller asks for in headers, and what its team may have."""
 
     tier: Tier = Tier.INTERACTIVE

@@ -31,7 +31,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.inference import Request
 from protocol.usage import Usage
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, ModelSpec, Route, Target
 from router.prompt_size.bounds import WORTHWHILE
 from router.prompt_size.prompt_bounds import bound_prompt
@@ -68,7 +68,7 @@ def call_of(
         caller=Caller(team=Team(id=of[0], name="A", limits=team), key_id=of[1], key_limits=key),
         endpoint="chat.completions",
         request=request or chat(max_tokens=10),
-        wish=Wish(),
+        routing=RoutingOptions(),
         created_at=services.clock.now(),
         started=0.0,
         **more,

@@ -21,7 +21,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from protocol.chat import ChatRequest, Message
 from protocol.inference import Request
-from router import Wish
+from router import RoutingOptions
 from tests.support.clock import SetClock
 
 NOWHERE = "postgresql+asyncpg://nobody@127.0.0.1:1/none"
@@ -47,7 +47,7 @@ class Guarding:
             caller=Caller(team=Team(id="team_a", name="A"), key_id="key_a"),
             endpoint="chat.completions",
             request=request,
-            wish=Wish(),
+            routing=RoutingOptions(),
             created_at=self.clock.now(),
             started=0.0,
             **more,

@@ -54,7 +54,7 @@ from protocol.messages import MessagesRequest
 from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import eligibility, sticky
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Ability, ModelSpec
 from router.complexity import text_stats
 from router.prompt_size import bounds
@@ -95,7 +95,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "router.prompt_size.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
     "router.prompt_size.bounds.input_tokens_most": lambda request: bounds.input_tokens_most(request, MODEL),
     "router.prompt_size.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
-    "router.eligibility.needs_of": lambda request: eligibility.needs_of(request, Wish(), [MODEL]),
+    "router.eligibility.needs_of": lambda request: eligibility.needs_of(request, RoutingOptions(), [MODEL]),
     "router.prompt_size.token_counts.tokens_most": lambda text: tokens_most(text, None),
     "router.complexity.text_stats.form_of": lambda data: text_stats.form_of(
         data, data.lower(), text_stats.words_of(data.lower())

@@ -22,7 +22,7 @@ from gateway.dialects.chat import ChatDialect, check_chat
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.completions import CompletionDialect, check_completion
 from gateway.dialects.embeddings import EmbeddingDialect, check_embeddings
-from gateway.dialects.options import read_options, wish_of
+from gateway.dialects.options import read_options, routing_options
 from gateway.dialects.writer import Dialect
 from gateway.inference.answer import answer
 from gateway.inference.reply import Ending, Reply
@@ -100,7 +100,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
         caller=caller,
         endpoint=endpoint,
         request=asked,
-        wish=wish_of(services, caller, options, Tier.BATCH),
+        routing=routing_options(services, caller, options, Tier.BATCH),
         priority=options.priority,
         extra=extra,
         client_request_id=claim.name,

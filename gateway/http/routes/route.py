@@ -65,8 +65,8 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     (asked, extra, endpoint), size = await read_body(request, partial(_read, request))
     call = call_of(request, asked, extra, endpoint, size)
     async with counted(services, call.request_id, call.caller, endpoint) as hold:
-        outlook = services.outlook(services.health())
-        view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, outlook), outlook))
+        snapshot = services.health_snapshot(services.health())
+        view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, snapshot), snapshot))
     return answer(view, headers=rate_limit_headers(hold))
 
 
@@ -141,7 +141,7 @@ def _reason(route: Route) -> str:
 
 
 def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> list[dict[str, Any]]:
-    usage, batch = expected_usage(call.request), call.wish.tier is Tier.BATCH
+    usage, batch = expected_usage(call.request), call.routing.tier is Tier.BATCH
     shown = []
     legs = legs_of(call, route, bound_prompt(call.request).closely())  # as x-max-cost-usd is compared
     for target, leg in zip(route.targets, legs, strict=True):
@@ -165,15 +165,15 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
     name = catalog.meaning(route.asked)
     usable: Sequence[ModelSpec]
     if name in catalog.auto:
-        usable = call.wish.usable(catalog.members_of(name))
+        usable = call.routing.usable(catalog.members_of(name))
     else:
         spares = (catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
-        usable = [spare for spare in spares if call.wish.may_use(spare.name)]
+        usable = [spare for spare in spares if call.routing.may_use(spare.name)]
     used = {target.model.name for target in route.targets}
     models = [model for model in usable if model.name not in used]
     if not models:
         return []
-    needs = needs_of(call.request, call.wish, models)
+    needs = needs_of(call.request, call.routing, models)
     found = []
     for model in models:
         why = shortcomings(model, needs)

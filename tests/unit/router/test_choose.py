@@ -14,7 +14,7 @@ from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Me
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router import Ability, TargetHealth, Tier, Wish, choose_route
+from router import Ability, RoutingOptions, TargetHealth, Tier, choose_route
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
@@ -49,14 +49,16 @@ AUTO = catalog(SMALL, LARGE, small=("small",), large=("large",))
 
 def test_a_named_model_goes_to_its_endpoints_in_order_of_preference() -> None:
     """Regions are tried as the configuration lists them."""
-    route = choose_route(chat("m"), Wish(), catalog(model("m", "us-eu")), {}, hard)
+    route = choose_route(chat("m"), RoutingOptions(), catalog(model("m", "us-eu")), {}, hard)
 
     assert (names(route.targets), route.reason, route.complexity) == (["m@us", "m@eu"], "named", None)
 
 
 def test_an_alias_resolves_and_says_so() -> None:
     """The caller's word is kept as asked; the reason tells that it meant another model."""
-    route = choose_route(chat("old"), Wish(), catalog(model("new"), aliases={"old": "older", "older": "new"}), {}, hard)
+    route = choose_route(
+        chat("old"), RoutingOptions(), catalog(model("new"), aliases={"old": "older", "older": "new"}), {}, hard
+    )
 
     assert (route.asked, names(route.targets), route.reason) == ("old", ["new@one"], "alias")
 
@@ -65,14 +67,14 @@ def test_an_alias_may_mean_the_automatic_route() -> None:
     """What is said then is what the automatic route decided."""
     known = catalog(SMALL, LARGE, small=("small",), large=("large",), aliases={"best": "auto"})
 
-    assert choose_route(chat("best"), Wish(), known, {}, hard).reason == "auto_large"
+    assert choose_route(chat("best"), RoutingOptions(), known, {}, hard).reason == "auto_large"
 
 
 @pytest.mark.parametrize("aliases", [{}, {"x": "y", "y": "x"}, {"x": "gone"}])
 def test_an_unknown_name_is_a_404(aliases: dict[str, str]) -> None:
     """A name that leads to no model is unknown, also through aliases that go nowhere or in a circle."""
     with pytest.raises(UnknownModel, match="'x' does not exist") as caught:
-        choose_route(chat("x"), Wish(), catalog(SMALL, aliases=aliases), {}, easy)
+        choose_route(chat("x"), RoutingOptions(), catalog(SMALL, aliases=aliases), {}, easy)
 
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
 
@@ -82,7 +84,7 @@ def test_fallbacks_follow_the_named_model() -> None:
     models = (model("m", "us-eu"), model("deaf", abilities=frozenset()), model("spare"))
     known = catalog(*models, fallbacks={"m": ("deaf", "spare", "m")})
 
-    route = choose_route(chat("m"), Wish(), known, {}, hard)
+    route = choose_route(chat("m"), RoutingOptions(), known, {}, hard)
 
     assert (names(route.targets), route.reason) == (["m@us", "m@eu", "spare@one"], "named")
 
@@ -93,7 +95,7 @@ def test_what_is_down_goes_last(down: TargetHealth) -> None:
     known = catalog(model("m", "us-eu"), model("spare"), fallbacks={"m": ("spare",)})
     health = {target.key: down for target in known.targets_of(known.models["m"])}
 
-    route = choose_route(chat("m"), Wish(), known, health, hard)
+    route = choose_route(chat("m"), RoutingOptions(), known, health, hard)
 
     assert (names(route.targets), route.reason) == (["spare@one", "m@us", "m@eu"], "fallback")
 
@@ -104,7 +106,7 @@ def test_replicas_of_one_region_are_peers() -> None:
     first, second = (target.key for target in known.targets_of(known.models["m"]))
 
     times = {first: TargetHealth(first_token_ms=900), second: TargetHealth(first_token_ms=300)}
-    slow = choose_route(chat("m"), Wish(), known, times, hard)
+    slow = choose_route(chat("m"), RoutingOptions(), known, times, hard)
 
     assert [t.key for t in slow.targets] == [second, first]
 
@@ -115,10 +117,10 @@ def test_replicas_that_answer_as_soon_take_turns() -> None:
     keys = [target.key for target in known.targets_of(known.models["m"])]
 
     for health in ({}, {keys[0]: TargetHealth(first_token_ms=300)}):
-        led = [choose_route(chat("m"), Wish(), known, health, hard, spread=n / 10).targets for n in range(10)]
+        led = [choose_route(chat("m"), RoutingOptions(), known, health, hard, spread=n / 10).targets for n in range(10)]
         assert [targets[0].key for targets in led] == [keys[0]] * 5 + [keys[1]] * 5
         assert all(len(targets) == 2 for targets in led)
-    behind = choose_route(chat("n"), Wish(), known, {}, hard, spread=0.9).targets
+    behind = choose_route(chat("n"), RoutingOptions(), known, {}, hard, spread=0.9).targets
     assert [target.key for target in behind[1:]] == [keys[1], keys[0]]
 
 
@@ -126,7 +128,7 @@ def test_regions_do_not() -> None:
     """Whatever is drawn, the region that is preferred leads."""
     known = catalog(model("m", "us-eu"))
 
-    assert names(choose_route(chat("m"), Wish(), known, {}, hard, spread=0.9).targets) == ["m@us", "m@eu"]
+    assert names(choose_route(chat("m"), RoutingOptions(), known, {}, hard, spread=0.9).targets) == ["m@us", "m@eu"]
 
 
 def test_a_far_region_is_not_preferred_for_being_quick() -> None:
@@ -134,21 +136,21 @@ def test_a_far_region_is_not_preferred_for_being_quick() -> None:
     known = catalog(model("m", "us-eu"))
     us, _ = (target.key for target in known.targets_of(known.models["m"]))
 
-    route = choose_route(chat("m"), Wish(), known, {us: TargetHealth(first_token_ms=900)}, hard)
+    route = choose_route(chat("m"), RoutingOptions(), known, {us: TargetHealth(first_token_ms=900)}, hard)
 
     assert names(route.targets) == ["m@us", "m@eu"]
 
 
 def test_auto_trusts_a_small_model_with_what_is_easy() -> None:
     """At or above the quality asked the small models lead, the large ones stand behind."""
-    route = choose_route(chat(), Wish(), AUTO, {}, easy)
+    route = choose_route(chat(), RoutingOptions(), AUTO, {}, easy)
 
     assert (names(route.targets), route.reason, route.complexity) == (["small@one", "large@one"], "auto_small", 0.95)
 
 
 def test_auto_gives_what_is_hard_to_a_large_model() -> None:
     """Below the quality asked the large models lead; the small ones are there for overload."""
-    route = choose_route(chat(), Wish(), AUTO, {}, hard)
+    route = choose_route(chat(), RoutingOptions(), AUTO, {}, hard)
 
     assert (names(route.targets), route.reason, route.complexity) == (["large@one", "small@one"], "auto_large", 0.10)
 
@@ -157,7 +159,7 @@ def test_a_team_may_decline_smaller_models() -> None:
     """Without allow_smaller no small model is on the route of a hard request, even when the large one is down."""
     health = {target.key: OPEN for target in AUTO.targets_of(LARGE)}
 
-    route = choose_route(chat(), Wish(allow_smaller=False), AUTO, health, hard)
+    route = choose_route(chat(), RoutingOptions(allow_smaller=False), AUTO, health, hard)
 
     assert names(route.targets) == ["large@one"]
 
@@ -171,7 +173,9 @@ def test_nor_is_one_among_the_fallbacks_of_a_named_model() -> None:
     spares = tuple(spare.name for spare in models[1:])
     known = catalog(*models, small=("small",), large=("large", "equal"), fallbacks={"large": spares})
 
-    ways = [choose_route(chat("large"), Wish(allow_smaller=allow), known, {}, hard) for allow in (True, False)]
+    ways = [
+        choose_route(chat("large"), RoutingOptions(allow_smaller=allow), known, {}, hard) for allow in (True, False)
+    ]
 
     assert [[target.model.name for target in way.targets[1:]] for way in ways] == [
         ["small", "equal", "mini", "like", "elsewhere"],
@@ -182,14 +186,14 @@ def test_nor_is_one_among_the_fallbacks_of_a_named_model() -> None:
 @pytest.mark.parametrize(("quality", "reason"), [(0.05, "auto_small"), (0.10, "auto_small"), (0.11, "auto_large")])
 def test_the_caller_moves_the_threshold(quality: float, reason: str) -> None:
     """The caller's quality replaces the route's own; a score that reaches it suffices."""
-    assert choose_route(chat(), Wish(quality=quality), AUTO, {}, hard).reason == reason
+    assert choose_route(chat(), RoutingOptions(quality=quality), AUTO, {}, hard).reason == reason
 
 
 def test_complexity_is_asked_only_when_there_is_a_choice() -> None:
     """With one kind of model left, the answer could not matter."""
     asked = Asked()
 
-    route = choose_route(chat(), Wish(allowed_models=frozenset({"large"})), AUTO, {}, asked)
+    route = choose_route(chat(), RoutingOptions(allowed_models=frozenset({"large"})), AUTO, {}, asked)
 
     assert (names(route.targets), route.reason, route.complexity, asked.times) == (["large@one"], "auto_large", None, 0)
 
@@ -203,7 +207,7 @@ def test_auto_works_with_one_model_in_both_lists(request_: InferenceRequest) -> 
     """A house with a single model answers auto with it, once, at every endpoint kind."""
     known = catalog(model("only", abilities=EVERYTHING), small=("only",), large=("only",))
 
-    assert names(choose_route(request_, Wish(), known, {}, hard).targets) == ["only@one"]
+    assert names(choose_route(request_, RoutingOptions(), known, {}, hard).targets) == ["only@one"]
 
 
 def test_embeddings_fall_back_to_the_same_model_elsewhere_alone() -> None:
@@ -215,8 +219,8 @@ def test_embeddings_fall_back_to_the_same_model_elsewhere_alone() -> None:
         model("a-too", abilities=both, upstream_model="a"),
         fallbacks={"a": ("other", "a-too")},
     )
-    vectors = choose_route(EmbeddingRequest(model="a", input="x"), Wish(), known, {}, hard)
-    words = choose_route(chat("a"), Wish(), known, {}, hard)
+    vectors = choose_route(EmbeddingRequest(model="a", input="x"), RoutingOptions(), known, {}, hard)
+    words = choose_route(chat("a"), RoutingOptions(), known, {}, hard)
 
     assert names(vectors.targets) == ["a@one", "a-too@one"]
     assert names(words.targets) == ["a@one", "other@one", "a-too@one"]
@@ -232,7 +236,9 @@ def test_embeddings_never_fall_over_to_another_model() -> None:
     )
     known = catalog(*models, small=("a", "b", "a-too"))
 
-    assert names(choose_route(EmbeddingRequest(model="auto", input="x"), Wish(), known, {}, hard).targets) == [
+    assert names(
+        choose_route(EmbeddingRequest(model="auto", input="x"), RoutingOptions(), known, {}, hard).targets
+    ) == [
         "a@us",
         "a@eu",
         "a-too@one",
@@ -246,8 +252,8 @@ def test_the_cheaper_leads_and_batch_prices_count() -> None:
     halved = model("discounted", price=type(price)(input=price.input, output=price.output, batch_discount=0.5))
     known = catalog(plain, halved, small=("plain", "discounted"))
 
-    now = choose_route(chat(), Wish(), known, {}, easy)
-    later = choose_route(chat(), Wish(tier=Tier.BATCH), known, {}, easy)
+    now = choose_route(chat(), RoutingOptions(), known, {}, easy)
+    later = choose_route(chat(), RoutingOptions(tier=Tier.BATCH), known, {}, easy)
 
     assert [names(now.targets), names(later.targets)] == [
         ["plain@one", "discounted@one"],
@@ -262,7 +268,9 @@ def test_a_price_that_has_changed_since_orders_as_it_is_now() -> None:
     rising = replace(rising, price=replace(rising.price, later=(LaterPrice(1_000.0, dear),)))
     known = catalog(rising, model("steady", dollars="2.00"), small=("rising", "steady"))
 
-    leaders = [choose_route(chat(), Wish(), known, {}, easy, at=at).targets[0].model.name for at in (999.0, 1_000.0)]
+    leaders = [
+        choose_route(chat(), RoutingOptions(), known, {}, easy, at=at).targets[0].model.name for at in (999.0, 1_000.0)
+    ]
 
     assert leaders == ["rising", "steady"]
 
@@ -274,7 +282,7 @@ def test_a_model_alone_at_its_cost_keeps_the_order_of_its_endpoints() -> None:
     times = {us: 900.0, first: 300.0, second: 20.0}
     health = {key: TargetHealth(first_token_ms=time) for key, time in times.items()}
 
-    assert names(choose_route(chat(), Wish(), known, health, easy).targets) == [
+    assert names(choose_route(chat(), RoutingOptions(), known, health, easy).targets) == [
         "far@us",
         "far@eu",
         "own@gpu-1",
@@ -288,7 +296,7 @@ def test_among_equal_costs_the_sooner_first_token_leads() -> None:
     a, b = (target.key for target in known.targets())
     health = {a: TargetHealth(first_token_ms=800), b: TargetHealth(first_token_ms=400)}
 
-    assert names(choose_route(chat(), Wish(), known, health, easy).targets) == ["b@one", "a@one"]
+    assert names(choose_route(chat(), RoutingOptions(), known, health, easy).targets) == ["b@one", "a@one"]
 
 
 def test_of_whom_nobody_knows_takes_turns_with_the_soonest() -> None:
@@ -297,7 +305,7 @@ def test_of_whom_nobody_knows_takes_turns_with_the_soonest() -> None:
     a, b, _ = (target.key for target in known.targets())
     health = {a: TargetHealth(first_token_ms=800), b: TargetHealth(first_token_ms=400)}
 
-    routes = [choose_route(chat(), Wish(), known, health, easy, share=share).targets for share in (0.0, 0.9)]
+    routes = [choose_route(chat(), RoutingOptions(), known, health, easy, share=share).targets for share in (0.0, 0.9)]
 
     assert [names(targets) for targets in routes] == [["b@one", "c@one", "a@one"], ["c@one", "b@one", "a@one"]]
 
@@ -306,7 +314,9 @@ def test_equals_share_by_weight() -> None:
     """Over the draw, equal models lead as often as their weights say; the same draw gives the same route."""
     known = catalog(model("a", weight=3.0), model("b", weight=1.0), small=("a", "b"))
 
-    leaders = [choose_route(chat(), Wish(), known, {}, easy, share=i / 100).targets[0].model.name for i in range(100)]
+    leaders = [
+        choose_route(chat(), RoutingOptions(), known, {}, easy, share=i / 100).targets[0].model.name for i in range(100)
+    ]
 
     assert (leaders.count("a"), leaders.count("b")) == (75, 25)
 
@@ -319,7 +329,7 @@ def test_a_model_that_the_team_may_not_use_is_a_403_as_is_one_that_there_is_not(
     heard = set()
     for name in ("large", "best", "l", "nope"):
         with pytest.raises(ModelNotAllowed) as caught:
-            choose_route(chat(name), Wish(allowed_models=frozenset({"small"})), known, {}, easy)
+            choose_route(chat(name), RoutingOptions(allowed_models=frozenset({"small"})), known, {}, easy)
         heard.add((caught.value.status, caught.value.code, caught.value.message.replace(f"'{name}'", "NAME")))
 
     assert [(status, code) for status, code, _ in heard] == [(403, "model_not_allowed")]
@@ -360,19 +370,19 @@ def test_a_team_sees_what_can_answer_it(
 
 def test_an_auto_route_serves_with_what_the_team_may_use() -> None:
     """Models that the team may not use drop out; a team allowed the route by name, and no model of it, has all."""
-    rest = choose_route(chat(), Wish(allowed_models=frozenset({"small"})), AUTO, {}, hard)
-    whole = choose_route(chat(), Wish(allowed_models=frozenset({"auto"})), AUTO, {}, hard)
+    rest = choose_route(chat(), RoutingOptions(allowed_models=frozenset({"small"})), AUTO, {}, hard)
+    whole = choose_route(chat(), RoutingOptions(allowed_models=frozenset({"auto"})), AUTO, {}, hard)
 
     assert [names(rest.targets), names(whole.targets)] == [["small@one"], ["large@one", "small@one"]]
     with pytest.raises(ModelNotAllowed):
-        choose_route(chat(), Wish(allowed_models=frozenset({"else"})), AUTO, {}, hard)
+        choose_route(chat(), RoutingOptions(allowed_models=frozenset({"else"})), AUTO, {}, hard)
 
 
 def test_fallbacks_that_the_team_may_not_use_are_left_out() -> None:
     """A failing model is no way around the team's list."""
     known = catalog(model("m"), model("dear"), fallbacks={"m": ("dear",)})
 
-    route = choose_route(chat("m"), Wish(allowed_models=frozenset({"m"})), known, {}, hard)
+    route = choose_route(chat("m"), RoutingOptions(allowed_models=frozenset({"m"})), known, {}, hard)
 
     assert names(route.targets) == ["m@one"]
 
@@ -397,7 +407,7 @@ def test_a_refusal_names_what_is_lacking_and_who_could(request_: InferenceReques
     known = catalog(model("plain"), model("able", abilities=EVERYTHING), model("secret", abilities=EVERYTHING))
 
     with pytest.raises(LacksAbility) as caught:
-        choose_route(request_, Wish(allowed_models=frozenset({"plain", "able"})), known, {}, easy)
+        choose_route(request_, RoutingOptions(allowed_models=frozenset({"plain", "able"})), known, {}, easy)
 
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported_parameter", param)
     assert f"lacks {lacks}." in caught.value.message
@@ -408,7 +418,7 @@ def test_auto_passes_over_models_that_lack_an_ability() -> None:
     """What a small model cannot do goes to a large one without asking how hard it is."""
     known = catalog(SMALL, model("large", abilities=EVERYTHING), small=("small",), large=("large",))
 
-    route = choose_route(chat(tools=TOOL), Wish(), known, {}, easy)
+    route = choose_route(chat(tools=TOOL), RoutingOptions(), known, {}, easy)
 
     assert (names(route.targets), route.reason) == (["large@one"], "auto_large")
 
@@ -419,7 +429,7 @@ def test_earlier_tool_calls_need_tools_too() -> None:
     turns = (Message(role="user", content="Hi"), Message(role="tool", content="42", tool_call_id="c"))
 
     with pytest.raises(LacksAbility, match="lacks tools"):
-        choose_route(ChatRequest(model="plain", messages=turns), Wish(), known, {}, easy)
+        choose_route(ChatRequest(model="plain", messages=turns), RoutingOptions(), known, {}, easy)
 
 
 def test_a_prompt_longer_than_every_context_is_refused() -> None:
@@ -427,7 +437,7 @@ def test_a_prompt_longer_than_every_context_is_refused() -> None:
     known = catalog(model("m"), model("wide", context=100_000))
 
     with pytest.raises(ContextTooShort, match="8000 tokens") as caught:
-        choose_route(chat("m", "word " * 9_000), Wish(), known, {}, easy)
+        choose_route(chat("m", "word " * 9_000), RoutingOptions(), known, {}, easy)
 
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     assert caught.value.message.endswith("Models that can: wide.")
@@ -443,43 +453,43 @@ def test_a_prompt_longer_than_a_named_model_holds_goes_to_its_fallbacks() -> Non
     )
     known = catalog(*models, fallbacks={"m": ("short", "deaf", "wide")})
 
-    route = choose_route(chat("m", "word " * 9_000), Wish(), known, {}, easy)
+    route = choose_route(chat("m", "word " * 9_000), RoutingOptions(), known, {}, easy)
 
     assert (names(route.targets), route.reason) == (["wide@one"], "fallback")
     with pytest.raises(ContextTooShort, match="8000 tokens"):
-        choose_route(chat("m", "word " * 200_000), Wish(), known, {}, easy)
+        choose_route(chat("m", "word " * 200_000), RoutingOptions(), known, {}, easy)
     with pytest.raises(LacksAbility):
-        choose_route(chat("deaf"), Wish(), replace(known, fallbacks={"deaf": ("m",)}), {}, easy)
+        choose_route(chat("deaf"), RoutingOptions(), replace(known, fallbacks={"deaf": ("m",)}), {}, easy)
 
 
 def test_token_ids_count_exactly() -> None:
     """A prompt of token ids must leave room for one token of reply, and is not refused when it does."""
     known = catalog(model("m", abilities=EVERYTHING))
 
-    fits = choose_route(CompletionRequest(model="m", prompt=[1] * 7_999), Wish(), known, {}, easy)
+    fits = choose_route(CompletionRequest(model="m", prompt=[1] * 7_999), RoutingOptions(), known, {}, easy)
 
     assert names(fits.targets) == ["m@one"]
     with pytest.raises(ContextTooShort):
-        choose_route(CompletionRequest(model="m", prompt=[1] * 8_000), Wish(), known, {}, easy)
+        choose_route(CompletionRequest(model="m", prompt=[1] * 8_000), RoutingOptions(), known, {}, easy)
 
 
 def test_a_tier_that_is_not_served_is_refused() -> None:
     """A model may be for batch alone."""
     known = catalog(model("m", tiers=frozenset({Tier.BATCH})))
 
-    assert choose_route(chat("m"), Wish(tier=Tier.BATCH), known, {}, easy).targets
+    assert choose_route(chat("m"), RoutingOptions(tier=Tier.BATCH), known, {}, easy).targets
     with pytest.raises(LacksAbility, match="tier interactive") as caught:
-        choose_route(chat("m"), Wish(), known, {}, easy)
+        choose_route(chat("m"), RoutingOptions(), known, {}, easy)
     assert caught.value.param == "x-tier"
 
 
 def test_a_cost_limit_drops_what_could_exceed_it() -> None:
     """Targets whose worst cost is above the caller's limit drop out; with none left it is a 400 that names it."""
-    within = choose_route(chat(max_tokens=100), Wish(max_cost_nanousd=1_000_000), AUTO, {}, hard)
+    within = choose_route(chat(max_tokens=100), RoutingOptions(max_cost_nanousd=1_000_000), AUTO, {}, hard)
 
     assert names(within.targets) == ["small@one"]
     with pytest.raises(CostLimitTooLow, match="x-max-cost-usd") as caught:
-        choose_route(chat(max_tokens=100), Wish(max_cost_nanousd=10), AUTO, {}, hard)
+        choose_route(chat(max_tokens=100), RoutingOptions(max_cost_nanousd=10), AUTO, {}, hard)
     assert (caught.value.status, caught.value.param) == (400, "x-max-cost-usd")
 
 
@@ -487,8 +497,8 @@ def test_a_recalibrated_quality_takes_the_place_of_the_routes_own() -> None:
     """For its team and route alone; a quality that the caller says stands."""
     score = 0.85  # above the route's 0.8
 
-    def reason(**wish: Any) -> str:
-        return choose_route(chat(), Wish(**wish), AUTO, {}, lambda _: score).reason
+    def reason(**options: Any) -> str:
+        return choose_route(chat(), RoutingOptions(**options), AUTO, {}, lambda _: score).reason
 
     assert (reason(), reason(recalibrated={"other": 0.9})) == ("auto_small", "auto_small")
     assert reason(recalibrated={"auto": 0.9}) == "auto_large"

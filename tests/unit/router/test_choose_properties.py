@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from billing.core.prices import cost_of
 from protocol.chat import Function, JsonObjectFormat, Tool
 from protocol.embeddings import EmbeddingRequest
-from router import Ability, Catalog, Target, TargetHealth, Tier, Wish, choose_route
+from router import Ability, Catalog, RoutingOptions, Target, TargetHealth, Tier, choose_route
 from router.catalog.capabilities import InferenceRequest, needed_abilities
 from router.catalog.errors import ModelNotAllowed, NoTargetFits
 from router.prompt_size.bounds import cost_most
@@ -74,7 +74,7 @@ requests = st.one_of(
     st.builds(lambda name: EmbeddingRequest(model=name, input="some words"), st.sampled_from(["auto", "a"])),
 )
 wishes = st.builds(
-    Wish,
+    RoutingOptions,
     tier=st.sampled_from(Tier),
     allowed_models=st.none() | st.frozensets(st.sampled_from(NAMES), min_size=1),
     allow_smaller=st.booleans(),
@@ -95,42 +95,42 @@ def healths(draw: st.DrawFn, known: Catalog) -> dict[str, TargetHealth]:
     return draw(st.dictionaries(st.sampled_from(keys), states))
 
 
-def serves(target: Target, request: InferenceRequest, wish: Wish) -> bool:
+def serves(target: Target, request: InferenceRequest, options: RoutingOptions) -> bool:
     """Whether a target can answer, written out anew: the judge of the code under test."""
     spec = target.model
     room = 0 if isinstance(request, EmbeddingRequest) else 1
     return (
-        (wish.allowed_models is None or spec.name in wish.allowed_models)
+        (options.allowed_models is None or spec.name in options.allowed_models)
         and needed_abilities(request) <= spec.abilities
-        and wish.tier in spec.tiers
+        and options.tier in spec.tiers
         and prompt_tokens_least(request) + room <= spec.context
         and (
-            wish.max_cost_nanousd is None
-            or cost_most(request, spec, bound_prompt(request).closely(), batch=wish.tier is Tier.BATCH)
-            <= wish.max_cost_nanousd
+            options.max_cost_nanousd is None
+            or cost_most(request, spec, bound_prompt(request).closely(), batch=options.tier is Tier.BATCH)
+            <= options.max_cost_nanousd
         )
     )
 
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
 def test_a_route_holds_only_what_can_serve(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float, share: float
+    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float, share: float
 ) -> None:
     """Every target of a route can serve the request, and none is on it twice."""
     health = data.draw(healths(known))
     try:
-        route = choose_route(request, wish, known, health, lambda _: score, share=share)
+        route = choose_route(request, options, known, health, lambda _: score, share=share)
     except (NoTargetFits, ModelNotAllowed):
         return
 
     assert route.targets
-    assert all(serves(target, request, wish) for target in route.targets)
+    assert all(serves(target, request, options) for target in route.targets)
     assert len({target.key for target in route.targets}) == len(route.targets)
 
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1))
 def test_nobody_is_refused_while_something_fits(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float
+    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float
 ) -> None:
     """A refusal means that no model which the name may mean can serve the request, whatever their health.
 
@@ -140,10 +140,10 @@ def test_nobody_is_refused_while_something_fits(
     auto = known.auto["auto"]
     meant = {*auto.small, *auto.large} if request.model == "auto" else {"a"}
     fitting = [
-        target for name in meant for target in known.targets_of(known.models[name]) if serves(target, request, wish)
+        target for name in meant for target in known.targets_of(known.models[name]) if serves(target, request, options)
     ]
     try:
-        choose_route(request, wish, known, health, lambda _: score)
+        choose_route(request, options, known, health, lambda _: score)
         refused = False
     except (NoTargetFits, ModelNotAllowed):
         refused = True
@@ -154,19 +154,19 @@ def test_nobody_is_refused_while_something_fits(
     if refused:
         assert not fitting
     else:
-        assert fitting or any(serves(target, request, wish) for target in targets)
+        assert fitting or any(serves(target, request, options) for target in targets)
 
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
 def test_equal_arguments_give_equal_routes(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, wish: Wish, score: float, share: float
+    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float, share: float
 ) -> None:
     """Choosing is a function of its arguments."""
     health = data.draw(healths(known))
 
     def outcome() -> object:
         try:
-            return choose_route(request, wish, known, health, lambda _: score, share=share)
+            return choose_route(request, options, known, health, lambda _: score, share=share)
         except (NoTargetFits, ModelNotAllowed) as refusal:
             return (type(refusal), refusal.message)
 
@@ -175,12 +175,12 @@ def test_equal_arguments_give_equal_routes(
 
 @given(st.data(), catalogs(), wishes, st.floats(0, 1), st.floats(0, 0.999))
 def test_auto_orders_by_health_then_trust_then_cost(
-    data: st.DataObject, known: Catalog, wish: Wish, score: float, share: float
+    data: st.DataObject, known: Catalog, options: RoutingOptions, score: float, share: float
 ) -> None:
     """What is down comes last; among the rest the trusted kind leads, and in each kind cost never falls past a tie."""
     health, request = data.draw(healths(known)), chat()
     try:
-        route = choose_route(request, wish, known, health, lambda _: score, share=share)
+        route = choose_route(request, options, known, health, lambda _: score, share=share)
     except (NoTargetFits, ModelNotAllowed):
         return
     auto = known.auto["auto"]
@@ -191,7 +191,7 @@ def test_auto_orders_by_health_then_trust_then_cost(
         return (state.is_open or state.is_full, target.model.name not in trusted)
 
     def cost(target: Target) -> int:
-        return cost_of(expected_usage(request), target.model.price, batch=wish.tier is Tier.BATCH)
+        return cost_of(expected_usage(request), target.model.price, batch=options.tier is Tier.BATCH)
 
     ranks = [rank(target) for target in route.targets]
     assert ranks == sorted(ranks)

@@ -8,7 +8,7 @@ from gateway.core.clock import Clock
 from protocol.chat import ChatRequest, Message
 from protocol.embeddings import EmbeddingRequest
 from router.catalog.catalog import AutoRoute, Catalog
-from router.catalog.routing_options import Wish
+from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Ability, Endpoint, Route
 from router.sampling import ONE_IN, is_sampled, judge_named
 from tests.support.house import model
@@ -27,7 +27,7 @@ REQUEST = ChatRequest(model="large", messages=(Message(role="user", content="Hi!
 def judged(asked: str, request: ChatRequest = REQUEST, catalog: Catalog = CATALOG) -> float | None:
     """Return the complexity that a named call gets from a model that says 0.9 of everything."""
     route = Route(asked, catalog.targets_of(LARGE), "named")
-    return judge_named(route, request, Wish(), catalog, lambda _: 0.9).complexity
+    return judge_named(route, request, RoutingOptions(), catalog, lambda _: 0.9).complexity
 
 
 def test_a_call_that_named_a_large_model_is_judged() -> None:
@@ -59,8 +59,8 @@ def test_embeddings_and_judged_calls_stay_as_they_are() -> None:
     embedding = EmbeddingRequest(model="large", input="hello")
     known = replace(route, complexity=0.1)
 
-    assert judge_named(route, embedding, Wish(), CATALOG, lambda _: 0.9) is route
-    assert judge_named(known, REQUEST, Wish(), CATALOG, lambda _: 0.9) is known
+    assert judge_named(route, embedding, RoutingOptions(), CATALOG, lambda _: 0.9) is route
+    assert judge_named(known, REQUEST, RoutingOptions(), CATALOG, lambda _: 0.9) is known
 
 
 def test_one_in_32_calls_is_sampled() -> None:

@@ -9,7 +9,7 @@ from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
-from router import Wish, choose_route
+from router import RoutingOptions, choose_route
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import Endpoint
 from tests.support.clock import NOON, SetClock
@@ -30,14 +30,14 @@ def call_of(*said: str, team: str = "a", user: str | None = None) -> Call:
         caller=Caller(team=Team(id=team, name=team), key_id="k"),
         endpoint="chat.completions",
         request=asked,
-        wish=Wish(),
+        routing=RoutingOptions(),
         created_at=NOON,
         started=0.0,
     )
 
 
 def chosen(call: Call) -> str:
-    route = choose_route(call.request, call.wish, CATALOG, {}, lambda _: 0.5, share=call.share)
+    route = choose_route(call.request, call.routing, CATALOG, {}, lambda _: 0.5, share=call.share)
     return route.targets[0].model.name
 
 

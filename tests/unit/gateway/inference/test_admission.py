@@ -11,7 +11,7 @@ from gateway.core.principals import Caller, Team
 from gateway.inference.admission import legs_of
 from protocol.chat import ChatRequest, Message
 from protocol.usage import Usage
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, ModelSpec, Route, Target, Tier
 from tests.support.clock import NOON, SetClock
 from tests.support.house import model
@@ -28,7 +28,7 @@ def call_of(created_at: float = NOON, tier: Tier = Tier.INTERACTIVE) -> Call:
         caller=Caller(team=Team(id="a", name="A"), key_id="k"),
         endpoint="chat.completions",
         request=ASKED,
-        wish=Wish(tier=tier),
+        routing=RoutingOptions(tier=tier),
         created_at=created_at,
         started=0.0,
     )

@@ -32,7 +32,7 @@ from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.upstreams.wire.reading import usual_failure
 from protocol.chat import ChatRequest, Message
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import NEVER_OPENS, model
@@ -126,7 +126,7 @@ class Scene:
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=ChatRequest(model="best", messages=(Message(role="user", content="hi"),)),
-            wish=Wish(allowed_models=frozenset(allowed_models) or None),
+            routing=RoutingOptions(allowed_models=frozenset(allowed_models) or None),
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )

@@ -34,7 +34,7 @@ from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import Request
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import NEVER_OPENS, model
@@ -131,7 +131,7 @@ class Scene:
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=request,
-            wish=Wish(),
+            routing=RoutingOptions(),
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )

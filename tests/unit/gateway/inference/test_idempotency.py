@@ -16,7 +16,7 @@ from gateway.inference.idempotency import digest_of
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, ServiceError
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Tier
 from tests.support.clock import SetClock
 
@@ -37,7 +37,7 @@ def digest(body: bytes, pepper: str = "pepper", **fields: Any) -> bytes:
         "caller": Caller(team=Team(id="a", name="A"), key_id="k"),
         "endpoint": "chat.completions",
         "request": request,
-        "wish": Wish(),
+        "routing": RoutingOptions(),
         "extra": extra,
         "created_at": clock.now(),
         "started": clock.monotonic(),
@@ -73,9 +73,9 @@ def test_every_field_of_the_body_counts(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"wish": Wish(tier=Tier.BATCH)},
-        {"wish": Wish(quality=0.5)},
-        {"wish": Wish(max_cost_nanousd=1)},
+        {"routing": RoutingOptions(tier=Tier.BATCH)},
+        {"routing": RoutingOptions(quality=0.5)},
+        {"routing": RoutingOptions(max_cost_nanousd=1)},
         {"priority": "high"},
     ],
     ids=["tier", "quality", "most", "priority"],

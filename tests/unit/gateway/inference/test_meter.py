@@ -18,7 +18,7 @@ from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, Message,
 from protocol.events import Delta, UsageReport
 from protocol.inference import WholeReply
 from protocol.usage import Usage
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, Target
 from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.house import model
@@ -33,7 +33,7 @@ def meter_of(told: Usage | None = None, said: str = "hi") -> Meter:
         caller=Caller(team=Team(id="a", name="A"), key_id="k"),
         endpoint="chat.completions",
         request=request,
-        wish=Wish(),
+        routing=RoutingOptions(),
         created_at=0.0,
         started=0.0,
     )

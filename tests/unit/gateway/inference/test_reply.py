@@ -35,7 +35,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamFiltered, UpstreamTimeout
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
-from router import Wish
+from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.clock import SetClock
 from tests.support.house import model
@@ -110,7 +110,7 @@ class Scene:
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=request,
-            wish=Wish(),
+            routing=RoutingOptions(),
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )

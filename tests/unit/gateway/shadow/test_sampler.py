@@ -22,7 +22,7 @@ from gateway.shadow.store import HeldBackCall
 from gateway.storage.database import Database
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
-from router import Wish
+from router import RoutingOptions
 from router.catalog.catalog import AutoRoute, Catalog, HeldBack
 from router.catalog.targets import Endpoint, Route, Target, Tier
 from router.complexity.classifier import Complexity
@@ -51,7 +51,7 @@ class Scene:
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=request,
-            wish=Wish(tier=tier),
+            routing=RoutingOptions(tier=tier),
             created_at=self.clock.now(),
             started=0.0,
         )
@@ -119,7 +119,7 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
     record = record_for(call, NO_HOLD, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
 
     def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
-        asker = replace(call, wish=Wish(allowed_models=allowed), request=replace(ASKED, model=name))
+        asker = replace(call, routing=RoutingOptions(allowed_models=allowed), request=replace(ASKED, model=name))
         return held_back_call(asker, "auto", CATALOG, record, "The Seine.", "v")
 
     found = noted(None)
