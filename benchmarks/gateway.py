@@ -34,7 +34,7 @@ from benchmarks.measured import Case, Measured
 from benchmarks.peers import Peer, read_peer
 
 TOKENS = 16
-SETTLE = 0.4  # seconds: a gateway flushes its journal within 0.25
+SETTLE = 0.8  # seconds: a gateway flushes its journal within 0.5
 CASES = (
     Case(name="plain", model="bench-plain", script=f"tokens={TOKENS}", streams=False, connections=32, requests=1500),
     Case(
