@@ -1,14 +1,12 @@
-# What batches are made of: the endpoints that they may call, their limits, and one request of many.
+# What batches are made of: their limits, one request of many, and how callers submit them.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Raw, Struct
 
-from protocol.chat import ChatRequest
-from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
+from gateway.dialects.chat import ENDPOINT as CHAT
 
 MOST_REQUESTS = 50_000  # in one batch
 LARGEST_FILE = 200 * 1024 * 1024  # bytes
@@ -19,13 +17,6 @@ MOST_LINES = 4 * MOST_REQUESTS  # of a file, empty ones included
 WINDOWS = {"24h": 86400.0}  # completion_window, in seconds
 
 Priority = Literal["low", "normal", "high"]
-
-# By the URL that callers name: what the ledger calls it, and how its bodies are read.
-ENDPOINTS: dict[str, tuple[str, type[Any]]] = {
-    "/v1/chat/completions": ("chat.completions", ChatRequest),
-    "/v1/completions": ("completions", CompletionRequest),
-    "/v1/embeddings": ("embeddings", EmbeddingRequest),
-}
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")  # a batch that has not ended
 
@@ -59,7 +50,7 @@ class NewBatch(Struct, frozen=True):
     """``POST /v1/batch``: requests are ``{"custom_id", "body"}`` or bare bodies."""
 
     requests: list[Raw]
-    endpoint: str = "/v1/chat/completions"
+    endpoint: str = CHAT.path
     callback_url: str | None = None
     priority: Priority = "normal"
     completion_window: str = "24h"

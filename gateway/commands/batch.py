@@ -22,13 +22,14 @@ from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.keeping import check_kept
 from gateway.batch.limits import check_queue, check_storage
 from gateway.batch.results import ENDED, ERRORS, read_results
-from gateway.batch.shapes import ENDPOINTS, LARGEST_FILE, WINDOWS
+from gateway.batch.shapes import LARGEST_FILE, WINDOWS
 from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
 from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
+from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
 from gateway.storage.database import Database
 from gateway.storage.tables import batches, teams
@@ -59,8 +60,8 @@ def submit(
     failed, 1 when it did not complete.
     """
     settings = read_settings(config)
-    if endpoint not in ENDPOINTS:
-        raise typer.BadParameter(f"--endpoint is one of {', '.join(ENDPOINTS)}")
+    if endpoint not in FOR_BATCHES:
+        raise typer.BadParameter(f"--endpoint is one of {', '.join(FOR_BATCHES)}")
     if priority not in ("low", "normal", "high"):
         raise typer.BadParameter("--priority is low, normal or high")
     if file.stat().st_size > LARGEST_FILE:

@@ -1,1 +1,1 @@
-# What an endpoint is in its API's terms: checks, options, the writer of replies, the shape of errors.
+# The table of inference endpoints: what each takes and refuses, its options, its writer of replies, its errors.

@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from billing.core.money import to_text
 from gateway.dialects.checks import require, require_between
-from gateway.inference.reply import Reply
+from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
 from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -68,7 +68,7 @@ def check_sampling(request: Any) -> None:
     )
 
 
-class ChatDialect:
+class ChatWriter:
     """Writes chat completions and their chunks."""
 
     def __init__(self, request: ChatRequest, request_id: str, created: int) -> None:
@@ -82,7 +82,7 @@ class ChatDialect:
         self._begun: set[int] = set()
         self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
 
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``chat.completion`` object."""
         assert isinstance(whole, ChatReply)
         return msgspec.json.encode(
@@ -98,7 +98,7 @@ class ChatDialect:
             }
         )
 
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the chunks for ``events``, and [DONE] at the end."""
         return b"".join([self._piece(reply, event) for event in events])
 
@@ -106,7 +106,7 @@ class ChatDialect:
         """Return the error chunk that SDKs raise for."""
         return encode_event(msgspec.json.encode(error.body()))
 
-    def _piece(self, reply: Reply, event: Event) -> bytes:
+    def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:
             case Delta():
                 choice = self._choice(event)
@@ -119,7 +119,7 @@ class ChatDialect:
             case ReplyEnd():
                 return DONE
 
-    def _begin(self, reply: Reply) -> bytes:
+    def _begin(self, reply: ReplyFacts) -> bytes:
         head = {
             "id": self._id,
             "object": "chat.completion.chunk",
@@ -234,3 +234,17 @@ def _call_piece(index: int, call_id: str | None, name: str | None, arguments: st
     if call_id is None and name is None:
         return {"index": index, "function": {"arguments": arguments}}
     return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+ENDPOINT = ApiEndpoint(
+    path="/v1/chat/completions",
+    name="chat.completions",
+    operation="create_chat_completion",
+    summary="Answer a conversation",
+    description="Answer the last turn of a conversation, whole or as a stream of chunks.",
+    body_type=ChatRequest,
+    check=check_chat,
+    writer=ChatWriter,
+    is_for_batches=True,
+    route_field="messages",
+)

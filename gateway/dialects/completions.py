@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.dialects.chat import check_sampling, usage_object
 from gateway.dialects.checks import require, require_between
-from gateway.inference.reply import Reply
+from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
 from protocol.completions import MOST_PROMPTS, CompletionReply, CompletionRequest, number_of
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -29,7 +29,7 @@ def check_completion(request: CompletionRequest) -> None:
     require(not (request.stream and (request.best_of or 1) > 1), "best_of", "'best_of' cannot be streamed.")
 
 
-class CompletionDialect:
+class CompletionWriter:
     """Writes completions and their chunks, which share one object name."""
 
     def __init__(self, request: CompletionRequest, request_id: str, created: int) -> None:
@@ -41,7 +41,7 @@ class CompletionDialect:
         }
         self._tells_usage = bool(request.stream_options and request.stream_options.include_usage)
 
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``text_completion`` object."""
         assert isinstance(whole, CompletionReply)
         choices = [
@@ -52,7 +52,7 @@ class CompletionDialect:
             self._object(reply, choices) | {"usage": usage_object(usage, reply.record.cost_nanousd)}
         )
 
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the chunks for ``events``, and [DONE] at the end."""
         return b"".join([self._piece(reply, event) for event in events])
 
@@ -60,7 +60,7 @@ class CompletionDialect:
         """Return the error chunk that SDKs raise for."""
         return encode_event(msgspec.json.encode(error.body()))
 
-    def _piece(self, reply: Reply, event: Event) -> bytes:
+    def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:
             case Delta():
                 chunk = self._object(
@@ -83,5 +83,19 @@ class CompletionDialect:
             case ReplyEnd():
                 return DONE
 
-    def _object(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _object(self, reply: ReplyFacts, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "model_used": reply.target.model.name, "choices": choices}
+
+
+ENDPOINT = ApiEndpoint(
+    path="/v1/completions",
+    name="completions",
+    operation="create_completion",
+    summary="Complete a text",
+    description="Go on from a prompt, whole or as a stream of chunks.",
+    body_type=CompletionRequest,
+    check=check_completion,
+    writer=CompletionWriter,
+    is_for_batches=True,
+    route_field="prompt",
+)

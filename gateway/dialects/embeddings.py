@@ -9,7 +9,7 @@ import msgspec
 
 from billing.core.money import to_text
 from gateway.dialects.checks import require, require_between
-from gateway.inference.reply import Reply
+from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
 from protocol.completions import MOST_PROMPTS, number_of
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.errors import ServiceError
@@ -25,14 +25,14 @@ def check_embeddings(request: EmbeddingRequest) -> None:
     require_between(request.dimensions, 1, 65536, "dimensions")
 
 
-class EmbeddingDialect:
+class EmbeddingWriter:
     """Writes lists of embeddings."""
 
-    def __init__(self, asked: str, is_base64: bool) -> None:
-        self._asked = asked
-        self._write = as_base64 if is_base64 else as_floats
+    def __init__(self, request: EmbeddingRequest, request_id: str, created: int) -> None:
+        self._asked = request.model
+        self._write = as_base64 if request.encoding_format == "base64" else as_floats
 
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a list object, the vectors in the order of the inputs."""
         assert isinstance(whole, EmbeddingReply)
         data = [
@@ -53,7 +53,7 @@ class EmbeddingDialect:
             }
         )
 
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Embeddings are never streamed."""
         raise AssertionError("an embedding request has no stream")
 
@@ -75,3 +75,17 @@ def as_floats(vector: tuple[float, ...] | str) -> tuple[float, ...]:
         return vector
     packed = base64.b64decode(vector)
     return struct.unpack(f"<{len(packed) // 4}f", packed)
+
+
+ENDPOINT = ApiEndpoint(
+    path="/v1/embeddings",
+    name="embeddings",
+    operation="create_embeddings",
+    summary="Turn texts into vectors",
+    description="Return one vector for each input, as floats or as base64 of little-endian float32.",
+    body_type=EmbeddingRequest,
+    check=check_embeddings,
+    writer=EmbeddingWriter,
+    is_for_batches=True,
+    route_field="input",
+)

@@ -7,11 +7,12 @@ from collections import OrderedDict
 from typing import Any
 
 import msgspec
-from litestar import Request
+from msgspec import Struct
 
 from billing.core.money import to_text
+from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.dialects.checks import require, require_between
-from gateway.inference.reply import Reply
+from gateway.dialects.endpoint import ApiEndpoint, Asked, ErrorShape, ReplyFacts
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, ReplyMessage
 from protocol.errors import ServiceError
@@ -20,8 +21,6 @@ from protocol.inference import WholeReply
 from protocol.messages import CLIENT_TOOLS, MessagesRequest, MessageTool
 from protocol.sse import encode_event
 from protocol.usage import Usage
-
-VERSION_HEADER = "anthropic-version"
 
 STOP_REASONS = {
     FinishReason.STOP: "end_turn",
@@ -42,11 +41,11 @@ ERROR_TYPES = {
 }
 
 
-class MessagesDialect:
+class MessagesWriter:
     """Writes messages and their events. One object per call."""
 
-    def __init__(self, asked: str, request_id: str) -> None:
-        self._asked = asked
+    def __init__(self, request: MessagesRequest, request_id: str, created: int) -> None:
+        self._asked = request.model
         self._request_id = request_id
         self._blocks = -1  # index of the newest block
         self._open = ""  # kind of the block that is open
@@ -58,7 +57,7 @@ class MessagesDialect:
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``message`` object."""
         assert isinstance(whole, ChatReply)
         choice = whole.choices[0]
@@ -69,7 +68,7 @@ class MessagesDialect:
         }
         return msgspec.json.encode(message)
 
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the events for what came together, and message_stop at the end."""
         out: list[bytes] = []
         if not self._is_begun:
@@ -92,7 +91,7 @@ class MessagesDialect:
         """Return the error event that SDKs raise for."""
         return _event(error_body(error, self._request_id))
 
-    def _message(self, reply: Reply) -> dict[str, Any]:
+    def _message(self, reply: ReplyFacts) -> dict[str, Any]:
         return {
             "id": "msg_" + reply.call.request_id.replace("-", ""),
             "type": "message",
@@ -242,11 +241,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return counted
 
 
-def speaks_anthropic(request: Request[Any, Any, Any]) -> bool:
-    """Tell whether a caller expects Anthropic's shapes: by the path, or by the header that its clients always send."""
-    return request.scope["path"].startswith("/v1/messages") or VERSION_HEADER in request.headers
-
-
 def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
     """Return Anthropic's error object."""
     kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
@@ -310,3 +304,46 @@ def _check_tool(tool: MessageTool, where: str) -> None:
         require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
     else:
         require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")
+
+
+def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:
+    """Return a message as the chat that it is, beside itself."""
+    if asked.top_k is not None:
+        extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
+    return Asked(asked.as_chat(), extra, asked)
+
+
+class MessagesErrorDetails(Struct):
+    type: str
+    message: str
+
+
+class MessagesError(Struct):
+    """An error of /v1/messages."""
+
+    type: str
+    error: MessagesErrorDetails
+    request_id: str
+
+
+ANTHROPIC_ERRORS = ErrorShape(
+    body=error_body,
+    schema=MessagesError,
+    client_header="anthropic-version",
+    id_header=b"request-id",
+)
+ENDPOINT = ApiEndpoint(
+    path="/v1/messages",
+    name="messages",
+    operation="create_message",
+    summary="Answer a conversation, in Anthropic's shapes",
+    description="Answer the last turn of a conversation, whole or as a stream of events.",
+    body_type=MessagesRequest,
+    check=check_message,
+    translate=as_chat,
+    writer=MessagesWriter,
+    errors=ANTHROPIC_ERRORS,
+    limit_headers=lambda held, now: rate_limit_headers(held) | anthropic_limit_headers(held, now),
+    is_for_batches=False,
+    route_field="messages",
+)

@@ -11,7 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from billing.core.money import to_nano
+from gateway.core.errors import Forbidden
 from gateway.core.principals import Caller
+from gateway.dialects.checks import check_tags, refuse_unpriced
+from gateway.dialects.endpoint import Asked
 from gateway.inference.services import Services
 from protocol.errors import BadRequest, invalid_value
 from router import RoutingOptions
@@ -41,6 +44,20 @@ def routing_options(services: Services, caller: Caller, options: Options, tier: 
         recalibrated=services.recalibrations.of(caller.team.id),
         max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
     )
+
+
+def options_of(asked: Asked, caller: Caller, headers: Mapping[str, str], owner: str) -> Options:
+    """Return the options that come with a request, and take them out of the fields unknown to us.
+
+    Raises BadRequest where they, its tags or its other unknown fields are not fine, and Forbidden where they name
+    another team than that of the ``owner`` of the request, a key or a batch.
+    """
+    options = read_options(headers, asked.extra)
+    if options.team_id is not None and options.team_id != caller.team.id:
+        raise Forbidden(f"The request names another team than the {owner}'s own.", param="team_id")
+    refuse_unpriced(asked.extra)
+    check_tags(asked.request)
+    return options
 
 
 def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:

@@ -12,10 +12,11 @@ from gateway.batch.estimate import estimated_completion
 from gateway.batch.file_store import get_file
 from gateway.batch.intake import Intake
 from gateway.batch.limits import check_queue, check_storage, lock_limits
-from gateway.batch.shapes import ENDPOINTS, WINDOWS, NewBatch, NewOpenAIBatch
+from gateway.batch.shapes import WINDOWS, NewBatch, NewOpenAIBatch
 from gateway.batch.store import Batch, add_items, begin_batch, make_batch
 from gateway.core.principals import Caller
 from gateway.dialects.checks import check_tags
+from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
 from gateway.inference.services import Services
 from protocol.errors import BadRequest, invalid_value
@@ -83,8 +84,8 @@ async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -
 
 async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str | None:
     """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
-    if new.endpoint not in ENDPOINTS:
-        raise invalid_value("endpoint", f"is one of {', '.join(ENDPOINTS)}")
+    if new.endpoint not in FOR_BATCHES:
+        raise invalid_value("endpoint", f"is one of {', '.join(FOR_BATCHES)}")
     if new.completion_window not in WINDOWS:
         raise invalid_value("completion_window", f"is one of {', '.join(WINDOWS)}")
     check_tags(new)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing.core.store_errors import postgres_cannot_now
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.core.errors import EncodedBody, MethodNotAllowed, Overloaded, UnknownUrl
-from gateway.dialects.messages import error_body, speaks_anthropic
+from gateway.dialects.table import errors_for
 from gateway.http.unknown_urls import unknown_url
 from protocol.errors import BadRequest, ServiceError, TooLarge
 
@@ -31,8 +31,8 @@ def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[by
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"
     # Each API's own shape: clients of Anthropic's dialect get its errors, from a missing key on.
-    request_id = request.scope["state"].get("request_id", "")
-    body = error_body(error, request_id) if speaks_anthropic(request) else error.body()
+    errors = errors_for(request.scope["path"], request.headers)
+    body = errors.body(error, request.scope["state"].get("request_id", ""))
     return Response(msgspec.json.encode(body), status_code=error.status, media_type="application/json", headers=headers)
 
 

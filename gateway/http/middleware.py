@@ -14,7 +14,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.errors import Unavailable
-from gateway.dialects.messages import error_body
+from gateway.dialects.table import errors_at
 from gateway.telemetry.meters import counter_of, histogram_of
 
 log = structlog.get_logger()
@@ -65,8 +65,8 @@ class Telemetry:
                 state["status"] = status = message["status"]
                 ident = state["request_id"].encode()
                 headers = [*message.get("headers", ()), (b"x-request-id", ident)]
-                if scope["path"].startswith("/v1/messages"):
-                    headers.append((b"request-id", ident))  # as Anthropic calls it
+                if (own_name := errors_at(scope["path"]).id_header) is not None:
+                    headers.append((own_name, ident))
                 if client_id is not None:
                     headers.append((b"x-client-request-id", client_id))
                 if self._drain.has_begun:
@@ -111,6 +111,5 @@ class Telemetry:
         headers = [(b"content-type", b"application/json")]
         headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        is_anthropic = scope["path"].startswith("/v1/messages")
-        body = error_body(error, scope["state"]["request_id"]) if is_anthropic else error.body()
+        body = errors_at(scope["path"]).body(error, scope["state"]["request_id"])
         await send({"type": "http.response.body", "body": msgspec.json.encode(body), "more_body": False})

@@ -15,6 +15,7 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
 from gateway.accounts.auth import open_guard
+from gateway.dialects.table import errors_at
 
 SCHEMAS = "#/components/schemas/"
 # How a caller authenticates: either header with a team's key, or an admin's.
@@ -27,46 +28,18 @@ _DECIMAL = b'{"type":"string","format":"decimal"}'  # as msgspec writes what it 
 _NUMBER = b'{"type":["number","string"]}'
 
 
-class ErrorDetails(Struct):
-    """What went wrong: a message to read, and stable codes for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(Struct):
-    """Every error but those of Anthropic's dialect, which has its own shape."""
-
-    error: ErrorDetails
-
-
-class MessagesErrorDetails(Struct):
-    type: str
-    message: str
-
-
-class MessagesError(Struct):
-    """An error of /v1/messages."""
-
-    type: str
-    error: MessagesErrorDetails
-    request_id: str
-
-
 @cache
 def describe(app: Litestar) -> bytes:
     """Return the OpenAPI document of every route of ``app``, in JSON."""
     document = app.openapi_schema.to_schema()
-    kinds: list[type[Struct]] = [Error, MessagesError]
+    kinds: list[type[Struct]] = []
     for route in app.routes:
         for handler in getattr(route, "route_handlers", ()):
             path = document["paths"].get(_CONVERTER.sub("}", route.path), {})
             for method in handler.http_methods:
                 if operation := path.get(method.lower()):
                     _complete(operation, handler, route.path)
-                    kinds += _kinds(handler)
+                    kinds += [*_kinds(handler), errors_at(route.path).schema]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=SCHEMAS + "{name}")
     components = {"schemas": schemas, "securitySchemes": SECURITY}
     return msgspec.json.encode({**document, "components": components}).replace(_DECIMAL, _NUMBER)
@@ -96,7 +69,7 @@ def _complete(operation: dict[str, Any], handler: HTTPRouteHandler, path: str) -
         if len(kinds) == 1 and "stream" in kinds[0].__struct_fields__:
             answer["content"]["text/event-stream"] = {"schema": {}}
     operation["responses"].pop("400", None)
-    error = _ref(MessagesError if path.startswith("/v1/messages") else Error)
+    error = _ref(errors_at(path).schema)
     operation["responses"]["default"] = {
         "description": "What is wrong, and what would be right",
         "content": {"application/json": {"schema": error}},

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import structlog
 
 from gateway.calls.call import Call
-from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
-from gateway.dialects.writer import Dialect
+from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
+from gateway.dialects.table import BY_NAME
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
 from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
 from gateway.inference.answer import answer
@@ -35,15 +35,15 @@ LONGEST_NAME, MOST_NAMES = 64, 32  # of fields that were left out, in the header
 
 
 class ReplyResponse:
-    """Answers ``call`` in ``dialect``: an ASGI app that a route handler returns.
+    """Answers ``call`` as ``writer`` writes it: an ASGI app that a route handler returns.
 
     This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
     """
 
-    def __init__(self, services: Services, call: Call, dialect: Dialect) -> None:
+    def __init__(self, services: Services, call: Call, writer: ReplyWriter) -> None:
         self._services = services
         self._call = call
-        self._dialect = dialect
+        self._writer = writer
         self._scope: Any = None  # of the request, once it is answered
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -53,19 +53,19 @@ class ReplyResponse:
             scope["state"]["write_error"] = self._write_error
         with ended_when_client_leaves(scope, receive) as client:
             if self._call.idempotency_key is None:
-                await self._run(self._call, self._dialect, send, client)
+                await self._run(self._call, self._writer, send, client)
             else:
                 await answer_once(self._services, self._call, self._run_and_keep, self._write_error, scope, send)
 
     async def _run(
-        self, call: Call, dialect: Dialect, send: Any, client: Client, keep_ending: KeepEnding | None = None
+        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None = None
     ) -> None:
         self._services.metrics.in_flight.inc()
         try:
             if call.streams:
-                await self._stream(self._open_reply(call, client, keep_ending), dialect, send)
+                await self._stream(self._open_reply(call, client, keep_ending), writer, send)
             else:
-                await self._send_whole(call, client, keep_ending, dialect, send)
+                await self._send_whole(call, client, keep_ending, writer, send)
         finally:
             self._services.metrics.in_flight.dec()
 
@@ -80,7 +80,7 @@ class ReplyResponse:
             _let_go(reply, client)
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
-        written = Written(self._dialect)
+        written = Written(self._writer)
 
         async def keep_ending(reply: Reply, ending: Ending) -> None:
             written.end(reply, ending)
@@ -89,26 +89,26 @@ class ReplyResponse:
         await self._run(call, written, send, Client(), keep_ending)  # a Client that never leaves
 
     async def _send_whole(
-        self, call: Call, client: Client, keep_ending: KeepEnding | None, dialect: Dialect, send: Any
+        self, call: Call, client: Client, keep_ending: KeepEnding | None, writer: ReplyWriter, send: Any
     ) -> None:
         reply = await answer(self._services, call, client)
         reply.keep_ending = keep_ending
         try:
             whole, usage = await reply.collect()
-            body = dialect.whole(reply, whole, usage)
+            body = writer.whole(reply, whole, usage)
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             _let_go(reply, client)
 
-    async def _stream(self, opening: AbstractAsyncContextManager[Reply], dialect: Dialect, send: Any) -> None:
+    async def _stream(self, opening: AbstractAsyncContextManager[Reply], writer: ReplyWriter, send: Any) -> None:
         sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
         try:
             async with opening as reply:
                 await sender.begin(reply_headers(reply))
-                reply.relay(lambda words: sender.can_say_now() and sender.say_now(dialect.pieces(reply, words)))
+                reply.relay(lambda words: sender.can_say_now() and sender.say_now(writer.pieces(reply, words)))
                 async for events in reply.pieces():
-                    if body := dialect.pieces(reply, events):
+                    if body := writer.pieces(reply, events):
                         await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
         except ServiceError as exc:
             if not sender.has_begun:
@@ -132,7 +132,7 @@ class ReplyResponse:
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
         self._services.refusals.note(self._scope, error)
-        return self._dialect.error(error)
+        return self._writer.error(error)
 
 
 def _let_go(reply: Reply, client: Client) -> None:
@@ -143,10 +143,10 @@ def _let_go(reply: Reply, client: Client) -> None:
 
 
 class Written:
-    """A dialect that stores what it wrote; it writes the end before the accounting closes, and sends it after."""
+    """A writer that stores what it wrote; it writes the end before the accounting closes, and sends it after."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, writer: ReplyWriter) -> None:
+        self._writer = writer
         self._parts: list[bytes] = []
         self._size = 0  # bytes
         self._end = b""
@@ -154,11 +154,11 @@ class Written:
     def end(self, reply: Reply, ending: Ending) -> None:
         """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
         if isinstance(ending, list):
-            self._end = self._remember(self._dialect.pieces(reply, ending))
+            self._end = self._remember(self._writer.pieces(reply, ending))
         else:
             assert isinstance(ending, tuple)
             whole, usage = ending
-            self._end = self._remember(self._dialect.whole(reply, whole, usage))
+            self._end = self._remember(self._writer.whole(reply, whole, usage))
 
     def answer(self, reply: Reply) -> StoredAnswer:
         """Return all that was written, as it is kept, or ``NOT_KEPT`` if that is too long to be kept."""
@@ -170,18 +170,18 @@ class Written:
         kept = [header for header in headers if b"-ratelimit-" not in header[0]]
         return StoredAnswer(200, tuple(kept), body)
 
-    def whole(self, reply: Reply, whole: WholeReply, usage: Usage) -> bytes:
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return the body of a plain answer, as it was kept."""
         return self._end
 
-    def pieces(self, reply: Reply, events: list[Event]) -> bytes:
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the bytes of a stream that stand for events which came together."""
         is_end = type(events[-1]) is ReplyEnd
-        return self._end if is_end else self._remember(self._dialect.pieces(reply, events))
+        return self._end if is_end else self._remember(self._writer.pieces(reply, events))
 
     def error(self, error: ServiceError) -> bytes:
         """Return the bytes that tell a client in mid-stream that its reply broke. Never kept."""
-        return self._dialect.error(error)
+        return self._writer.error(error)
 
     def _remember(self, body: bytes) -> bytes:
         self._size += len(body)
@@ -215,9 +215,7 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     if (limit := set_limit(reply)) is not None:
         headers.append((b"x-tollgate-max-tokens", b"%d" % limit))
-    limits = rate_limit_headers(reply.account.hold)
-    if reply.call.endpoint == "messages":
-        limits |= anthropic_limit_headers(reply.account.hold, reply.call.created_at)
+    limits = BY_NAME[reply.call.endpoint].limit_headers(reply.account.hold, reply.call.created_at)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from gateway.dialects.table import ENDPOINTS
+
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
 NOT_SPOKEN = {
     "/responses": f"The Responses API {NEIGHBOURS}",
@@ -13,8 +15,8 @@ NOT_SPOKEN = {
 }
 # What clients add to a base URL, some of them with the /v1.
 KNOWN = (
-    *("/chat/completions", "/completions", "/embeddings", "/moderations", "/models", "/files", "/batches"),
-    *("/messages", "/messages/count_tokens", "/batch", "/usage"),
+    *(endpoint.path.removeprefix("/v1") for endpoint in ENDPOINTS),
+    *("/moderations", "/models", "/files", "/batches", "/messages/count_tokens", "/batch", "/usage"),
 )
 
 
@@ -26,9 +28,10 @@ def unknown_url(method: str, path: str) -> str:
 def _advice(path: str) -> str:
     parts = [part for part in path.split("/") if part]
     asked = "".join(f"/{part}" for part in parts if part != "v1")
-    for beginning, words in NOT_SPOKEN.items():
-        if f"{asked}/".startswith(f"{beginning}/"):
-            return words
+    if asked not in KNOWN:
+        for beginning, words in NOT_SPOKEN.items():
+            if f"{asked}/".startswith(f"{beginning}/"):
+                return words
     for known in KNOWN:
         if asked == known:
             fault = "ends without its /v1" if "v1" not in parts else "has one /v1 too many"

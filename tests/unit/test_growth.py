@@ -25,9 +25,10 @@ from gateway.calls.accumulate import Collector
 from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage
 from gateway.core.settings import Safety
-from gateway.dialects.chat import ChatDialect
-from gateway.dialects.completions import CompletionDialect
-from gateway.dialects.messages import MessagesDialect
+from gateway.dialects import messages
+from gateway.dialects.chat import ChatWriter
+from gateway.dialects.completions import CompletionWriter
+from gateway.dialects.messages import MessagesWriter
 from gateway.moderation.guard import OVERLAP
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
@@ -83,6 +84,7 @@ REPLY: Any = SimpleNamespace(
     record=SimpleNamespace(cost_nanousd=1),
     meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
 )
+ASKED = MessagesRequest(model="m", max_tokens=1, messages=())
 RAISING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -106,6 +108,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.calls.estimate.charged_prompt_tokens": lambda request: charged_prompt_tokens(
         request, MODEL, bound_prompt(request).closely()
     ),
+    "gateway.dialects.messages.as_chat": lambda asked: messages.as_chat(asked, {}),
     "gateway.calls.as_events.events_of": lambda reply: events_of(reply, None),
     "gateway.upstreams.anthropic.request.message_body": lambda request: anthropic_request.message_body(
         request, "m", 1, streams=True
@@ -148,6 +151,7 @@ ELSEWHERE = {
     "gateway.upstreams.openai.parts.made_up_id": "reads 200 characters",
     "gateway.moderation.rules.genuine.is_assigned": "reads what its rule found, which is short",
     "gateway.moderation.rules.genuine.is_bearer": "reads what its rule found, which is short",
+    "gateway.dialects.table.errors_for": "reads the beginning of a path",
     "gateway.outbox.signing.signed_headers": "signs what the house writes",
 }
 
@@ -342,11 +346,11 @@ def _parse_form(body: bytes) -> None:
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "'
 
 
-def _dialect(make: Callable[[], Any]) -> Callable[[list[Any]], object]:
+def _writer(make: Callable[[], Any]) -> Callable[[list[Any]], object]:
     def write(events: list[Any]) -> None:
-        dialect = make()
+        writer = make()
         for event in events:
-            dialect.pieces(REPLY, [event])
+            writer.pieces(REPLY, [event])
 
     return write
 
@@ -393,14 +397,17 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         ],
     ),
     "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
-    "gateway.dialects.messages.MessagesDialect": ("events", [_dialect(lambda: MessagesDialect("m", "0-1"))]),
-    "gateway.dialects.chat.ChatDialect": (
+    "gateway.dialects.messages.MessagesWriter": (
         "events",
-        [_dialect(lambda: ChatDialect(ChatRequest(model="m", messages=()), "0-1", 0))],
+        [_writer(lambda: MessagesWriter(ASKED, "0-1", 0))],
     ),
-    "gateway.dialects.completions.CompletionDialect": (
+    "gateway.dialects.chat.ChatWriter": (
         "events",
-        [_dialect(lambda: CompletionDialect(CompletionRequest(model="m", prompt="a"), "0-1", 0))],
+        [_writer(lambda: ChatWriter(ChatRequest(model="m", messages=()), "0-1", 0))],
+    ),
+    "gateway.dialects.completions.CompletionWriter": (
+        "events",
+        [_writer(lambda: CompletionWriter(CompletionRequest(model="m", prompt="a"), "0-1", 0))],
     ),
 }
 MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
@@ -410,18 +417,18 @@ MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
 BESIDE = {
     "gpu_backend.server.checkpoint.tokens.Detokenizer": "keeps one unfinished character",
     "gpu_backend.server.generation.Generation": "passes on what Reply writes",
-    "gateway.inference.reply.Reply": "passes on what dialects write",
-    "gateway.http.responses.Written": "keeps what a dialect wrote",
+    "gateway.inference.reply.Reply": "passes on what writers write",
+    "gateway.http.responses.Written": "keeps what a writer wrote",
     "gateway.calls.hooks.ReplyHook": "does nothing",
     "gateway.moderation.output_watch._Nobody": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
-    "gateway.dialects.embeddings.EmbeddingDialect": "has no stream",
+    "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
     "gateway.upstreams.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
 }
 
 
-def test_every_reader_and_dialect_is_measured() -> None:
+def test_every_reader_and_writer_is_measured() -> None:
     """What takes a reply in piece by piece, or writes it so, is known here, or why it need not be."""
     found = readers().keys()
 

@@ -14,23 +14,16 @@ from billing.core.records import UsageRecord
 from gateway.batch.claims import Claim
 from gateway.batch.endings import Ended, refused
 from gateway.batch.results import response_of
-from gateway.batch.shapes import ENDPOINTS
 from gateway.calls.call import Call
-from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Forbidden, Overloaded
+from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Overloaded
 from gateway.core.principals import Caller
-from gateway.dialects.chat import ChatDialect, check_chat
-from gateway.dialects.checks import check_tags, refuse_unpriced
-from gateway.dialects.completions import CompletionDialect, check_completion
-from gateway.dialects.embeddings import EmbeddingDialect, check_embeddings
-from gateway.dialects.options import read_options, routing_options
-from gateway.dialects.writer import Dialect
+from gateway.dialects.endpoint import ReplyWriter
+from gateway.dialects.options import options_of, routing_options
+from gateway.dialects.table import FOR_BATCHES
 from gateway.inference.answer import answer
 from gateway.inference.reply import Ending, Reply
 from gateway.inference.services import Services
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
-from protocol.chat import ChatRequest
-from protocol.completions import CompletionRequest
-from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, ServiceError
 from router.catalog.targets import Tier
 
@@ -61,8 +54,8 @@ async def run_item(services: Services, caller: Caller, claim: Claim, store: Stor
     """
     request_id = services.clock.new_id()
     try:
-        call, dialect = read_item(services, caller, claim, request_id)
-        await _answer(services, call, dialect, claim, store)
+        call, writer = read_item(services, caller, claim, request_id)
+        await _answer(services, call, writer, claim, store)
     except CallTakenOver:
         log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
     except ServiceError as exc:
@@ -73,53 +66,39 @@ async def run_item(services: Services, caller: Caller, claim: Claim, store: Stor
     return None
 
 
-def read_item(services: Services, caller: Caller, claim: Claim, request_id: str) -> tuple[Call, Dialect]:
+def read_item(services: Services, caller: Caller, claim: Claim, request_id: str) -> tuple[Call, ReplyWriter]:
     """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
-    endpoint, kind = ENDPOINTS[claim.endpoint]
-    asked, extra = decode_with_extra(claim.body, kind)
-    options = read_options({}, extra)
-    if options.team_id is not None and options.team_id != caller.team.id:
-        raise Forbidden("The request names another team than the batch's own.", param="team_id")
-    if getattr(asked, "stream", None):
+    endpoint = FOR_BATCHES[claim.endpoint]
+    asked = endpoint.read(claim.body)
+    options = options_of(asked, caller, {}, "batch")
+    if getattr(asked.request, "stream", None):
         raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
-    refuse_unpriced(extra)
-    check_tags(asked)
-    now = services.clock.now()
-    dialect: Dialect
-    if isinstance(asked, ChatRequest):
-        check_chat(asked)
-        dialect = ChatDialect(asked, request_id, int(now))
-    elif isinstance(asked, CompletionRequest):
-        check_completion(asked)
-        dialect = CompletionDialect(asked, request_id, int(now))
-    else:
-        check_embeddings(asked)
-        dialect = EmbeddingDialect(asked.model, asked.encoding_format == "base64")
     call = Call(
         request_id=request_id,
         caller=caller,
-        endpoint=endpoint,
-        request=asked,
+        endpoint=endpoint.name,
+        request=asked.request,
+        native=asked.native,
         routing=routing_options(services, caller, options, Tier.BATCH),
         priority=options.priority,
-        extra=extra,
+        extra=asked.extra,
         client_request_id=claim.name,
         is_batch_item=True,
         is_aside=claim.is_aside,
-        created_at=now,
+        created_at=services.clock.now(),
         started=services.clock.monotonic(),
     )
-    return call, dialect
+    return call, endpoint.writer_of(call)
 
 
-async def _answer(services: Services, call: Call, dialect: Dialect, claim: Claim, store: Store) -> None:
+async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: Claim, store: Store) -> None:
     async def keep(reply: Reply, ending: Ending) -> None:
         record: UsageRecord = reply.record
         if isinstance(ending, ContentPolicyViolation):
             response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
         else:
             assert isinstance(ending, tuple)
-            response = response_of(200, call.request_id, dialect.whole(reply, *ending), reply.dropped)
+            response = response_of(200, call.request_id, writer.whole(reply, *ending), reply.dropped)
         ended = Ended(
             claim=claim,
             status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",

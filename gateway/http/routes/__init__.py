@@ -4,11 +4,9 @@ from gateway.http import console
 from gateway.http.routes import (
     batch,
     chat,
-    completions,
-    embeddings,
+    count_tokens,
     files,
     health,
-    messages,
     models,
     moderations,
     route,
@@ -19,9 +17,7 @@ from gateway.http.routes.admin import breakers, corrections, instances, teams, w
 
 MODULES = (
     chat,
-    completions,
-    embeddings,
-    messages,
+    count_tokens,
     models,
     moderations,
     route,

@@ -1,33 +1,38 @@
-# POST /v1/chat/completions, in OpenAI's shapes.
+# POST /v1/chat/completions and the other inference endpoints: one route for each row of the table in gateway/dialects/.
 
 from __future__ import annotations
 
 from litestar import post
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.accounts.auth import team_guard
-from gateway.dialects.chat import ChatDialect, check_chat
+from gateway.dialects.endpoint import ApiEndpoint
 from gateway.dialects.options import Options
+from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import AnyRequest, services_of
 from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
-from protocol.chat import ChatRequest
 
 
-@post(
-    "/v1/chat/completions",
-    guards=[team_guard],
-    status_code=200,
-    summary="Answer a conversation",
-    takes=ChatRequest,
-    options=Options,
-    is_direct=True,
-)
-async def create_chat_completion(request: AnyRequest) -> ASGIApp:
-    """Answer the last turn of a conversation, whole or as a stream of chunks."""
-    call = await read_call(request, ChatRequest, check_chat, "chat.completions")
-    assert isinstance(call.request, ChatRequest)
-    return ReplyResponse(services_of(request), call, ChatDialect(call.request, call.request_id, int(call.created_at)))
+def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
+    """Return the route that answers calls to ``endpoint``."""
+
+    async def answer_call(request: AnyRequest) -> ASGIApp:
+        call = await read_call(request, endpoint)
+        return ReplyResponse(services_of(request), call, endpoint.writer_of(call))
+
+    answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
+    declare = post(
+        endpoint.path,
+        guards=[team_guard],
+        status_code=200,
+        summary=endpoint.summary,
+        takes=endpoint.body_type,
+        options=Options,
+        is_direct=True,
+    )
+    return declare(answer_call)
 
 
-handlers = [create_chat_completion]
+handlers = [route_of(endpoint) for endpoint in ENDPOINTS]

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
-import msgspec
 from litestar import Response, post
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from billing.core.money import to_text
 from billing.core.prices import cost_of
 from gateway.accounts.auth import team_guard
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
-from gateway.dialects.chat import check_chat
-from gateway.dialects.checks import require
-from gateway.dialects.completions import check_completion
-from gateway.dialects.embeddings import check_embeddings
+from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import Options
+from gateway.dialects.table import ENDPOINTS, endpoint_of_body
 from gateway.http.exchange import AnyRequest, answer, read_body, services_of
 from gateway.http.inference_requests import call_of, note_model
-from gateway.http.routes.messages import read_message
 from gateway.inference.admission import counted, legs_of
 from gateway.inference.answer import route_of
 from gateway.inference.services import Services
-from protocol.chat import ChatRequest
-from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
-from protocol.embeddings import EmbeddingRequest
-from protocol.messages import MessagesRequest
 from protocol.serving.off_loop import off_loop
 from router import Catalog, Route, Tier
-from router.catalog.targets import HEALTHY, ModelSpec, TargetHealth
+from router.catalog.capabilities import needed_abilities
+from router.catalog.targets import HEALTHY, Ability, ModelSpec, TargetHealth
 from router.eligibility import needs_of, shortcomings
 from router.prompt_size.prompt_bounds import bound_prompt
 from router.ranking import expected_usage
-
-# Which request a body is, told by the field that only one kind has; and what checks it.
-KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
-    "messages": (ChatRequest, "chat.completions", check_chat),
-    "prompt": (CompletionRequest, "completions", check_completion),
-    "input": (EmbeddingRequest, "embeddings", check_embeddings),
-}
 
 
 @post(
@@ -51,7 +38,7 @@ KINDS: Mapping[str, tuple[type[Struct], str, Callable[[Any], None]]] = {
     guards=[team_guard],
     status_code=200,
     summary="Explain where a request would go",
-    takes=ChatRequest | CompletionRequest | EmbeddingRequest | MessagesRequest,
+    takes=reduce(or_, (endpoint.body_type for endpoint in ENDPOINTS)),
     options=Options,
 )
 async def explain_route(request: AnyRequest) -> Response[bytes]:
@@ -62,33 +49,23 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     request, and costs nothing.
     """
     services = services_of(request)
-    (asked, extra, endpoint), size = await read_body(request, partial(_read, request))
-    call = call_of(request, asked, extra, endpoint, size)
-    async with counted(services, call.request_id, call.caller, endpoint) as hold:
+    (endpoint, asked), size = await read_body(request, partial(_read, request))
+    call = call_of(request, endpoint, asked, size)
+    async with counted(services, call.request_id, call.caller, endpoint.name) as hold:
         snapshot = services.health_snapshot(services.health())
         view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, snapshot), snapshot))
     return answer(view, headers=rate_limit_headers(hold))
 
 
-def _read(request: AnyRequest, body: bytes) -> tuple[Any, dict[str, Any], str]:
-    """Return the request in a body, its fields unknown to us, and the endpoint it is for. Raises BadRequest."""
-    fields, _ = decode_with_extra(body, _Fields)
-    kinds = [name for name in KINDS if getattr(fields, name) is not msgspec.UNSET]
-    require(len(kinds) == 1, "messages", "Give the body of a request: one of 'messages', 'prompt' and 'input'.")
-    if "anthropic-version" in request.headers and kinds == ["messages"]:
-        _, chat, extra = read_message(request, body)
-        return chat, extra, "messages"
-    kind, endpoint, check = KINDS[kinds[0]]
-    asked, extra = decode_with_extra(body, kind)
-    note_model(request, asked)
-    check(asked)
-    return asked, extra, endpoint
+def _read(request: AnyRequest, body: bytes) -> tuple[ApiEndpoint, Asked]:
+    """Return the endpoint that a body is for, and what it asks. Raises BadRequest."""
+    _, fields = decode_with_extra(body, _AnyObject)
+    endpoint = endpoint_of_body(fields, request.headers)
+    return endpoint, endpoint.read(body, partial(note_model, request))
 
 
-class _Fields(Struct, frozen=True):
-    messages: Raw | msgspec.UnsetType = msgspec.UNSET
-    prompt: Raw | msgspec.UnsetType = msgspec.UNSET
-    input: Raw | msgspec.UnsetType = msgspec.UNSET
+class _AnyObject(Struct):
+    """A body whose endpoint is not known yet."""
 
 
 def route_view(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
@@ -113,7 +90,7 @@ def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
     auto = catalog.auto.get(catalog.meaning(route.asked))
     if auto is None:
         return _reason(route)
-    if isinstance(call.request, EmbeddingRequest):
+    if Ability.EMBEDDINGS in needed_abilities(call.request):
         return "Vectors of different models do not compare, so the first model of the route that embeds answers."
     used, wanted = route.targets[0].model.name, auto.small if route.reason == "auto_small" else auto.large
     kind = "small" if route.reason == "auto_small" else "large"
@@ -177,7 +154,7 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
     found = []
     for model in models:
         why = shortcomings(model, needs)
-        if not why and isinstance(call.request, EmbeddingRequest):
+        if not why and Ability.EMBEDDINGS in needs.abilities:
             why = ["has vectors of its own, which do not compare"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
     return found

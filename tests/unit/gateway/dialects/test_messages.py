@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.core.holds import Settlement
-from gateway.dialects.messages import MessagesDialect
+from gateway.dialects.messages import MessagesWriter
 from gateway.inference.reply import Reply
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.messages import MessagesRequest
 from protocol.usage import Usage
 from tests.support.message_stream import built_of
 
@@ -28,6 +29,7 @@ REPLY = cast(
     ),
 )
 END: list[Event] = [Delta(finish_reason=FinishReason.STOP), UsageReport(Usage(3, 0, 5)), ReplyEnd()]
+ASKED = MessagesRequest(model="m", max_tokens=1, messages=())
 words = st.text(min_size=1, max_size=4)
 steps = st.one_of(
     words.map(lambda text: Delta(text=text)),
@@ -39,7 +41,7 @@ steps = st.one_of(
 
 
 def built(*deltas: Delta) -> dict[str, Any]:
-    dialect = MessagesDialect("m", "0-1")
+    dialect = MessagesWriter(ASKED, "0-1", 1)
     return built_of(b"".join(dialect.pieces(REPLY, [event]) for event in [*deltas, *END]).decode())
 
 
@@ -72,7 +74,7 @@ def call(index: int, arguments: str, name: str | None = None) -> Delta:
 
 def test_a_call_is_told_as_soon_as_the_one_before_it_is_whole() -> None:
     """A client may begin to work on the second call while the third is being written."""
-    dialect = MessagesDialect("m", "0-1")
+    dialect = MessagesWriter(ASKED, "0-1", 1)
     moves = [call(0, "", "clock"), call(0, '{"city":'), call(0, '"Bern"}'), call(1, "", "weather"), call(1, '{"a":1}')]
     written = [dialect.pieces(REPLY, [move]).decode() for move in [*moves, Delta(text="There."), call(1, " ")]]
 

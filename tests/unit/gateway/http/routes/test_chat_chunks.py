@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.dialects.chat import ChatDialect
+from gateway.dialects.chat import ChatWriter
 from gateway.inference.reply import Reply
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from protocol.chat import FinishReason
@@ -23,7 +23,7 @@ CALL = chunk(call_piece(0, "{}", id="call_1", name="clock"))
 
 def written(*events: Any) -> list[dict[str, Any]]:
     """Return the first choice of each chunk that a client gets."""
-    chunks = ChatDialect(CHAT, "0-1", 1).pieces(REPLY, list(events)).decode().split("\n\n")[:-1]
+    chunks = ChatWriter(CHAT, "0-1", 1).pieces(REPLY, list(events)).decode().split("\n\n")[:-1]
     return [json.loads(said.removeprefix("data: "))["choices"][0] for said in chunks]
 
 

@@ -1,0 +1,126 @@
+# What an inference endpoint is: its path, what it takes and refuses, how it writes replies and errors, and where else
+# its requests may come from. Each dialect's file has one row of this type; table.py holds them all.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from billing.core.holds import Hold, RefusedHold, Settlement
+from billing.core.records import UsageRecord
+from gateway.calls.call import Call
+from gateway.calls.rate_limits import rate_limit_headers
+from protocol.decoding import decode_with_extra
+from protocol.errors import ServiceError
+from protocol.events import Event
+from protocol.inference import Request, WholeReply
+from protocol.messages import MessagesRequest
+from protocol.usage import Usage
+from router.catalog.targets import Target
+
+
+class Metered(Protocol):
+    """What counts a reply's tokens as they come."""
+
+    def so_far(self) -> Settlement:
+        """Return what the call has used by now."""
+
+
+class ReplyFacts(Protocol):
+    """What a writer tells of the reply that it writes."""
+
+    @property
+    def call(self) -> Call:
+        """What was asked."""
+
+    @property
+    def target(self) -> Target:
+        """Which model answers."""
+
+    @property
+    def record(self) -> UsageRecord:
+        """What the call used, once that is known."""
+
+    @property
+    def meter(self) -> Metered:
+        """What it has used before that."""
+
+
+class ReplyWriter(Protocol):
+    """How one API writes replies. One object per call; it may keep what the stream needs to remember."""
+
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the body of a plain answer."""
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Return the bytes of a stream that stand for events which came together."""
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the bytes that tell a client in mid-stream that its reply broke."""
+
+
+class ErrorDetails(Struct):
+    """What went wrong: a message to read, and stable codes for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Struct):
+    """Every error but those of Anthropic's dialect, which has its own shape."""
+
+    error: ErrorDetails
+
+
+class ErrorShape(Struct, frozen=True, kw_only=True):
+    """How an API tells errors. ``body`` makes one of an error and the request's id."""
+
+    body: Callable[[ServiceError, str], Any]
+    schema: type[Struct]
+    client_header: str | None = None  # which the API's clients always send, whatever URL they call
+    id_header: bytes | None = None  # the API's own name for x-request-id, sent beside it
+
+
+OPENAI_ERRORS = ErrorShape(body=lambda error, _: error.body(), schema=Error)
+
+
+class Asked(Struct, frozen=True):
+    """A body as it was decoded: the request for the pipeline, and the fields unknown to us."""
+
+    request: Request
+    extra: dict[str, Any]
+    native: MessagesRequest | None = None  # the body in its API's own form, where that is not the pipeline's
+
+
+class ApiEndpoint(Struct, frozen=True, kw_only=True):
+    """An inference endpoint."""
+
+    path: str
+    name: str  # in the ledger and in traces
+    operation: str  # in /openapi.json, as are the next two
+    summary: str
+    description: str
+    body_type: type[Any]
+    check: Callable[[Any], None]  # refuses what the type lets through; raises BadRequest
+    translate: Callable[[Any, dict[str, Any]], Asked] = Asked
+    writer: Callable[[Any, str, int], ReplyWriter]  # of the body in the API's own form, the request's id, unix seconds
+    errors: ErrorShape = OPENAI_ERRORS
+    limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
+    is_for_batches: bool
+    route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
+
+    def read(self, body: bytes, note_model: Callable[[str], None] | None = None) -> Asked:
+        """Decode and check a body; ``note_model`` is told which model it asks for. Raises BadRequest and its kin."""
+        asked, extra = decode_with_extra(body, self.body_type)
+        if note_model is not None:
+            note_model(asked.model)
+        self.check(asked)
+        return self.translate(asked, extra)
+
+    def writer_of(self, call: Call) -> ReplyWriter:
+        """Return what writes the reply to ``call``."""
+        return self.writer(call.native or call.request, call.request_id, int(call.created_at))

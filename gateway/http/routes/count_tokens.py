@@ -1,0 +1,47 @@
+# POST /v1/messages/count_tokens, in Anthropic's shapes, for any of our models.
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from litestar import Response, post
+
+from gateway.accounts.auth import team_guard
+from gateway.dialects.messages import ENDPOINT as MESSAGES
+from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
+from gateway.http.inference_requests import note_model
+from gateway.inference.admission import counted
+from gateway.inference.counting import count_prompt
+from protocol.decoding import decode
+from protocol.messages import CountRequest
+
+
+@post(
+    f"{MESSAGES.path}/count_tokens",
+    guards=[team_guard],
+    status_code=200,
+    summary="Count the tokens of a conversation",
+    takes=CountRequest,
+)
+async def count_tokens(request: AnyRequest) -> Response[bytes]:
+    """Tell how many tokens a conversation has: by Anthropic's own count for its models, about for all others.
+
+    It counts as a request, and costs nothing.
+    """
+    asked, size = await read_body(request, partial(_read, request))
+    services, caller = services_of(request), caller_of(request)
+    async with counted(services, request.scope["state"]["request_id"], caller, MESSAGES.name) as hold:
+        tokens = await count_prompt(services, caller, asked, size)
+    headers = MESSAGES.limit_headers(hold, services.clock.now())
+    return Response(msgspec.json.encode({"input_tokens": tokens}), headers=headers, media_type="application/json")
+
+
+def _read(request: AnyRequest, body: bytes) -> CountRequest:
+    asked = decode(body, CountRequest)
+    note_model(request, asked.model)
+    MESSAGES.check(asked)
+    return asked
+
+
+handlers = [count_tokens]
