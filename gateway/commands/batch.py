@@ -29,6 +29,7 @@ from gateway.commands.command_line import Format, FormatOption, read_settings, r
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
+from gateway.dialects.chat import ENDPOINT as CHAT
 from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
 from gateway.storage.database import Database
@@ -48,7 +49,7 @@ batch_app = typer.Typer(no_args_is_help=True, help="Submit batches, watch them a
 def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines: custom_id, method, url, body")],
     team: Annotated[str | None, typer.Option(help="Whose batch; default: the only team")] = None,
-    endpoint: Annotated[str, typer.Option(help="What every line calls")] = "/v1/chat/completions",
+    endpoint: Annotated[str, typer.Option(help="What every line calls")] = CHAT.path,
     priority: Annotated[str, typer.Option(metavar="low|normal|high")] = "normal",
     callback_url: Annotated[str | None, typer.Option(help="Where to tell of the end")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end")] = False,

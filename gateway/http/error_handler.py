@@ -12,7 +12,6 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.core.store_errors import postgres_cannot_now
-from gateway.batch.shapes import LARGEST_FILE
 from gateway.core.errors import EncodedBody, MethodNotAllowed, Overloaded, UnknownUrl
 from gateway.dialects.table import errors_for
 from gateway.http.unknown_urls import unknown_url
@@ -52,7 +51,7 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
                 headers={"allow": allowed},
             )
         case HTTPException(status_code=413):
-            most = LARGEST_FILE if request.scope["path"] == "/v1/files" else LARGEST_BODY
+            most = request.route_handler.resolve_request_max_body_size() or LARGEST_BODY
             return TooLarge(f"The body is longer than {most // 2**20} MiB, the most that is read.")
         case InternalServerException(detail="client disconnected prematurely"):
             return BadRequest("The client left before the end of its body.")  # no client reads it; not an error

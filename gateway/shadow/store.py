@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.batch.shapes import Item
 from gateway.batch.store import add_items, begin_batch, make_batch
 from gateway.core.clock import Clock
+from gateway.dialects.chat import ENDPOINT as CHAT
 from router.catalog.catalog import AutoRoute
 from router.recalibration import Outcome
 
-ENDPOINT = "/v1/chat/completions"
 PURPOSE = {"purpose": "held_back"}  # in the metadata of the batches
 AT_ONCE = 500  # calls in one transaction
 TEXTS_LAST = timedelta(days=3)  # the longest that what was said is kept for a comparison that never came
@@ -89,7 +89,7 @@ async def ask_waiting(connection: AsyncConnection, clock: Clock) -> int:
             clock,
             team_id=team_id,
             key_id=key_id,
-            endpoint=ENDPOINT,
+            endpoint=CHAT.path,
             window="24h",
             priority="low",
             callback_url=None,
