@@ -49,7 +49,9 @@ class HoldRequest(Struct, frozen=True, kw_only=True):
     team_id: str
     scopes: tuple[Scope, ...]
     legs: tuple[Leg, ...]
-    is_aside: bool = False  # the deployment's own: no request of the team, in no minute's rate and beside no other call
+    is_internal: bool = (
+        False  # the deployment's own: no request of the team, in no minute's rate and beside no other call
+    )
 
     @property
     def tokens(self) -> int:

@@ -73,6 +73,6 @@ def _within_minutes(request: HoldRequest, refused: RefusedHold) -> Headroom:
 
     Not what a minute has left now: of scopes that were silent for a while that is not known here.
     """
-    caps = [] if request.is_aside else [scope.limits.tokens_per_minute for scope in request.scopes]
+    caps = [] if request.is_internal else [scope.limits.tokens_per_minute for scope in request.scopes]
     left = [tokens for tokens in (refused.headroom.tokens, *caps) if tokens is not None]
     return replace(refused.headroom, tokens=min(left, default=None))

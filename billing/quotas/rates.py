@@ -65,7 +65,7 @@ class RateLimits:
     def take(self, request: HoldRequest) -> bool | None:
         """Count a call inside what this process has drawn: all scopes and limits, or none. ``None``: ask Redis.
 
-        A request without such limits, or one that ``is_aside``, is counted nowhere.
+        A request without such limits, or one that ``is_internal``, is counted nowhere.
         """
         scopes = self._limited(request)
         if not scopes:
@@ -166,7 +166,7 @@ class RateLimits:
     def _limited(self, request: HoldRequest) -> list[RateScope]:
         """Return the scopes of a call that have rates."""
         found: list[RateScope] = []
-        for scope in () if request.is_aside else request.scopes:
+        for scope in () if request.is_internal else request.scopes:
             limits = scope.limits
             if (
                 limits.requests_per_minute is not None

@@ -34,7 +34,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch
-    is_aside: bool = False  # its batch was created by the gateway itself
+    is_internal: bool = False  # its batch was created by the gateway itself
 
     @property
     def is_of_several(self) -> bool:
@@ -125,7 +125,7 @@ RUNS = f"""
 """
 CLAIMED = f"""
     item.batch_id, item.position, custom_id, body, item.tries, item.losses, endpoint, {LANE} AS lane, key_id,
-    priority, expires_at, is_aside, item.not_before IS NULL AS is_first
+    priority, expires_at, is_aside AS is_internal, item.not_before IS NULL AS is_first
 """
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""

@@ -81,9 +81,9 @@ async def make_batch(
     metadata: Mapping[str, str] | None,
     input_file_id: str | None = None,
     input_bytes: int = 0,
-    is_aside: bool = False,
+    is_internal: bool = False,
 ) -> Batch:
-    """Create a batch whose input has yet to be checked. ``is_aside``: the gateway creates it, and not its team."""
+    """Create a batch whose input has yet to be checked. ``is_internal``: the gateway creates it, and not its team."""
     now = clock.moment()
     row = {
         "id": f"batch_{secrets.token_hex(12)}",
@@ -97,7 +97,7 @@ async def make_batch(
         "metadata": dict(metadata) if metadata is not None else None,
         "input_file_id": input_file_id,
         "input_bytes": input_bytes,
-        "is_aside": is_aside,
+        "is_aside": is_internal,
         "created_at": now,
         "expires_at": now + timedelta(seconds=WINDOWS[window]),
     }

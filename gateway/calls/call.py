@@ -43,7 +43,7 @@ class Call(Struct, frozen=True, kw_only=True):
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
-    is_aside: bool = False  # made by the gateway, for a team that pays: not an act of its key
+    is_internal: bool = False  # made by the gateway, for a team that pays: not an act of its key
     created_at: float  # unix seconds
     started: float  # monotonic seconds
 

@@ -35,10 +35,10 @@ def _shortened(route: AutoRoute, models: Mapping[str, object]) -> AutoRoute | No
     small, large = _those_in(models, route.small), _those_in(models, route.large)
     if not (small or large):
         return None
-    held_back = route.held_back
-    if held_back is not None and held_back.judge not in models:
-        held_back = replace(held_back, judge=None)
-    return replace(route, small=small or large, large=large or small, held_back=held_back)
+    shadow = route.shadow
+    if shadow is not None and shadow.judge not in models:
+        shadow = replace(shadow, judge=None)
+    return replace(route, small=small or large, large=large or small, shadow=shadow)
 
 
 def _what_goes(whole: Catalogue, kept: Catalogue, provider: str) -> LeftOut:

@@ -11,7 +11,7 @@ from gateway.config.fields import Faults, Fields, Read, complain, meant
 from gateway.config.models import name_in, name_of
 from gateway.config.readers import dollars, list_of, number, switch, text
 from gateway.config.tree import Node
-from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.catalog.targets import Ability, ModelSpec
 
 KINDS = {Ability.CHAT, Ability.COMPLETIONS, Ability.EMBEDDINGS}  # of requests: each needs one of these
@@ -43,13 +43,13 @@ def read_route(node: Node, faults: Faults, names: Names, models: Models) -> Auto
         small=_once(fields.need("small", read_models, (), "models that answer simple requests")),
         large=_once(fields.need("large", read_models, (), "models that answer the others")),
         quality=fields.get("quality", number(0, 1), 0.8),
-        held_back=_held_back(fields, names, models),
+        shadow=_shadow_of(fields, names, models),
     )
     fields.close()
     return route
 
 
-def _held_back(route: Fields, names: Names, models: Models) -> HeldBack | None:
+def _shadow_of(route: Fields, names: Names, models: Models) -> ShadowTraffic | None:
     if (node := route.node("held_back")) is None:
         return None
 
@@ -57,7 +57,7 @@ def _held_back(route: Fields, names: Names, models: Models) -> HeldBack | None:
         return None if Ability.CHAT in model.abilities else f"a judge is asked by chat, which {model.name} lacks"
 
     fields = Fields(node, node.path, route.faults)
-    held_back = HeldBack(
+    shadow = ShadowTraffic(
         share=fields.need("share", number(0, 1, above=True), 0.0, "of calls that a small model answers, such as 0.02"),
         budget_nanousd=fields.need("usd_per_day", dollars, to_nano(0), "the most for each team, such as 1.00"),
         explore=fields.get("explore", switch, False),
@@ -65,7 +65,7 @@ def _held_back(route: Fields, names: Names, models: Models) -> HeldBack | None:
         recalibrate=frozenset(fields.find("recalibrate", list_of(text, what="team ids")) or ()),
     )
     fields.close()
-    return held_back
+    return shadow
 
 
 def read_fallbacks(root: Fields, names: Names, models: Models) -> dict[str, tuple[str, ...]]:

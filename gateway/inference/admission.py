@@ -39,7 +39,7 @@ async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Acc
         team_id=call.caller.team.id,
         scopes=call.scopes,
         legs=legs,
-        is_aside=call.is_aside,
+        is_internal=call.is_internal,
     )
     hold = await services.quotas.open(request)
     if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
@@ -115,7 +115,7 @@ def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold)
     request = call.request
     if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
         return None
-    may_wait = (call.is_batch_item or call.is_aside) and not (refused.is_settled or refused.alone_exceeds)
+    may_wait = (call.is_batch_item or call.is_internal) and not (refused.is_settled or refused.alone_exceeds)
     if may_wait or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
         return None
     limit = _limit_within(call, route, prompt, refused.headroom)

@@ -64,7 +64,7 @@ class Recalibrations:
 
 def recalibrating(route: AutoRoute) -> frozenset[str]:
     """Return the teams whose own outcomes move their threshold on this route."""
-    return frozenset() if route.held_back is None else route.held_back.recalibrate
+    return frozenset() if route.shadow is None else route.shadow.recalibrate
 
 
 class Recalibration(Struct, frozen=True, kw_only=True):

@@ -261,7 +261,7 @@ class Guard:
             self.note_refusal(call)
 
     def _count(self, call: Call) -> None:
-        if not call.is_aside:
+        if not call.is_internal:
             tell = partial(self._outcomes.note, call, "safety.key_paused", {})
             self._abuse.count(call.caller.key_id, call.caller.team.id, tell)
 

@@ -36,7 +36,7 @@ class Outcomes:
     def note(self, call: Call, action: str, scores: dict[str, float]) -> None:
         """Put down what was found in a call: names and scores."""
         details: dict[str, Any] = {"findings": scores, "model": call.request.model, "endpoint": call.endpoint}
-        if call.is_aside:  # not a thing that the key tried
+        if call.is_internal:  # not a thing that the key tried
             details["is_aside"] = True
         who = {"actor": ACTOR, "team_id": call.caller.team.id, "subject": call.caller.key_id}
         if len(self._waiting) >= MOST:

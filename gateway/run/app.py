@@ -47,7 +47,7 @@ from gateway.moderation.outcomes import Outcomes
 from gateway.moderation.output_watch import output_watch_of
 from gateway.overload.body_memory import BodyRoom
 from gateway.run.reload import Reloader
-from gateway.shadow.sampler import Taker
+from gateway.shadow.sampler import Sampler
 from gateway.storage.books import open_books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
@@ -136,7 +136,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
         complexity = Complexity.load()
         shared_by_vocabularies()  # no call waits for the reading
-        taker = Taker(catalog, database, background, clock, complexity.version)
+        sampler = Sampler(catalog, database, background, clock, complexity.version)
         recalibrations = Recalibrations(catalog, database)
         refusals = Refusals(metrics, catalog)
 
@@ -149,13 +149,13 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency.retention = edition.settings.retention.idempotency
             watcher.follow(edition)
             engines.follow(edition)
-            taker.follow(edition.catalog)
+            sampler.follow(edition.catalog)
             recalibrations.follow(edition.catalog)
             refusals.follow(edition.catalog)
 
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
         tracer = _open_tracer(settings.tracing)
-        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, guard), taker.watch)
+        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, guard), sampler.watch)
         services = Services(
             settings=settings,
             catalog=catalog,

@@ -104,7 +104,7 @@ async def _work(
             "budgets": asyncio.create_task(budgets.run()),
             "callbacks": asyncio.create_task(deliverer.run()),
             "batches": asyncio.create_task(batches.run()),
-            "held_back": asyncio.create_task(comparer.run()),
+            "shadow": asyncio.create_task(comparer.run()),
         }
         status = await _until_stopped(asked_to_stop, chores)
         await batches.finish(settings.drain, asked_twice)

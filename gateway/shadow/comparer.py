@@ -24,7 +24,7 @@ from gateway.shadow.store import (
     ended_calls,
     keep_found,
     outcomes_of,
-    purge_held_back,
+    purge_shadow_calls,
 )
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
@@ -58,14 +58,14 @@ class Comparer:
                     asked = now
                 await self.compare()
             except POSTGRES_AWAY as exc:
-                log.warning("held_back_calls_wait", error=repr(exc))
+                log.warning("shadow_calls_wait", error=repr(exc))
             await asyncio.sleep(COMPARE_EVERY)
 
     async def ask(self) -> None:
         """Put what waits into batches, and drop what is too old."""
         services = self._services
         async with services.database.begin() as connection:
-            await purge_held_back(connection, services.clock, services.settings.retention.usage)
+            await purge_shadow_calls(connection, services.clock, services.settings.retention.usage)
         sent = AT_ONCE
         while sent == AT_ONCE:
             async with services.database.begin() as connection:
@@ -113,7 +113,7 @@ def found_of(asked: Asked, catalog: Catalog) -> Found:
         is_owed = answer is not None and answer.body["error"]["code"] == ContentPolicyViolation.code
         return _dropped(asked, "not_answered", asked.reserved_nanousd - asked.asked_nanousd if is_owed else 0)
     cost = to_nano(str(answer.body["usage"]["cost_usd"]))
-    if route is None or route.held_back is None:
+    if route is None or route.shadow is None:
         return _dropped(asked, "switched_off", cost)
     text = answer.body["choices"][0]["message"].get("content")
     if asked.status == "judging":
@@ -122,7 +122,7 @@ def found_of(asked: Asked, catalog: Catalog) -> Found:
 
 
 def _compared(asked: Asked, route: AutoRoute, model: str, text: str | None, cost: int) -> Found:
-    assert route.held_back is not None
+    assert route.shadow is not None
     if model not in (route.small if asked.is_explored else route.large):
         return _dropped(asked, "not_small" if asked.is_explored else "not_large", cost)
     if not text:
@@ -130,10 +130,10 @@ def _compared(asked: Asked, route: AutoRoute, model: str, text: str | None, cost
     answer = asked.answer.decode()
     small, large = (text, answer) if asked.is_explored else (answer, text)
     is_same = are_same(small, large)
-    if is_same or route.held_back.judge is None:
+    if is_same or route.shadow.judge is None:
         return Found(request_id=asked.request_id, status="compared", model=model, suffices=is_same, asked_nanousd=cost)
     request, _ = decode_with_extra(asked.body, ChatRequest)
-    judge = judge_request(route.held_back.judge, request, small, large, small_first=_small_first(asked))
+    judge = judge_request(route.shadow.judge, request, small, large, small_first=_small_first(asked))
     # What is left of the reserve is the most that the judge may cost, whichever it is by now.
     left = max(0, asked.reserved_nanousd - cost)
     body = {**msgspec.to_builtins(judge), "max_cost_usd": to_text(left)}

@@ -19,7 +19,7 @@ from gateway.calls.hooks import ReplyHook
 from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.shadow.judging import longest_judge_request
-from gateway.shadow.store import HeldBackCall, note_call
+from gateway.shadow.store import ShadowCall, note_call
 from gateway.storage.database import Database
 from protocol.chat import ChatReply, ChatRequest
 from protocol.events import Delta
@@ -32,12 +32,12 @@ from router.prompt_size.bounds import cost_most
 
 LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
 LONGEST_ANSWER = 64 * 1024  # characters
-NOT_TAKEN = ReplyHook()
+NOT_SAMPLED = ReplyHook()
 
 log = structlog.get_logger(__name__)
 
 
-class Taker:
+class Sampler:
     """Decides which replies are watched."""
 
     def __init__(
@@ -60,45 +60,45 @@ class Taker:
         """Take by another catalogue from now on."""
         self._catalog = catalog
         self._routes: Mapping[str, AutoRoute] = {
-            name: route for name, route in catalog.auto.items() if route.held_back is not None
+            name: route for name, route in catalog.auto.items() if route.shadow is not None
         }
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply that may be taken."""
         if not self._routes:
-            return NOT_TAKEN
+            return NOT_SAMPLED
         name = self._catalog.meaning(call.request.model)
         route = self._routes.get(name)
         if route is None or not is_comparable(call):
-            return NOT_TAKEN
-        assert route.held_back is not None
-        if target.model.name not in route.small and not (route.held_back.explore and target.model.name in route.large):
-            return NOT_TAKEN
-        return Watch(self, call, name, self._catalog) if self._dice() < route.held_back.share else NOT_TAKEN
+            return NOT_SAMPLED
+        assert route.shadow is not None
+        if target.model.name not in route.small and not (route.shadow.explore and target.model.name in route.large):
+            return NOT_SAMPLED
+        return Watch(self, call, name, self._catalog) if self._dice() < route.shadow.share else NOT_SAMPLED
 
     def take(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
         """Note a call, behind its back, by the catalogue that it was routed by."""
         self._background.spawn(self._note(call, name, catalog, record, answer))
 
     async def _note(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
-        held_back = catalog.auto[name].held_back
-        noted = held_back_call(call, name, catalog, record, answer, self._scored_by)
-        if noted is None or held_back is None:
+        shadow = catalog.auto[name].shadow
+        noted = shadow_call(call, name, catalog, record, answer, self._scored_by)
+        if noted is None or shadow is None:
             return
         try:
             async with self._database.begin() as connection:
-                is_within = await note_call(connection, self._clock, noted, held_back.budget_nanousd)
+                is_within = await note_call(connection, self._clock, noted, shadow.budget_nanousd)
         except POSTGRES_AWAY as exc:  # one sample less
-            log.warning("held_back_call_not_noted", request_id=call.request_id, error=repr(exc))
+            log.warning("shadow_call_not_noted", request_id=call.request_id, error=repr(exc))
             return
-        log.info("held_back_call", request_id=call.request_id, route=name, is_within_budget=is_within)
+        log.info("shadow_call", request_id=call.request_id, route=name, is_within_budget=is_within)
 
 
 class Watch(ReplyHook):
     """Gathers the text of one reply."""
 
-    def __init__(self, taker: Taker, call: Call, name: str, catalog: Catalog) -> None:
-        self._taker, self._call, self._name, self._catalog = taker, call, name, catalog
+    def __init__(self, sampler: Sampler, call: Call, name: str, catalog: Catalog) -> None:
+        self._sampler, self._call, self._name, self._catalog = sampler, call, name, catalog
         self._texts: list[str] = []
         self._length = 0
         self._is_text = True
@@ -130,13 +130,13 @@ class Watch(ReplyHook):
             and self._is_text
             and 0 < len(answer) <= LONGEST_ANSWER
         ):
-            self._taker.take(self._call, self._name, self._catalog, record, answer)
+            self._sampler.take(self._call, self._name, self._catalog, record, answer)
 
     def _chosen(self, reason: str | None) -> Sequence[str]:
         route = self._catalog.auto[self._name]
         if reason == "auto_small":
             return route.small
-        explores = route.held_back is not None and route.held_back.explore
+        explores = route.shadow is not None and route.shadow.explore
         return route.large if reason == "auto_large" and explores else ()
 
 
@@ -152,16 +152,16 @@ def is_comparable(call: Call) -> bool:
     )
 
 
-def held_back_call(
+def shadow_call(
     call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str, scored_by: str
-) -> HeldBackCall | None:
+) -> ShadowCall | None:
     """Return what is noted of a call, or None where no model of the other kind can take it.
 
     The route itself is asked, by the name that the caller used, at quality 1, or 0 to explore: so the team's rights and
     limits hold as in any other call.
     """
     route = catalog.auto[name]
-    assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.held_back is not None
+    assert isinstance(call.request, ChatRequest) and record.complexity is not None and route.shadow is not None
     asked = replace(call.request, stream=None, stream_options=None, store=None, metadata=None, n=None)
     is_explored = record.route_reason == "auto_large"
     others = route.small if is_explored else route.large
@@ -173,11 +173,11 @@ def held_back_call(
     if most is None:
         return None
     judging = 0
-    if (judge := route.held_back.judge) is not None:
+    if (judge := route.shadow.judge) is not None:
         judging = cost_most(longest_judge_request(judge, asked, answer), catalog.models[judge], batch=True)
     quality = 0.0 if is_explored else 1.0
     body = {**call.extra, **msgspec.to_builtins(asked), "quality": quality, "max_cost_usd": to_text(most)}
-    return HeldBackCall(
+    return ShadowCall(
         request_id=call.request_id,
         team_id=record.team_id,
         key_id=record.key_id,

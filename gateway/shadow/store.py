@@ -24,7 +24,7 @@ TEXTS_LAST = timedelta(days=3)  # the longest that what was said is kept for a c
 MOST_OUTCOMES = 2_000  # that a curve rests on, the newest
 
 
-class HeldBackCall(Struct, frozen=True, kw_only=True):
+class ShadowCall(Struct, frozen=True, kw_only=True):
     """A call that a small model answered, to be asked of a large one; if it is explored, the other way round."""
 
     request_id: str
@@ -71,7 +71,7 @@ class Found(Struct, frozen=True, kw_only=True):
     judge_nanousd: int = 0
 
 
-async def note_call(connection: AsyncConnection, clock: Clock, call: HeldBackCall, budget_nanousd: int) -> bool:
+async def note_call(connection: AsyncConnection, clock: Clock, call: ShadowCall, budget_nanousd: int) -> bool:
     """Note a call if the team's budget of the day (UTC) still has what it can cost at most; tell whether it had."""
     await connection.execute(LOCK, {"team_id": call.team_id})
     values = {name: getattr(call, name) for name in call.__struct_fields__} | {"now": clock.moment()}
@@ -95,7 +95,7 @@ async def ask_waiting(connection: AsyncConnection, clock: Clock) -> int:
             callback_url=None,
             metadata=PURPOSE,
             input_bytes=sum(len(item.body) for item in items),
-            is_aside=True,
+            is_internal=True,
         )
         await add_items(connection, batch.id, 0, items)
         await begin_batch(connection, clock, batch.id, len(items), None, None)
@@ -137,7 +137,7 @@ async def counts_of(connection: AsyncConnection, team_id: str, route: str, clock
     return counts, sum(int(row.today) for row in rows)
 
 
-async def purge_held_back(connection: AsyncConnection, clock: Clock, keep: float) -> None:
+async def purge_shadow_calls(connection: AsyncConnection, clock: Clock, keep: float) -> None:
     """Drop what was not compared for days, and rows that are older than usage records are kept (``keep`` seconds)."""
     now = clock.moment()
     await connection.execute(GIVE_UP, {"before": now - TEXTS_LAST, "now": now})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router.catalog.targets import Endpoint, ModelSpec, Target
 
 
-class HeldBack(Struct, frozen=True, kw_only=True):
+class ShadowTraffic(Struct, frozen=True, kw_only=True):
     """A share of what small models answered, also asked of a large one and compared: what the scores are worth."""
 
     share: float  # of a route's calls that a small model answers, 0..1
@@ -27,7 +27,7 @@ class AutoRoute(Struct, frozen=True, kw_only=True):
     small: tuple[str, ...]
     large: tuple[str, ...]
     quality: float = 0.8
-    held_back: HeldBack | None = None
+    shadow: ShadowTraffic | None = None
 
     def among(self, models: Collection[str]) -> AutoRoute:
         """Return the route with no other models than these."""

@@ -18,11 +18,15 @@ from tests.support.limited import LimitedQuotas, open_quotas
 CAP = 5_000  # tokens of a day
 
 
-def ask(clock: SetClock, limits: Limits, *, tokens: int = 100, is_aside: bool = False) -> HoldRequest:
+def ask(clock: SetClock, limits: Limits, *, tokens: int = 100, is_internal: bool = False) -> HoldRequest:
     """Return a request under a team's limits."""
     scopes = Scope("team", "team_a", limits), Scope("key", "key_a", Limits())
     return HoldRequest(
-        request_id=clock.new_id(), team_id="team_a", scopes=scopes, legs=(Leg("a", tokens, 10),), is_aside=is_aside
+        request_id=clock.new_id(),
+        team_id="team_a",
+        scopes=scopes,
+        legs=(Leg("a", tokens, 10),),
+        is_internal=is_internal,
     )
 
 
@@ -41,14 +45,14 @@ async def test_what_a_rate_refuses_holds_no_budget(quotas: LimitedQuotas, clock:
     assert isinstance(await quotas.open(ask(clock, limits, tokens=900)), Hold)
 
 
-async def test_what_is_aside_counts_in_days_and_months_alone(quotas: LimitedQuotas, clock: SetClock) -> None:
+async def test_shadow_traffic_counts_in_days_and_months_alone(quotas: LimitedQuotas, clock: SetClock) -> None:
     """What the house asks for a team takes nothing from its minute and no place among its calls."""
     limits = Limits(requests_per_minute=1, concurrent_requests=1, tokens_per_day=1_000)
-    aside = [await quotas.open(ask(clock, limits, tokens=200, is_aside=True)) for _ in range(3)]
+    internal = [await quotas.open(ask(clock, limits, tokens=200, is_internal=True)) for _ in range(3)]
 
-    assert all(isinstance(hold, Hold) for hold in aside)
+    assert all(isinstance(hold, Hold) for hold in internal)
     assert isinstance(await quotas.open(ask(clock, limits, tokens=400)), Hold)
-    refused = await quotas.open(ask(clock, limits, tokens=100, is_aside=True))
+    refused = await quotas.open(ask(clock, limits, tokens=100, is_internal=True))
     assert isinstance(refused, RefusedHold)
     assert refused.limit is LimitName.TOKENS_PER_DAY
 

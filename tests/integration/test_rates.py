@@ -69,7 +69,7 @@ async def by_proxy(proxy: RedisProxy) -> AsyncIterator[Redis]:
 
 
 def ask(
-    clock: Clock, team: Limits = NONE, key: Limits = NONE, tokens: int = 100, *, aside: bool = False
+    clock: Clock, team: Limits = NONE, key: Limits = NONE, tokens: int = 100, *, internal: bool = False
 ) -> HoldRequest:
     """Return a request of this moment."""
     return HoldRequest(
@@ -77,7 +77,7 @@ def ask(
         team_id=TEAM,
         scopes=(Scope("team", TEAM, team), Scope("key", "k", key)),
         legs=(Leg("a", tokens, 0),),
-        is_aside=aside,
+        is_internal=internal,
     )
 
 
@@ -136,12 +136,19 @@ async def test_a_refusal_counts_nowhere(make_rates: MakeRates, clock: SetClock, 
     assert await told(redis, "r", "t") == [0, 0]
 
 
-async def test_without_rates_and_aside_nothing_is_counted(make_rates: MakeRates, clock: SetClock, redis: Redis) -> None:
-    """A call without such limits, or of the house itself, is taken without a word to Redis."""
+async def test_without_rates_and_internally_nothing_is_counted(
+    make_rates: MakeRates, clock: SetClock, redis: Redis
+) -> None:
+    """A call without such limits, or of the deployment itself, is taken without a word to Redis."""
     rates = make_rates()
-    free, aside = ask(clock, Limits(tokens_per_day=1)), ask(clock, Limits(requests_per_minute=0), aside=True)
+    free, internal = ask(clock, Limits(tokens_per_day=1)), ask(clock, Limits(requests_per_minute=0), internal=True)
 
-    assert rates.take(free) and rates.take(aside) and await rates.ask(free) is None and await rates.ask(aside) is None
+    assert (
+        rates.take(free)
+        and rates.take(internal)
+        and await rates.ask(free) is None
+        and await rates.ask(internal) is None
+    )
     rates.settle(free, 10)
     assert await redis.keys() == []
 

@@ -1,5 +1,5 @@
 # How many comparisons a pair of models needs that was not fitted, until its scores are calibrated: drawn from its rows
-# as the held-back share draws them, and judged on the others, by the code that serves.
+# as shadow traffic draws them, and judged on the others, by the code that serves.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Open chat, written for this project, because the outcomes are of exams: kinds of prompts that users type all day, and
 # how often a small model's answer to such is as good. The chances are beliefs, not measurements: they are what one
-# would bet on before asking, and weigh little. The held-back share measures what is true of a team's own traffic.
+# would bet on before asking, and weigh little. Shadow traffic measures what is true of a team's own traffic.
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
         extra=asked.extra,
         client_request_id=claim.name,
         is_batch_item=True,
-        is_aside=claim.is_aside,
+        is_internal=claim.is_internal,
         created_at=services.clock.now(),
         started=services.clock.monotonic(),
     )

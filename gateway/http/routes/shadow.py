@@ -15,7 +15,7 @@ from gateway.http.exchange import AnyRequest, answer, read_parameters, services_
 from gateway.http.routes.usage import team_in_question
 from gateway.shadow.store import counts_of, outcomes_of
 from protocol.errors import NotFound
-from router.catalog.catalog import Catalog, HeldBack
+from router.catalog.catalog import Catalog, ShadowTraffic
 from router.recalibration import Outcome, Point, calibration_of, curve_of, interval_of
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
@@ -24,7 +24,7 @@ STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that 
 @get(
     "/v1/route/curve",
     guards=[team_or_admin_guard],
-    summary="Show what held-back calls say of an automatic route",
+    summary="Show what shadow calls say of an automatic route",
     query=("route", "team_id"),
 )
 async def get_curve(request: AnyRequest) -> Response[bytes]:
@@ -46,7 +46,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             await get_team(connection, team_id)
         outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
         counts, today = await counts_of(connection, team_id, name, services.clock)
-    held_back = route.held_back
+    shadow = route.shadow
     return answer(
         {
             "object": "route.curve",
@@ -54,10 +54,10 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "route": name,
             "quality": route.quality,
             "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
-            "share": 0.0 if held_back is None else held_back.share,
-            "explores": held_back is not None and held_back.explore,
-            "compared_by": None if held_back is None else _judge_shown(held_back, catalog),
-            "budget_usd_per_day": None if held_back is None else to_text(held_back.budget_nanousd),
+            "share": 0.0 if shadow is None else shadow.share,
+            "explores": shadow is not None and shadow.explore,
+            "compared_by": None if shadow is None else _judge_shown(shadow, catalog),
+            "budget_usd_per_day": None if shadow is None else to_text(shadow.budget_nanousd),
             "used_usd_today": to_text(today),
             "calls": counts,
             **curve_view(outcomes, route.quality),
@@ -65,11 +65,11 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     )
 
 
-def _judge_shown(held_back: HeldBack, catalog: Catalog) -> str:
+def _judge_shown(shadow: ShadowTraffic, catalog: Catalog) -> str:
     """Return what compares answers: a model by its name, where the caller's ``catalog`` has it."""
-    if held_back.judge is None:
+    if shadow.judge is None:
         return "same words"
-    return held_back.judge if held_back.judge in catalog.models else "a model"
+    return shadow.judge if shadow.judge in catalog.models else "a model"
 
 
 def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
 from gateway.core.settings import Settings, Tracing
-from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.catalog.targets import Ability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
 
@@ -237,14 +237,14 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
-    held_back = HeldBack(
+    shadow = ShadowTraffic(
         share=0.02,
         explore=True,
         budget_nanousd=to_nano("1.50"),
         judge="gpt-4o",
         recalibrate=frozenset({"team_a"}),
     )
-    assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5, held_back=held_back)}
+    assert settings.auto == {"auto": AutoRoute(small=("llama",), large=("gpt-4o",), quality=0.5, shadow=shadow)}
     assert (settings.fallbacks, settings.aliases) == ({"gpt-4o": ("llama",)}, {"gpt-4": "gpt-4o"})
     assert (settings.safety.input, settings.safety.output) == ("block", "off")
     assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))

@@ -59,7 +59,7 @@ def test_an_optional_provider_without_a_key_goes_with_all_that_names_it(tmp_path
     assert list(settings.providers) == ["own"]
     assert list(settings.models) == ["house"]
     assert (settings.auto["auto"].small, settings.auto["auto"].large) == (("house",), ("house",))
-    assert settings.auto["auto"].held_back is not None and settings.auto["auto"].held_back.judge is None
+    assert settings.auto["auto"].shadow is not None and settings.auto["auto"].shadow.judge is None
     assert list(settings.auto) == ["auto"]
     assert settings.fallbacks == {}
     assert settings.aliases == {"old-house": "house"}

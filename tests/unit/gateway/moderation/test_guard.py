@@ -95,12 +95,12 @@ async def test_a_forbidden_phrase_is_found_however_it_is_spelt(text: str) -> Non
 async def test_what_the_house_asks_for_a_team_counts_against_no_key(guarding: Guarding) -> None:
     """Blocked on its way out, or in its answer, or refused: the house tried it, and the audit log says so."""
     for number in range(4):
-        call = guarding.call(asking(f"The key is {SECRET}, {number}."), is_aside=True, is_batch_item=True)
+        call = guarding.call(asking(f"The key is {SECRET}, {number}."), is_internal=True, is_batch_item=True)
         check = input_check_of(guarding.guard, call)
         assert check is not None
         with pytest.raises(ContentPolicyViolation):
             await check.beside(never)
-        hook = output_watch_of(guarding.guard, guarding.call(is_aside=True), TARGET)
+        hook = output_watch_of(guarding.guard, guarding.call(is_internal=True), TARGET)
         await hook.whole(refused(1, FinishReason.CONTENT_FILTER, None))
         with pytest.raises(ContentPolicyViolation):
             hook.delta(Delta(text=f"{SECRET} ", finish_reason=FinishReason.STOP))

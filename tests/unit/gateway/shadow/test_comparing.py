@@ -1,4 +1,4 @@
-# What an answer to a held-back call's question says: the same words, a judge's word, or nothing that counts.
+# What an answer to a shadow call's question says: the same words, a judge's word, or nothing that counts.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.shadow.judging import LONGEST_SHOWN, are_same, judge_request, verdi
 from gateway.shadow.store import Asked
 from protocol.chat import ChatRequest, Message
 from protocol.decoding import decode_with_extra
-from router.catalog.catalog import AutoRoute, Catalog, HeldBack
+from router.catalog.catalog import AutoRoute, Catalog, ShadowTraffic
 from tests.support.house import model
 
 EVEN, ODD = UUID(int=2), UUID(int=3)  # the small model's answer stands first, or second
@@ -23,13 +23,13 @@ QUESTION = ChatRequest(model="auto", messages=(Message(role="user", content="Whi
 
 def catalog(judge: str | None = None) -> Catalog:
     """A catalogue whose route holds a share back."""
-    held_back = HeldBack(share=0.1, budget_nanousd=10**9, judge=judge)
-    auto = AutoRoute(small=("small",), large=("large",), held_back=held_back)
+    shadow = ShadowTraffic(share=0.1, budget_nanousd=10**9, judge=judge)
+    auto = AutoRoute(small=("small",), large=("large",), shadow=shadow)
     return Catalog({name: model(name) for name in ("small", "large")}, {}, {"auto": auto}, {}, {})
 
 
 def asked(answer: bytes | None, *, status: str = "asked", request_id: UUID = EVEN, is_explored: bool = False) -> Asked:
-    """A held-back call, answered "The Seine." by the small model, or by the large one where it is explored."""
+    """A shadow call, answered "The Seine." by the small model, or by the large one where it is explored."""
     return Asked(
         request_id=request_id,
         route="auto",

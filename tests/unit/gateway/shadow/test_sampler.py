@@ -17,13 +17,13 @@ from billing.core.records import Status, UsageRecord
 from gateway.calls.call import Call, record_for
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
-from gateway.shadow.sampler import NOT_TAKEN, Taker, held_back_call
-from gateway.shadow.store import HeldBackCall
+from gateway.shadow.sampler import NOT_SAMPLED, Sampler, shadow_call
+from gateway.shadow.store import ShadowCall
 from gateway.storage.database import Database
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
 from router import RoutingOptions
-from router.catalog.catalog import AutoRoute, Catalog, HeldBack
+from router.catalog.catalog import AutoRoute, Catalog, ShadowTraffic
 from router.catalog.targets import Endpoint, Route, Target, Tier
 from router.complexity.classifier import Complexity
 from tests.support.clock import SetClock
@@ -32,18 +32,18 @@ from tests.support.house import model
 
 MODELS = {name: model(name) for name in ("small", "large")}
 SMALL, LARGE = (Target(MODELS[name], Endpoint("here", "http://upstream")) for name in ("small", "large"))
-AUTO = AutoRoute(small=("small",), large=("large",), held_back=HeldBack(share=0.5, budget_nanousd=10**9))
+AUTO = AutoRoute(small=("small",), large=("large",), shadow=ShadowTraffic(share=0.5, budget_nanousd=10**9))
 CATALOG = Catalog(MODELS, {}, {"auto": AUTO}, {}, {"any": "auto"})
 ASKED = ChatRequest(model="auto", messages=(Message(role="user", content="Which river?"),))
 
 
 class Scene:
-    """A taker whose dice the test throws, and no Postgres."""
+    """A sampler whose dice the test throws, and no Postgres."""
 
     def __init__(self) -> None:
         self.clock, self.background, self.database = SetClock(), Background(), Database(NOWHERE)
         self.dice = 0.0
-        self.taker = Taker(CATALOG, self.database, self.background, self.clock, "v", lambda: self.dice)
+        self.sampler = Sampler(CATALOG, self.database, self.background, self.clock, "v", lambda: self.dice)
 
     def call(self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE) -> Call:
         return Call(
@@ -83,22 +83,22 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
         "scored": scene.call(replace(ASKED, logprobs=True)),
         "batch": scene.call(tier=Tier.BATCH),
     }
-    watched = {name for name, call in calls.items() if scene.taker.watch(call, SMALL) is not NOT_TAKEN}
+    watched = {name for name, call in calls.items() if scene.sampler.watch(call, SMALL) is not NOT_SAMPLED}
     scene.dice = 0.5
 
     assert watched == {"auto", "alias"}
-    assert scene.taker.watch(calls["auto"], SMALL) is scene.taker.watch(calls["auto"], LARGE) is NOT_TAKEN
+    assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NOT_SAMPLED
 
 
 async def test_what_large_models_answer_is_watched_where_a_route_explores(scene: Scene) -> None:
     """And taken where the score sent it there, not where the large one stood in for a small one or was named."""
-    exploring = replace(AUTO, held_back=replace(AUTO.held_back, explore=True))
-    scene.taker.follow(replace(CATALOG, auto={"auto": exploring}))
+    exploring = replace(AUTO, shadow=replace(AUTO.shadow, explore=True))
+    scene.sampler.follow(replace(CATALOG, auto={"auto": exploring}))
     taken = []
     for reason in ("auto_large", "auto_small", "named"):
         call = scene.call()
-        hook = scene.taker.watch(call, LARGE)
-        assert hook is not NOT_TAKEN and scene.taker.watch(call, SMALL) is not NOT_TAKEN
+        hook = scene.sampler.watch(call, LARGE)
+        assert hook is not NOT_SAMPLED and scene.sampler.watch(call, SMALL) is not NOT_SAMPLED
         hook.delta(Delta(text="The Seine."))
         hook.close(
             record_for(call, NO_HOLD, Route("auto", (LARGE,), reason, 0.3), LARGE, Status.ANSWERED, cost_nanousd=50)
@@ -118,9 +118,9 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
     call = scene.call()
     record = record_for(call, NO_HOLD, Route("auto", (target,), reason, 0.3), target, Status.ANSWERED, cost_nanousd=50)
 
-    def noted(allowed: frozenset[str] | None, name: str = "auto") -> HeldBackCall | None:
+    def noted(allowed: frozenset[str] | None, name: str = "auto") -> ShadowCall | None:
         asker = replace(call, routing=RoutingOptions(allowed_models=allowed), request=replace(ASKED, model=name))
-        return held_back_call(asker, "auto", CATALOG, record, "The Seine.", "v")
+        return shadow_call(asker, "auto", CATALOG, record, "The Seine.", "v")
 
     found = noted(None)
 
@@ -137,13 +137,13 @@ async def test_the_other_kind_is_asked_with_the_rights_of_the_team(
     assert (found.is_explored, found.scored_by) == (asked == "small", "v")
 
 
-async def test_no_call_waits_for_what_is_held_back_or_fails_with_it(scene: Scene) -> None:
+async def test_no_call_waits_for_shadow_traffic_or_fails_with_it(scene: Scene) -> None:
     """With Postgres away, and the models of its route gone meanwhile: pieces pass as they are, the end is no later,
     and a sample is lost."""
     call, piece = scene.call(), Delta(text="The Seine.")
-    hook = scene.taker.watch(call, SMALL)
+    hook = scene.sampler.watch(call, SMALL)
     assert list(hook.delta(piece)) == [piece]
-    scene.taker.follow(Catalog({}, {}, {}, {}, {}))
+    scene.sampler.follow(Catalog({}, {}, {}, {}, {}))
     hook.close(record_of(call))
 
     assert len(scene.background._tasks) == 1  # begun, and nobody has waited for it
@@ -179,7 +179,7 @@ async def test_what_is_compared_is_drawn_without_regard_to_the_score(scene: Scen
         scene.dice = dice.random()
         score = complexity(request)
         scores.append(score)
-        if scene.taker.watch(scene.call(request), SMALL) is not NOT_TAKEN:
+        if scene.sampler.watch(scene.call(request), SMALL) is not NOT_SAMPLED:
             taken.append(score)
 
     assert abs(len(taken) - 1_000) < 4 * math.sqrt(2_000 * 0.5 * 0.5)

@@ -1,4 +1,4 @@
-# The held-back share from a small model's answer to a team's curve: asked in batches, judged, paid, within a budget.
+# Shadow traffic from a small model's answer to a team's curve: asked in batches, judged, paid, within a budget.
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.services import Services
 from gateway.run.app import open_services
 from gateway.shadow.comparer import Comparer
-from gateway.shadow.store import HeldBackCall, note_call
+from gateway.shadow.store import ShadowCall, note_call
 from protocol.chat import ChatRequest
-from router.catalog.catalog import AutoRoute, HeldBack
+from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.complexity.classifier import Complexity
 from router.recalibration import LEAST_OUTCOMES
 from tests.support.house import House, make_team, model, running_house, settings_for
@@ -35,7 +35,10 @@ from tests.support.upstream_scripts import Script
 from tests.support.waiting import until_found
 
 JUDGED = AutoRoute(
-    small=("small",), large=("large",), quality=0.0, held_back=HeldBack(share=1.0, budget_nanousd=10**9, judge="judge")
+    small=("small",),
+    large=("large",),
+    quality=0.0,
+    shadow=ShadowTraffic(share=1.0, budget_nanousd=10**9, judge="judge"),
 )
 
 ASKED = [{"role": "user", "content": "Which river?"}]
@@ -59,13 +62,13 @@ def house(
     next to nothing; and "own", which asks for hardly less than ASKED scores, and goes by what a team measured."""
     monkeypatch.setattr("gateway.inference.recalibrations.READ_EVERY", 0.1)
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
-    poor = replace(JUDGED, held_back=HeldBack(share=1.0, budget_nanousd=to_nano("0.000001")))
-    both = HeldBack(share=1.0, explore=True, budget_nanousd=10**9, judge="judge")
-    own = HeldBack(share=1.0, budget_nanousd=10**9, recalibrate=frozenset({"team_a"}))
+    poor = replace(JUDGED, shadow=ShadowTraffic(share=1.0, budget_nanousd=to_nano("0.000001")))
+    both = ShadowTraffic(share=1.0, explore=True, budget_nanousd=10**9, judge="judge")
+    own = ShadowTraffic(share=1.0, budget_nanousd=10**9, recalibrate=frozenset({"team_a"}))
     request = msgspec.convert({"model": "own", "messages": ASKED}, ChatRequest)
-    close = replace(JUDGED, quality=Complexity.load()(request) - 0.01, held_back=own)
-    routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, held_back=None), "own": close}
-    routes["both"] = replace(JUDGED, held_back=both)
+    close = replace(JUDGED, quality=Complexity.load()(request) - 0.01, shadow=own)
+    routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, shadow=None), "own": close}
+    routes["both"] = replace(JUDGED, shadow=both)
     models = settings.models | {"judge": model("judge")}
     aliases = settings.aliases | {"modest": "poor"}
     with running_house(replace(settings, auto=routes, models=models, aliases=aliases)) as house:
@@ -145,7 +148,7 @@ async def test_answers_are_compared_and_give_a_curve(
 async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route_explores(
     house: House, worker: Services, upstream: ScriptedUpstream
 ) -> None:
-    """The caller has the large model's answer and pays for it as ever; the small one's is compared aside, and both
+    """The caller has the large model's answer and pays for it as ever; the small one's is compared unseen, and both
     sides of the threshold stand in the curve."""
     comparer = Comparer(worker)
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
@@ -182,8 +185,8 @@ async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route
     }
     assert sum(row["small_nanousd"] for row in found[:2]) == paid["small", "batch"] > 0
     assert sum(row["large_nanousd"] for row in found[:2]) == paid["large", "interactive"]
-    aside = sum(nano for (_, tier), nano in paid.items() if tier == "batch")
-    assert sum(row["reserved_nanousd"] for row in found) == aside == round(float(curve["used_usd_today"]) * 10**9)
+    internal = sum(nano for (_, tier), nano in paid.items() if tier == "batch")
+    assert sum(row["reserved_nanousd"] for row in found) == internal == round(float(curve["used_usd_today"]) * 10**9)
     assert (curve["calls"]["compared"], curve["explores"], curve["curve"][0]["calls_small"]) == (3, True, 3)
     assert upstream.violations == []
 
@@ -252,7 +255,7 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
 async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) -> None:
     """Whoever notes calls at the same moment, of either kind, the day takes as many as fit, and none more."""
     [key] = await rows(house, "SELECT id FROM api_keys")
-    call = HeldBackCall(
+    call = ShadowCall(
         request_id="",
         team_id=house.team_id,
         key_id=key["id"],
@@ -332,7 +335,7 @@ async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: Hous
 
 async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Services) -> None:
     """What 120 comparisons showed moves its threshold, for it alone and while the route's quality stays."""
-    route = replace(JUDGED, quality=0.8, held_back=replace(JUDGED.held_back, recalibrate=frozenset({house.team_id})))
+    route = replace(JUDGED, quality=0.8, shadow=replace(JUDGED.shadow, recalibrate=frozenset({house.team_id})))
     services = dataclasses.replace(worker, catalog=replace(worker.catalog, auto={"auto": route}))
     comparer, held = Comparer(services), Recalibrations(services.catalog, worker.database)
     [key] = await rows(house, "SELECT id FROM api_keys")
