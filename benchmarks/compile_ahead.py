@@ -259,7 +259,7 @@ def _decoding() -> Iterator[Variant]:
         yield Variant(f"what counts of {name}", decoding.accept_kernel, types, size | {"WINDOW": 4096}, 1)
     size |= {"MOST": 4, "MOST_PADDED": 4, "WINDOW": 4096, "AT_ONCE": decoding.PLACES_AT_ONCE}
     lengths = {"SHORTEST": decode_rows.SHORTEST, "LONGEST": decode_rows.LONGEST}
-    yield Variant("guesses from 4,096 tokens", decoding.propose_kernel, types, size | lengths, 4)
+    yield Variant("guesses from 4,096 tokens", decoding.propose_drafts_kernel, types, size | lengths, 4)
 
 
 def _sampling() -> Iterator[Variant]:
@@ -310,7 +310,7 @@ def _products() -> Iterator[Variant]:
         }  # fmt: skip
         own = types | {"weight": f"*{weight}", "scales": "*fp32"}
         kind = "" if weight == "bf16" else ", float8" if weight == "fp8e4nv" else ", int8"
-        yield Variant(f"product {name}{kind}, {count} rows", small_batch.few_rows_kernel, own, constants, warps)
+        yield Variant(f"product {name}{kind}, {count} rows", small_batch.small_batch_kernel, own, constants, warps)
     types = {"x": "*bf16", "weight": "*fp8e4nv", "bias": "*bf16", "part": "*bf16", "scales": "*fp32"}
     shape = quantized_linear.product_shape(1, batch_invariant=True)
     constants = {

@@ -38,7 +38,7 @@ from benchmarks.transformers_peer import run_peer
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware import peaks
-from gpu_backend.hardware.peaks import Ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks
 
 ALL_SECONDS = 420.0  # of the whole table; what would begin later is left out, and says so
 SECONDS = {"one stream": 10.0, "shared": 60.0, "64 streams": 20.0, "sweep": 15.0, "peer": 40.0}  # a row's budget
@@ -53,13 +53,13 @@ class Bench:
     """What all rows have in common."""
 
     device: torch.device
-    measured: Ceilings
-    datasheet: Ceilings | None
+    measured: HardwarePeaks
+    datasheet: HardwarePeaks | None
     deadline: float  # by ``time.perf_counter``
 
-    def budget(self, wished: float) -> float:
+    def budget(self, wanted: float) -> float:
         """Return the seconds that a row may take."""
-        return min(wished, self.deadline - time.perf_counter())
+        return min(wanted, self.deadline - time.perf_counter())
 
     def row(
         self,
@@ -77,7 +77,7 @@ class Bench:
         work = [(len(request.prompt), count) for request, count in zip(requests, made, strict=True) if count]
         total = sum(made)
 
-        def share(limits: Ceilings | None) -> float | None:
+        def share(limits: HardwarePeaks | None) -> float | None:
             return least_seconds(config, work, limits, fp8) / seconds if limits else None
 
         return Row(
@@ -95,7 +95,7 @@ class Bench:
 
 
 def main() -> int:
-    """Measure the ceilings, then every row; write and print the table. Return 1 if a row failed."""
+    """Measure the peaks, then every row; write and print the table. Return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU, to see that all of this runs")
     parser.add_argument("--seconds", type=float, default=ALL_SECONDS, help="for the whole table")
@@ -114,7 +114,7 @@ def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: 
     deadline = time.perf_counter() + seconds
     device = torch.device("cpu" if tiny else "cuda")
     name = "tiny on the CPU" if tiny else torch.cuda.get_device_name(device)
-    bench = Bench(device, measure_ceilings(device, small=tiny), DATASHEETS.get(name), deadline)
+    bench = Bench(device, measure_peaks(device, small=tiny), DATASHEETS.get(name), deadline)
     done: list[Row] = []
     table = write(title, name, bench.measured, done, out)
     print(table.read_text().strip(), flush=True)
@@ -125,9 +125,9 @@ def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: 
     return int(any(row.failed for row in done))
 
 
-def measure_ceilings(device: torch.device, small: bool) -> Ceilings:
+def measure_peaks(device: torch.device, small: bool) -> HardwarePeaks:
     """Return what the device shows at its best: a copy of 4 GiB, bf16 and fp8 products of 8192 × 8192."""
-    return peaks.measure_ceilings(device, torch.bfloat16, *((1 << 22, 256) if small else (1 << 32, 8192)))
+    return peaks.measure_peaks(device, torch.bfloat16, *((1 << 22, 256) if small else (1 << 32, 8192)))
 
 
 def guarded(bench: Bench, model: str, workload: str, rows: Iterator[Row]) -> Iterator[Row]:
@@ -178,7 +178,7 @@ def rows_of_shape(
     streams: bool,
     swept: bool,
 ) -> Iterator[Row]:
-    """Yield one stream, the shared benchmark, and where wished for 64 streams and the sweep."""
+    """Yield one stream, the shared benchmark, and where wanted for 64 streams and the sweep."""
     started = time.perf_counter()
     loop = build_loop(config, bench.device, prefix_caching=False)
     built = time.perf_counter() - started
@@ -256,13 +256,13 @@ def sweep(
 
 
 def phases(bench: Bench, config: dict[str, Any], run: Run, prompt: int) -> dict[str, float]:
-    """Tell the time of the prompts from that of the decodes, and set each beside the ceiling it could reach."""
+    """Tell the time of the prompts from that of the decodes, and set each beside the peak it could reach."""
     size, prefill = len(run.tokens), run.first_all
     decoding = max(run.seconds - prefill, 1e-9)
     decoded = sum(run.made) - size
     steps = max(max(run.made) - 1, 1)
     flops = token_flops(config)
-    least = least_seconds(config, [(prompt, steps)] * size, Ceilings(bench.measured.bandwidth, float("inf")))
+    least = least_seconds(config, [(prompt, steps)] * size, HardwarePeaks(bench.measured.bandwidth, float("inf")))
     return {
         "prefill_tflops": flops * prompt * size / prefill / 1e12,
         "prefill_share_of_product": flops * prompt * size / prefill / bench.measured.flops,

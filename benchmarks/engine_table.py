@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_backend.hardware.peaks import Ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -56,16 +56,16 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def write(title: str, device: str, measured: Ceilings, rows: Sequence[Row], folder: Path) -> Path:
+def write(title: str, device: str, measured: HardwarePeaks, rows: Sequence[Row], folder: Path) -> Path:
     """Write TITLE-DEVICE-DATE.json and .md, and return the path of the latter."""
     now = datetime.now(UTC)
     about = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}, random weights"
-    ceilings = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
+    peaks = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
     if measured.fp8_flops:
-        ceilings += f", fp8 product {measured.fp8_flops / 1e12:.1f} TFLOP/s"
+        peaks += f", fp8 product {measured.fp8_flops / 1e12:.1f} TFLOP/s"
     table = [
         f"# {title.capitalize()} on {device}, {now:%Y-%m-%d}",
-        f"\n{about}. Measured ceilings: {ceilings}.\n",
+        f"\n{about}. Measured peaks: {peaks}.\n",
         "| shape | workload | engine | output tokens/s | of measured roofline | of datasheet | s | run | figures |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(row.line() for row in rows),

@@ -23,8 +23,8 @@ import msgspec
 
 from benchmarks.gateway import QUESTION
 from benchmarks.gateway_report import RESULTS, cpu_name, output_of
-from benchmarks.house import Server, start_gateway, start_upstream
 from benchmarks.load import NUMBER, TOKEN
+from benchmarks.stack import Server, start_gateway, start_upstream
 
 MODEL, SCRIPT = "bench-first", "tokens=3,pace=0.02"  # a first token comes 20 ms after the request, the end later
 CROWDS = (1, 4)  # streams at once: there is always room

@@ -29,9 +29,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from benchmarks.gateway_report import write_report
-from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
 from benchmarks.measured import Case, Measured
 from benchmarks.peers import Peer, read_peer
+from benchmarks.stack import Server, rows_written, start_gateway, start_pass_through, start_upstream
 
 TOKENS = 16
 SETTLE = 0.8  # seconds: a gateway flushes its journal within 0.5

@@ -1,4 +1,4 @@
-# Each Triton kernel alone, at the shapes of the models that are measured, beside the two ceilings that the device shows
+# Each Triton kernel alone, at the shapes of the models that are measured, beside the two peaks that the device shows
 # in the same run: bytes moved over the bandwidth of a large copy, operations over the rate of a large matrix product.
 #
 #   python -m benchmarks.kernels           needs a CUDA device; writes results/kernels-DEVICE-DATE.{json,md}
@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engine import SWEPT, measure_ceilings
+from benchmarks.engine import SWEPT, measure_peaks
 from benchmarks.engine_table import RESULTS, write_whole
-from benchmarks.roofline import DATASHEETS, SHAPES, TINY_SHAPES, Ceilings
+from benchmarks.roofline import DATASHEETS, SHAPES, TINY_SHAPES, HardwarePeaks
 from gpu_backend.models.config import ModelConfig, parse_model_config
 
-Both = tuple[Ceilings, Ceilings | None]  # as measured, and as the vendor states them
+Both = tuple[HardwarePeaks, HardwarePeaks | None]  # as measured, and as the vendor states them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a case took. Shares are of the ceiling that binds it: the larger of both least times over the time."""
+    """What a case took. Shares are of the peak that binds it: the larger of both least times over the time."""
 
     kernel: str
     shape: str
@@ -59,7 +59,7 @@ class Row:
 
 
 def main() -> int:
-    """Measure the ceilings, then every case; print and write the rows as they come. Return 1 if one failed."""
+    """Measure the peaks, then every case; print and write the rows as they come. Return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU, to see that all of this runs")
     parser.add_argument("--only", default="", metavar="WORD", help="kernels whose name has the word")
@@ -74,10 +74,10 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     device = torch.device("cpu" if arguments.tiny else "cuda")
     name = "tiny on the CPU" if arguments.tiny else torch.cuda.get_device_name(device)
-    measured = measure_ceilings(device, small=arguments.tiny)
-    ceilings = measured, DATASHEETS.get(name)
+    measured = measure_peaks(device, small=arguments.tiny)
+    peaks = measured, DATASHEETS.get(name)
     rows = []
-    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, ceilings, device, deadline):
+    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, peaks, device, deadline):
         rows.append(row)
         print(_line(row), flush=True)
         _write(name, measured, rows, arguments.out)
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def _rows(
-    shapes: dict[str, dict[str, Any]], only: str, ceilings: Both, device: torch.device, deadline: float
+    shapes: dict[str, dict[str, Any]], only: str, peaks: Both, device: torch.device, deadline: float
 ) -> Iterator[Row]:
     """Measure case by case; one that raises is told of, and is no reason to lose the others."""
     for model, config in sorted(shapes.items(), key=lambda shape: shape[0] != SWEPT):
@@ -97,15 +97,15 @@ def _rows(
             try:
                 for case in kind(model, parse_model_config(config), device, device.type == "cpu"):
                     if only in case.kernel and time.monotonic() < deadline:
-                        yield _guarded(case, ceilings, device)
+                        yield _guarded(case, peaks, device)
             except Exception as error:  # in making a case
                 traceback.print_exc()
                 yield Row("failed", here, 0.0, 0.0, 0.0, 0.0, note=f"failed: {type(error).__name__}: {error}"[:200])
 
 
-def _guarded(case: Case, ceilings: Both, device: torch.device) -> Row:
+def _guarded(case: Case, peaks: Both, device: torch.device) -> Row:
     try:
-        return _measure(case, ceilings, device)
+        return _measure(case, peaks, device)
     except Exception as error:
         traceback.print_exc()
         return Row(case.kernel, case.shape, 0.0, 0.0, 0.0, 0.0, note=f"failed: {type(error).__name__}: {error}"[:200])
@@ -207,10 +207,10 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
             weight.nbytes + ends,
             flops,
         )
-        if rows <= ops.MOST_FEW_ROWS:
+        if rows <= ops.SMALL_BATCH_ROWS:
             norm = _random(device, dtype, inputs)
             yield Case(
-                "norm and product, few rows",
+                "norm and product, small batch",
                 shape,
                 lambda x=x, norm=norm: small_batch.norm_linear(x, x, norm, 1e-6, weight, None),
                 weight.nbytes + ends,
@@ -237,7 +237,7 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
     from gpu_backend.kernels.triton_ops import logprobs, sampling
-    from gpu_backend.sampling.sampling_tensors import wishes_of
+    from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
     from gpu_backend.step.plan import SequenceStep
     from gpu_backend.step.sampling_params import SamplingParams
 
@@ -249,11 +249,11 @@ def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool)
         shape = f"{model}: {rows} × {config.vocab_size:,}"
         for kind, wish in asked.items():
             params = [SamplingParams(1, seed=seed, **wish) for seed in range(rows)]
-            wishes = wishes_of([SequenceStep(1, (7,), 5, (0,), True, own, 0) for own in params], device)
+            tensors = sampling_tensors_of([SequenceStep(1, (7,), 5, (0,), True, own, 0) for own in params], device)
             yield Case(
                 f"draw, {kind}",
                 shape,
-                lambda logits=logits, wishes=wishes, kind=kind: sampling.draw(logits, wishes, kind == "filters"),
+                lambda logits=logits, tensors=tensors, kind=kind: sampling.draw(logits, tensors, kind == "filters"),
                 logits.nbytes,
             )
         yield Case(
@@ -272,10 +272,10 @@ def _dtype(tiny: bool) -> torch.dtype:
     return torch.float16 if tiny else torch.bfloat16  # the interpreter does not multiply bfloat16
 
 
-def _measure(case: Case, ceilings: Both, device: torch.device) -> Row:
+def _measure(case: Case, peaks: Both, device: torch.device) -> Row:
     seconds = _seconds(case.run, device)
     measured, datasheet = (
-        max(case.bytes / some.bandwidth, case.flops / some.flops) / seconds if some else None for some in ceilings
+        max(case.bytes / some.bandwidth, case.flops / some.flops) / seconds if some else None for some in peaks
     )
     return Row(
         case.kernel,
@@ -322,13 +322,13 @@ def _line(row: Row) -> str:
     )
 
 
-def _write(name: str, measured: Ceilings, rows: list[Row], folder: Path) -> None:
+def _write(name: str, measured: HardwarePeaks, rows: list[Row], folder: Path) -> None:
     now = datetime.now(UTC)
-    ceilings = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
+    peaks = f"copy {measured.bandwidth / 1e12:.3f} TB/s, bf16 product {measured.flops / 1e12:.1f} TFLOP/s"
     table = [
         f"# Kernels on {name}, {now:%Y-%m-%d}",
-        f"\ntorch {torch.__version__}, bf16. Measured ceilings: {ceilings}.\n",
-        "| kernel | shape | µs | GB/s | TFLOP/s | of the measured ceiling | of the datasheet's |",
+        f"\ntorch {torch.__version__}, bf16. Measured peaks: {peaks}.\n",
+        "| kernel | shape | µs | GB/s | TFLOP/s | of the measured peak | of the datasheet's |",
         "| --- | --- | --: | --: | --: | --: | --: |",
         *map(_line, rows),
     ]

@@ -26,7 +26,7 @@ import aiohttp
 import uvloop
 from msgspec import Struct
 
-from benchmarks.house import ADMIN_KEY, Server, make_team, start_gateway, start_upstream
+from benchmarks.stack import ADMIN_KEY, Server, make_team, start_gateway, start_upstream
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = "bench"

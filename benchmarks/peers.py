@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.house import Server, run_server, wait_for_answer
+from benchmarks.stack import Server, run_server, wait_for_answer
 from gateway.run.processes import free_port
 
 Models = Mapping[str, str]  # our name of each model to the upstream's

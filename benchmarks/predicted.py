@@ -18,7 +18,7 @@ from benchmarks.driving import percentile
 from benchmarks.engine_rows import MODEL, PUBLISHED, PUBLISHED_SECONDS, RATES, paced_workload
 from benchmarks.roofline import DATASHEETS, LARGE, SHAPES, Request, least_seconds, shared_workload
 from gpu_backend.kernels.layout.paged import choose_splits
-from gpu_backend.kernels.ops import MOST_FEW_ROWS
+from gpu_backend.kernels.ops import SMALL_BATCH_ROWS
 from gpu_backend.models.config import ModelConfig, parse_model_config
 
 CARD = DATASHEETS["NVIDIA H200"]
@@ -85,7 +85,7 @@ class Shape:
 
     def launches(self, decodes: int, context: int, prompt: int = 0) -> int:
         """Return how many kernels a step launches."""
-        model, few = self.model, decodes + prompt <= MOST_FEW_ROWS
+        model, few = self.model, decodes + prompt <= SMALL_BATCH_ROWS
         longest = 2 * context // max(1, decodes)
         split = choose_splits(model.num_heads // model.num_kv_heads, decodes, model.num_kv_heads, longest, PROCESSORS)
         attention = (1 + (split > 1)) * (decodes > 0) + (prompt > 0)

@@ -23,9 +23,9 @@ import asyncpg
 from redis.asyncio import Redis
 
 import migrations
-from benchmarks.house import Server
 from benchmarks.quotas_callers import COST, TOKENS, Place, callers, key_of, tell
 from benchmarks.quotas_report import Cost, Outcome, write_report
+from benchmarks.stack import Server
 from billing.core.holds import LimitName, Limits, Scope
 from gateway.storage.database import Database
 from tests.support.limited import set_limits

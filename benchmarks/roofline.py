@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_backend.hardware.peaks import Ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks
 from gpu_backend.models.config import ModelConfig, parse_model_config
 
 
@@ -22,11 +22,11 @@ class Request:
 
 # Dense bf16 and memory bandwidth as the vendor states them, by the name that the driver gives the device.
 DATASHEETS = {
-    "NVIDIA H200": Ceilings(4.8e12, 989e12, 1979e12),
-    "NVIDIA H100 80GB HBM3": Ceilings(3.35e12, 989e12, 1979e12),
-    "NVIDIA A100-SXM4-80GB": Ceilings(2.039e12, 312e12),
-    "NVIDIA A100 80GB PCIe": Ceilings(1.935e12, 312e12),
-    "NVIDIA A10": Ceilings(0.6e12, 125e12),
+    "NVIDIA H200": HardwarePeaks(4.8e12, 989e12, 1979e12),
+    "NVIDIA H100 80GB HBM3": HardwarePeaks(3.35e12, 989e12, 1979e12),
+    "NVIDIA A100-SXM4-80GB": HardwarePeaks(2.039e12, 312e12),
+    "NVIDIA A100 80GB PCIe": HardwarePeaks(1.935e12, 312e12),
+    "NVIDIA A10": HardwarePeaks(0.6e12, 125e12),
 }
 
 
@@ -65,7 +65,7 @@ def shared_workload() -> list[Request]:
 
 
 def least_seconds(
-    config: dict[str, Any], work: Sequence[tuple[int, int]], ceilings: Ceilings, fp8: bool = False
+    config: dict[str, Any], work: Sequence[tuple[int, int]], peaks: HardwarePeaks, fp8: bool = False
 ) -> float:
     """Return the roofline of replies given as (prompt tokens, reply tokens), all of them at once.
 
@@ -78,9 +78,9 @@ def least_seconds(
     kv_bytes = width * model.kv_floats_per_token
     kv_read = sum(kv_bytes * (prompt * output + output * (output - 1) // 2) for prompt, output in work)
     layers, head = _parameters(model)
-    rate = (ceilings.fp8_flops or ceilings.flops) if fp8 else ceilings.flops
+    rate = (peaks.fp8_flops or peaks.flops) if fp8 else peaks.flops
     products = 2 * layers * sum(prompt for prompt, _ in work) / rate
-    return ((width * layers + 2 * head) * steps + kv_read) / ceilings.bandwidth + products
+    return ((width * layers + 2 * head) * steps + kv_read) / peaks.bandwidth + products
 
 
 def token_flops(config: dict[str, Any]) -> float:

@@ -28,9 +28,9 @@ from redis import Redis
 
 import migrations
 from benchmarks.gateway_report import RESULTS, cpu_name, output_of
-from benchmarks.house import Server
 from benchmarks.scale_owners import Place, keep_owners
 from benchmarks.scale_report import Load, Restart, report
+from benchmarks.stack import Server
 from gateway.dev.embedded import EmbeddedPostgres, EmbeddedValkey
 
 PROCESSES = 2

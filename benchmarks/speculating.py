@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution import device_step, graphs
-from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, Requests
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.decode_rows import FROM_STATE, StateTensors
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.sampling.sampler import Sampled
 from gpu_backend.step.plan import SequenceStep
@@ -55,19 +55,19 @@ def known_text(vocab: int, device: torch.device) -> Iterator[Tensor]:
         positions = upload([step.start + len(step.token_ids) for step in steps], logits.device, torch.long)
         return replace(sampled, token_ids=_known_at(positions, logits.shape[-1]))
 
-    def draw_known(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
-        drawn, usable = draw(logits, wishes)
-        return torch.where(drawn < 0, 0, _known_at(wishes.position.long(), logits.shape[-1])), usable
+    def draw_known(logits: Tensor, tensors: SamplingTensors) -> tuple[Tensor, Tensor]:
+        drawn, usable = draw(logits, tensors)
+        return torch.where(drawn < 0, 0, _known_at(tensors.position.long(), logits.shape[-1])), usable
 
-    def propose_known(inputs: Tensor, requests: Requests, width: int) -> None:
-        propose(inputs, requests, width)  # what searching takes is a part of it
+    def propose_known(inputs: Tensor, state: StateTensors, width: int) -> None:
+        propose(inputs, state, width)  # what searching takes is a part of it
         row, start = inputs[:, 0], inputs[:, 1]
-        start = torch.where(start == FROM_TABLE, requests.starts.index_select(0, row), start)
-        where = start[:, None] + 1 + torch.arange(requests.guesses.shape[1], device=inputs.device)
+        start = torch.where(start == FROM_STATE, state.starts.index_select(0, row), start)
+        where = start[:, None] + 1 + torch.arange(state.drafts.shape[1], device=inputs.device)
         dice = (where * 1_103_515_245 + row[:, None] * 40_503 + 12_345) % 2**31
         is_right = (dice // 2**9 * 48_271 % (2**31 - 1)) % 1000 < right_of_1000
         right = _known_at(where, vocab)
-        requests.guesses.index_copy_(0, row, torch.where(is_right, right, (right + 1) % vocab))
+        state.drafts.index_copy_(0, row, torch.where(is_right, right, (right + 1) % vocab))
 
     device_step.sample, graphs.draw, graphs.propose = sample_known, draw_known, propose_known
     try:

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from benchmarks.gateway import QUESTION
 from benchmarks.gateway_report import RESULTS, cpu_name, output_of
-from benchmarks.house import Server, rows_written, start_gateway, start_pass_through, start_upstream
+from benchmarks.stack import Server, rows_written, start_gateway, start_pass_through, start_upstream
 
 
 class Size(Struct, frozen=True):

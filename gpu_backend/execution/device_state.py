@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.layout.decode_rows import Requests
+from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.sampling.sampling_tensors import signed
 from gpu_backend.step.plan import SequenceStep
@@ -16,7 +16,7 @@ from gpu_backend.step.plan import SequenceStep
 NO_BLOCK = (-1, 0)
 
 
-class RequestTable:
+class DeviceState:
     """A row for each sequence that can run, and one more, ``spare``, for places without a sequence.
 
     The spare row's only block is ``spare_block``, which no sequence has: what unused places compute is written there.
@@ -28,19 +28,19 @@ class RequestTable:
         num_blocks: int,
         spare_block: int,
         device: torch.device,
-        most_guesses: int = 0,
+        max_drafts: int = 0,
         text_window: int = 1,
     ) -> None:
         self.spare = num_rows
         rows = num_rows + 1
-        self.on_device = Requests(
+        self.on_device = StateTensors(
             last_tokens=torch.zeros(rows, dtype=torch.long, device=device),
             starts=torch.zeros(rows, dtype=torch.long, device=device),
             block_tables=torch.full((rows, num_blocks), spare_block, dtype=torch.int32, device=device),
             shares=torch.ones(rows, 3, device=device),
             numbers=torch.zeros(rows, 3, dtype=torch.long, device=device),
             texts=torch.zeros(rows, text_window, dtype=torch.int32, device=device),
-            guesses=torch.zeros(rows, max(1, most_guesses), dtype=torch.long, device=device),
+            drafts=torch.zeros(rows, max(1, max_drafts), dtype=torch.long, device=device),
             spare_block=spare_block,
         )
         self._owners = [-1] * num_rows  # sequence ids
@@ -80,17 +80,17 @@ class RequestTable:
                     blocks += [(row, place, table[place]) for place in range(same, len(table))]
                 self._known[row] = table
             left.append(one)
-        device, table_of = self.last_tokens.device, self.on_device
+        device, tensors = self.last_tokens.device, self.on_device
         if blocks:
             rows, places, ids = upload(blocks, device, torch.int32).t().unbind()
-            table_of.block_tables.index_put_((rows, places), ids)
+            tensors.block_tables.index_put_((rows, places), ids)
         if newcomers:
             where = upload([step.row for step in newcomers], device, torch.long)
             asked = [step.sampling for step in newcomers]
             shares = [(wish.temperature, wish.top_p, wish.min_p) for wish in asked]
             numbers = [(signed(step.sampling.seed), step.reply_index, step.sampling.top_k) for step in newcomers]
-            table_of.shares.index_copy_(0, where, upload(shares, device, torch.float32))
-            table_of.numbers.index_copy_(0, where, upload(numbers, device, torch.long))
+            tensors.shares.index_copy_(0, where, upload(shares, device, torch.float32))
+            tensors.numbers.index_copy_(0, where, upload(numbers, device, torch.long))
         self._tell([step for step in steps if step.text])
         return left
 

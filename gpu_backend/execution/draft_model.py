@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from gpu_backend.execution.device_state import RequestTable
+from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.device_step import to_host
 from gpu_backend.execution.graph_sizes import draws_plainly
 from gpu_backend.execution.graphs import DecodeGraphs
@@ -35,10 +35,10 @@ from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
 Guesses = dict[int, tuple[int, ...]]  # by sequence id
-MakeGraphs = Callable[[Decoder, Tensor, RequestTable, int], DecodeGraphs]
+MakeGraphs = Callable[[Decoder, Tensor, DeviceState, int], DecodeGraphs]
 
 
-class Drafter:
+class DraftModel:
     """The draft model on the model's device. Raises ``UnsupportedModel`` for one that does not fit beside the model."""
 
     def __init__(
@@ -68,9 +68,9 @@ class Drafter:
         self.kv_cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._grouping = placement
         longest = -(-max_model_len // self._block_size)
-        self._table = RequestTable(self._max_num_seqs, longest, num_blocks, self._device)
+        self._device_state = DeviceState(self._max_num_seqs, longest, num_blocks, self._device)
         # Of a reply whose drafts all held the draft model lacks two tokens.
-        self.graphs = graphs(self._model, self.kv_cache, self._table, 1) if graphs else None
+        self.graphs = graphs(self._model, self.kv_cache, self._device_state, 1) if graphs else None
 
     def complete(self, plan: StepPlan) -> StepPlan:
         """Compute what a plan asks of the draft model, and return the plan with its drafts in it.
@@ -88,7 +88,7 @@ class Drafter:
         )
 
     def _guess_at_once(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Guesses:
-        """Launch all passes, each with the last one's tokens from the device's table; then read what was drawn."""
+        """Launch all passes, each with the last one's tokens from the device state; then read what was drawn."""
         guesses: Guesses = {step.sequence_id: () for step in steps}
         passes: list[tuple[tuple[SequenceStep, ...], Tensor]] = []
         while steps:
@@ -126,9 +126,9 @@ class Drafter:
         return guesses
 
     def _compute(self, steps: list[SequenceStep]) -> tuple[tuple[SequenceStep, ...], Tensor]:
-        """Launch one pass; return the steps that sample, and their tokens, which are in the table, too."""
+        """Launch one pass; return the steps that sample, and their tokens, which are in the device state, too."""
         plan = StepPlan(0, tuple(replace(s, block_table=self._covering(s, s.block_table)) for s in steps))
-        last_tokens = self._table.last_tokens
+        last_tokens = self._device_state.last_tokens
         if self.graphs is not None and all(map(draws_plainly, steps)):
             # To a graph, known tokens before the last are computed as drafts are.
             marked = [replace(step, num_proposed=len(step.token_ids) - 1) for step in plan.sequences]

@@ -1,4 +1,4 @@
-# How what a function launches is recorded, to be launched again at once: as a CUDA graph, or not at all.
+# How what a function launches is captured, to be launched again at once: as a CUDA graph, or not at all.
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 Replay = Callable[[], None]
 
 
-class Recorder(Protocol):
-    """Records what functions launch; what they allocate must stay where it is."""
+class GraphCapture(Protocol):
+    """Captures what functions launch; what they allocate must stay where it is."""
 
-    def rehearse(self, act: Callable[[], None]) -> None:
-        """Do it as it will be recorded: kernels get compiled and libraries ready, and want of memory shows."""
+    def warm_up(self, act: Callable[[], None]) -> None:
+        """Do it as it will be captured: kernels get compiled and libraries ready, and want of memory shows."""
         ...
 
-    def record(self, act: Callable[[], None]) -> Replay:
-        """Return how to launch again what was rehearsed."""
+    def capture(self, act: Callable[[], None]) -> Replay:
+        """Return how to launch again what was warmed up."""
         ...
 
 
-class CudaRecorder:
-    """Records CUDA graphs. They share one pool of memory: they are replayed one after the other."""
+class CudaGraphCapture:
+    """Captures CUDA graphs. They share one pool of memory: they are replayed one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
 
-    def rehearse(self, act: Callable[[], None]) -> None:
-        """Do it on the stream that records."""
+    def warm_up(self, act: Callable[[], None]) -> None:
+        """Do it on the stream that captures."""
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
             act()
         torch.cuda.current_stream(self._device).wait_stream(self._side)
 
-    def record(self, act: Callable[[], None]) -> Replay:
+    def capture(self, act: Callable[[], None]) -> Replay:
         """Capture a graph."""
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(torch.cuda.current_stream(self._device))
@@ -51,13 +51,13 @@ class CudaRecorder:
         return graph.replay
 
 
-class Rerunner:
-    """Stands in for a recorder where there is no CUDA: it does the same again for each replay."""
+class EagerRerun:
+    """Stands in for CUDA graphs where there are none: it does the same again for each replay."""
 
-    def rehearse(self, act: Callable[[], None]) -> None:
+    def warm_up(self, act: Callable[[], None]) -> None:
         """Do it once."""
         act()
 
-    def record(self, act: Callable[[], None]) -> Replay:
+    def capture(self, act: Callable[[], None]) -> Replay:
         """Return it."""
         return act

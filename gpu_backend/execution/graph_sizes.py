@@ -7,7 +7,7 @@ from gpu_backend.step.plan import SequenceStep, StepPlan
 
 Size = tuple[int, int]  # places, and tokens of each: one, or one and as many drafts as a sequence may get
 
-MOST_GUESSED = 256  # tokens of a graph with drafts, or as many as there are places: logits have their room
+MOST_DRAFT_ROWS = 256  # tokens of a graph with drafts, or as many as there are places: logits have their room
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
@@ -31,12 +31,12 @@ def draws_plainly(step: SequenceStep) -> bool:
 
 
 class GraphSizes:
-    """The sizes of graphs for up to ``most_places`` sequences, of up to ``most_guesses`` each."""
+    """The sizes of graphs for up to ``most_places`` sequences, of up to ``max_drafts`` each."""
 
-    def __init__(self, most_places: int, most_guesses: int) -> None:
+    def __init__(self, most_places: int, max_drafts: int) -> None:
         self.places = sizes_up_to(most_places)
-        self.width = 1 + most_guesses  # tokens of a place with drafts
-        self.most_rows = max(most_places, MOST_GUESSED)
+        self.width = 1 + max_drafts  # tokens of a place with drafts
+        self.most_rows = max(most_places, MOST_DRAFT_ROWS)
 
     @property
     def most_ahead(self) -> int:

@@ -1,6 +1,6 @@
-# Decodes from CUDA graphs: a whole step is launched at once, its inputs gathered on the device from the table of
-# requests, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
-# unused places use the table's spare row and block.
+# Decodes from CUDA graphs: a whole step is launched at once, its inputs gathered on the device from the device
+# state, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
+# unused places use the state's spare row and block.
 #
 # Graphs are captured while serving, one at a time and never in a step that computes a prompt: a first token does not
 # wait for one, and a start takes no longer.
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpu_backend.execution.device_state import NO_BLOCK, RequestTable
-from gpu_backend.execution.graph_capture import Recorder, Replay
+from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
+from gpu_backend.execution.graph_capture import GraphCapture, Replay
 from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_plainly
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, HEADER, DecodeRows
+from gpu_backend.kernels.layout.decode_rows import FROM_STATE, HEADER, DecodeRows
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.kernels.layout.upload import pinned, upload
@@ -34,8 +34,8 @@ from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
 
-assert UNKNOWN == FROM_TABLE
-propose = ops.propose_guesses
+assert UNKNOWN == FROM_STATE
+propose = ops.propose_drafts
 
 USES_BEFORE = 3  # steps of a size before its graph is captured
 STEPS_BETWEEN = 16  # captures, so that no stream stops for long
@@ -51,7 +51,7 @@ class Drawing:
 
 
 class DecodeGraphs:
-    """Computes decodes of up to ``table.spare`` sequences, of up to ``most_guesses`` each, by replaying graphs.
+    """Computes decodes of up to ``state.spare`` sequences, of up to ``max_drafts`` each, by replaying graphs.
 
     Of several ``ranks`` the first draws tokens, and all replay a graph or none does: NCCL waits for those that do not.
     Unless it ``verifies`` them, all tokens of a step are known, whatever is drawn behind those before the last.
@@ -62,21 +62,21 @@ class DecodeGraphs:
         model: Decoder,
         kv_cache: Tensor,
         kv_scales: Sequence[KvScales] | None,
-        table: RequestTable,
+        state: DeviceState,
         layouts: PagedLayouts,
-        recorder: Recorder,
-        most_guesses: int = 0,
+        graph_capture: GraphCapture,
+        max_drafts: int = 0,
         ranks: Ranks | None = None,
         verifies: bool = True,
     ) -> None:
-        self.sizes = GraphSizes(table.spare, most_guesses)
+        self.sizes = GraphSizes(state.spare, max_drafts)
         self._model = model
         self._kv_cache = kv_cache
         self._kv_scales = kv_scales
         self._block_size = kv_cache.shape[2]
-        self._table = table
+        self._device_state = state
         self._layouts = layouts
-        self._recorder = recorder
+        self._graph_capture = graph_capture
         self._ranks = ranks
         self._draws = ranks is None or ranks.rank == 0
         self._verifies = verifies
@@ -84,10 +84,10 @@ class DecodeGraphs:
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
-        places, device = table.spare, kv_cache.device
+        places, device = state.spare, kv_cache.device
         rows, width = self.sizes.most_rows, self.sizes.width
         self._inputs = torch.zeros(places * (HEADER + width), dtype=torch.long, device=device)
-        num_blocks = table.on_device.block_tables.shape[1]
+        num_blocks = state.on_device.block_tables.shape[1]
         self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
         self._rows: dict[Size, DecodeRows] = {}
         self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
@@ -121,16 +121,16 @@ class DecodeGraphs:
         rows = [
             (
                 step.row,
-                FROM_TABLE if step.slack else step.start,
+                FROM_STATE if step.slack else step.start,
                 len(step.token_ids),
                 1 if self._verifies else len(step.token_ids),
                 *new,
                 *(0,) * (width - len(step.token_ids)),
                 *step.token_ids,
             )
-            for step, new in zip(steps, self._table.update(steps), strict=True)
+            for step, new in zip(steps, self._device_state.update(steps), strict=True)
         ]
-        rows += [(self._table.spare, 0, width, 1, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
+        rows += [(self._device_state.spare, 0, width, 1, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
         self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
@@ -183,7 +183,7 @@ class DecodeGraphs:
         if self.problem:
             return
         self._steps_since = 0
-        for attempt in (self._rehearse, self._record):
+        for attempt in (self._warm_up_size, self._capture_size):
             try:
                 attempt(size)
             except Exception as error:  # memory, or a library that does not allow it
@@ -197,25 +197,28 @@ class DecodeGraphs:
 
     def capture(self, size: Size) -> None:
         """Make the graph of that size."""
-        self._rehearse(size)
-        self._record(size)
+        self._warm_up_size(size)
+        self._capture_size(size)
 
     @torch.inference_mode()
-    def _rehearse(self, size: Size) -> None:
+    def _warm_up_size(self, size: Size) -> None:
         """Compute a step without sequences. Each rank does so for itself: no rank waits for one that fails."""
         self._rows[size] = self._room.cut(*size)
         self.fill((), size)
         with self._ranks.apart() if self._ranks is not None else nullcontext():
-            self._recorder.rehearse(lambda: self._compute(size))
+            self._graph_capture.warm_up(lambda: self._compute(size))
             if self._draws:
-                self._recorder.rehearse(lambda: self._draw(size))
+                self._graph_capture.warm_up(lambda: self._draw(size))
 
     @torch.inference_mode()
-    def _record(self, size: Size) -> None:
+    def _capture_size(self, size: Size) -> None:
         if self._ranks is not None:
             self._ranks.share(self._rows[size].token_ids)  # a communicator is made by its first use, not in a capture
-        forward = self._recorder.record(lambda: self._compute(size))
-        self._graphs[size] = forward, self._recorder.record(lambda: self._draw(size)) if self._draws else lambda: None
+        forward = self._graph_capture.capture(lambda: self._compute(size))
+        self._graphs[size] = (
+            forward,
+            self._graph_capture.capture(lambda: self._draw(size)) if self._draws else lambda: None,
+        )
 
     def _inputs_of(self, size: Size) -> Tensor:
         places, width = size
@@ -224,9 +227,9 @@ class DecodeGraphs:
     def _compute(self, size: Size) -> None:
         places, width = size
         rows = self._rows[size]
-        if width > 1 and self._table.has_texts:
-            propose(self._inputs_of(size), self._table.on_device, width)
-        ops.place_decodes(self._inputs_of(size), self._table.on_device, rows, self._block_size)
+        if width > 1 and self._device_state.has_texts:
+            propose(self._inputs_of(size), self._device_state.on_device, width)
+        ops.place_decodes(self._inputs_of(size), self._device_state.on_device, rows, self._block_size)
         if self._ranks is not None:
             self._ranks.share(rows.token_ids)
         layout = self._layouts.place(
@@ -255,5 +258,5 @@ class DecodeGraphs:
     def _draw(self, size: Size) -> None:
         places, width = size
         rows = self._rows[size]
-        tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.wishes)
-        ops.accept_draws(self._inputs_of(size), self._table.on_device, rows, tokens, usable)
+        tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.sampling)
+        ops.accept_draws(self._inputs_of(size), self._device_state.on_device, rows, tokens, usable)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpu_backend.execution.device_state import RequestTable
+from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.device_step import DeviceStep, Timer
-from gpu_backend.execution.draft_model import Drafter
-from gpu_backend.execution.graph_capture import CudaRecorder, Recorder, Rerunner
+from gpu_backend.execution.draft_model import DraftModel
+from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, GraphCapture
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.loading import load_part
-from gpu_backend.hardware.capacity import affordable_blocks, possible_length, wished_length
+from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.grouping import Grouping
@@ -52,7 +52,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
-FEW_LENGTHS = (2, 4)  # small batches of two and of four have kernels of their own, too
+SMALL_BATCHES = (2, 4)  # small batches of two and of four have kernels of their own, too
 
 
 class Runner:
@@ -75,18 +75,18 @@ class Runner:
         self._all_layers = cut
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
-        wished = wished_length(config, self.model_config)
+        requested = requested_length(config, self.model_config)
         with torch.inference_mode():
-            self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, wished)
+            self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
             self._batch_invariant = config.batch_invariant
             self._kv_scales: tuple[KvScales, ...] | None = None
             if config.kv_cache_dtype == "fp8":
-                self._kv_scales = self._measure_kv_scales(min(wished, TOKENS_TO_MEASURE))
+                self._kv_scales = self._measure_kv_scales(min(requested, TOKENS_TO_MEASURE))
             drafts = config.speculative_method == "draft" and self._leads
-            self._drafter = Drafter(config, model_config, self.device, self.dtype, wished) if drafts else None
-            bytes_of_both = self._block_bytes + (self._drafter.block_bytes if self._drafter is not None else 0)
+            self._draft_model = DraftModel(config, model_config, self.device, self.dtype, requested) if drafts else None
+            bytes_of_both = self._block_bytes + (self._draft_model.block_bytes if self._draft_model is not None else 0)
             self.num_blocks = config.num_kv_blocks or affordable_blocks(
-                config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, wished
+                config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, requested
             )
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
@@ -95,10 +95,10 @@ class Runner:
             self.num_host_blocks = config.host_kv_bytes // self._block_bytes
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
-            self.max_model_len = possible_length(config, wished, self.num_blocks * self.block_size)
+            self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
             self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
             longest = -(-self.max_model_len // self.block_size)
-            self._table = RequestTable(
+            self._device_state = DeviceState(
                 config.max_num_seqs,
                 longest,
                 self.num_blocks,
@@ -107,10 +107,10 @@ class Runner:
                 _text_window(config, self.max_model_len),
             )
             self.graphs = self._make_graphs(config)
-            if self._drafter is not None:
-                placement = self._placement(self._drafter.config, self.num_blocks + 1, self.max_model_len)
+            if self._draft_model is not None:
+                placement = self._placement(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
                 graphs = self._draft_graphs if self.graphs is not None else None
-                self._drafter.make_room(self.num_blocks, self.max_model_len, placement, graphs)
+                self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs)
 
         self._spoilt: list[int] = []  # slots that drafts filled with what is no number
         first = self.model_config.layers_before
@@ -127,7 +127,7 @@ class Runner:
     @property
     def most_ahead(self) -> int:
         """How many decodes may be drafted for before the last step's result is read."""
-        return self.graphs.sizes.most_ahead if self.graphs is not None and self._table.has_texts else 0
+        return self.graphs.sizes.most_ahead if self.graphs is not None and self._device_state.has_texts else 0
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""
@@ -139,8 +139,8 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
         timer = Timer(self.device)
-        if self._drafter is not None:
-            plan = self._drafter.complete(plan)
+        if self._draft_model is not None:
+            plan = self._draft_model.complete(plan)
         if self._spoilt:
             plan = replace(plan, cleared=tuple(self._spoilt))
             self._spoilt.clear()
@@ -164,7 +164,7 @@ class Runner:
         self._host_cache.make(plan.copies)
         if not plan.sequences:
             return Computed(StepResult(plan.step, (), 0.0))
-        drawing, last_tokens = None, self._table.last_tokens
+        drawing, last_tokens = None, self._device_state.last_tokens
         size = self.graphs.find(plan) if self.graphs is not None else None
         if self.graphs is not None and (size is not None or plan.is_ahead):
             size = size or self.graphs.sizes.fitting(plan)
@@ -218,7 +218,7 @@ class Runner:
     @property
     def draft_share(self) -> float:
         """What a step of the draft model takes, of one of the model's; 0 without one."""
-        return self._drafter.share if self._drafter is not None else 0.0
+        return self._draft_model.share if self._draft_model is not None else 0.0
 
     def warm_up(self) -> None:
         """Compute a prefill and a decode of no request, so that the first one does not wait for libraries to get ready,
@@ -232,7 +232,7 @@ class Runner:
             self._compile_attention(self._grouping)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
             own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
-            lengths = FEW_LENGTHS + (LENGTHS_TO_COMPILE if own_products else ())
+            lengths = SMALL_BATCHES + (LENGTHS_TO_COMPILE if own_products else ())
             pieces += [(count, 0, SamplingParams(2)) for count in lengths if count <= room]
         for step, (count, start, sampling) in enumerate(pieces):
             table = tuple(range(-(-(start + count) // self.block_size)))
@@ -261,15 +261,17 @@ class Runner:
             return None
         guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)
-        scales, recorder = self._kv_scales, self._recorder()
-        return DecodeGraphs(self._model, self.kv_cache, scales, self._table, layouts, recorder, guesses, self._ranks)
+        scales, graph_capture = self._kv_scales, self._graph_capture()
+        return DecodeGraphs(
+            self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, guesses, self._ranks
+        )
 
-    def _draft_graphs(self, model: Decoder, kv_cache: Tensor, table: RequestTable, most_guesses: int) -> DecodeGraphs:
+    def _draft_graphs(self, model: Decoder, kv_cache: Tensor, state: DeviceState, max_drafts: int) -> DecodeGraphs:
         layouts = self._layouts(model.config, self.max_model_len)
-        return DecodeGraphs(model, kv_cache, None, table, layouts, self._recorder(), most_guesses, verifies=False)
+        return DecodeGraphs(model, kv_cache, None, state, layouts, self._graph_capture(), max_drafts, verifies=False)
 
-    def _recorder(self) -> Recorder:
-        return CudaRecorder(self.device) if self.device.type == "cuda" else Rerunner()
+    def _graph_capture(self) -> GraphCapture:
+        return CudaGraphCapture(self.device) if self.device.type == "cuda" else EagerRerun()
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

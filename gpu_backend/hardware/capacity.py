@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_backend.hardware.memory_reserve import workspace_bytes
+from gpu_backend.hardware.memory_reserve import memory_reserve_bytes
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.step.config import EngineConfig
@@ -24,7 +24,7 @@ def affordable_blocks(
         return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
     torch.cuda.empty_cache()  # of what loading and rounding took in between
     free, total = torch.cuda.mem_get_info(device)
-    step_bytes = workspace_bytes(config, model, itemsize, max_model_len)
+    step_bytes = memory_reserve_bytes(config, model, itemsize, max_model_len)
     room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
     if room < block_bytes:
         raise UnsupportedModel(
@@ -34,7 +34,7 @@ def affordable_blocks(
     return room // block_bytes
 
 
-def wished_length(config: EngineConfig, model: ModelConfig) -> int:
+def requested_length(config: EngineConfig, model: ModelConfig) -> int:
     """Return how long sequences are to be at most. Raises ``UnsupportedModel`` if the model does not reach so far."""
     if config.max_model_len is not None and config.max_model_len > model.max_position:
         raise UnsupportedModel(
@@ -43,10 +43,10 @@ def wished_length(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.max_position
 
 
-def possible_length(config: EngineConfig, wished: int, capacity: int) -> int:
+def possible_length(config: EngineConfig, requested: int, capacity: int) -> int:
     """Return the longest sequence that fits alone, so that nothing admitted can ever be stuck."""
-    if config.max_model_len is not None and wished > capacity:
+    if config.max_model_len is not None and requested > capacity:
         raise UnsupportedModel(
-            f"max_model_len is {wished}, but the KV cache holds {capacity} tokens; lower it or add KV blocks"
+            f"max_model_len is {requested}, but the KV cache holds {capacity} tokens; lower it or add KV blocks"
         )
-    return min(wished, capacity)
+    return min(requested, capacity)

@@ -14,7 +14,7 @@ LOGIT_BYTES = 48
 SCORED_LOGIT_BYTES = 16  # where they are only reported
 
 
-def workspace_bytes(config: EngineConfig, model: ModelConfig, itemsize: int, max_model_len: int) -> int:
+def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int, max_model_len: int) -> int:
     """Return the bytes of the largest step on one rank, whose numbers have ``itemsize`` bytes."""
     guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
     tokens = config.max_num_batched_tokens

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class HardwarePeaks:
     """Bytes per second of a device's memory, operations per second in the model's type, and in fp8; 0: none."""
 
     bandwidth: float
@@ -19,9 +19,9 @@ class Ceilings:
     fp8_flops: float = 0.0
 
 
-def measure_ceilings(
+def measure_peaks(
     device: torch.device, dtype: torch.dtype, copied_bytes: int, size: int, repeats: int = 20
-) -> Ceilings:
+) -> HardwarePeaks:
     """Return the bandwidth of a copy, read and written bytes together, and the rates of ``size``³ products.
 
     The copy must be several times as large as the device's caches. All numbers are random: zeros are faster.
@@ -32,7 +32,7 @@ def measure_ceilings(
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product = median_seconds(lambda: left @ right, device, repeats)
     fp8 = _fp8_rate(left, right, repeats) if device.type == "cuda" else 0.0
-    return Ceilings(2 * source.nbytes / copying, 2 * size**3 / product, fp8)
+    return HardwarePeaks(2 * source.nbytes / copying, 2 * size**3 / product, fp8)
 
 
 def _fp8_rate(left: torch.Tensor, right: torch.Tensor, repeats: int) -> float:

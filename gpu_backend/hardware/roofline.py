@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_backend.hardware.peaks import Ceilings, measure_ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.shards import num_bytes
@@ -26,18 +26,18 @@ class Roofline:
     ``kv_bytes`` are a token's keys and values, all layers together; ``model`` may have a stage's of them only.
     """
 
-    def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, ceilings: Ceilings) -> None:
+    def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, peaks: HardwarePeaks) -> None:
         head = config.vocab_size * config.hidden_size
         matrices = config.products_per_token - head
         attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
-        rate = (ceilings.fp8_flops or ceilings.flops) if _is_fp8(model) else ceilings.flops
+        rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
         layers = num_bytes(model.layers) * config.num_layers / len(model.layers)
-        self._weights = (layers + num_bytes((model.norm, model.head))) / ceilings.bandwidth  # seconds, like all here
+        self._weights = (layers + num_bytes((model.norm, model.head))) / peaks.bandwidth  # seconds, like all here
         self._token = 2 * matrices / rate
-        self._logits = 2 * head / ceilings.flops
+        self._logits = 2 * head / peaks.flops
         # By how far a layer looks back: a key's reading, and a pair's products.
         self._layers = [
-            (window, count / config.num_layers * kv_bytes / ceilings.bandwidth, count * attention / ceilings.flops)
+            (window, count / config.num_layers * kv_bytes / peaks.bandwidth, count * attention / peaks.flops)
             for window, count in Counter(config.windows).items()
         ]
 
@@ -61,7 +61,7 @@ class Roofline:
 def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, device: torch.device) -> Roofline:
     """Measure the device, a tenth of a second, and return the roofline of the model on it."""
     dtype = model.norm.dtype
-    return Roofline(config, model, kv_bytes, measure_ceilings(device, dtype, *ENOUGH[device.type], repeats=4))
+    return Roofline(config, model, kv_bytes, measure_peaks(device, dtype, *ENOUGH[device.type], repeats=4))
 
 
 def _is_fp8(model: Decoder) -> bool:

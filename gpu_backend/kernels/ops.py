@@ -12,15 +12,15 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.layout.contiguous_kv import Part
-from gpu_backend.kernels.layout.decode_rows import DecodeRows, Requests
+from gpu_backend.kernels.layout.decode_rows import DecodeRows, StateTensors
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 
 COMPILERS = 8  # kernels that are compiled at once
 # that kernels/triton_ops/small_batch.py takes; above it, tensor cores are worth their tiles of sixteen
-MOST_FEW_ROWS = 4
+SMALL_BATCH_ROWS = 4
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -51,7 +51,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return reference.silu_and_mul(gate_up)
 
 
-def norm_linear_of_few(
+def small_batch_norm_linear(
     x: Tensor,
     residual: Tensor | None,
     norm: Tensor,
@@ -60,28 +60,28 @@ def norm_linear_of_few(
     bias: Tensor | None,
     scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None where rows are not few."""
-    if not _are_few(x, weight):
+    """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None for a larger batch."""
+    if not _is_small_batch(x, weight):
         return None
     from gpu_backend.kernels.triton_ops import small_batch
 
     return small_batch.norm_linear(x, residual, norm, eps, weight, bias, scales)
 
 
-def silu_linear_of_few(
+def small_batch_silu_linear(
     gate_up: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
 ) -> Tensor | None:
-    """Return (silu(gate) · up) · weightᵀ + bias in one launch, for rows that hold both; None where they are not few."""
-    if not _are_few(gate_up, weight):
+    """Return (silu(gate) · up) · weightᵀ + bias in one launch, for rows that hold both; None for a larger batch."""
+    if not _is_small_batch(gate_up, weight):
         return None
     from gpu_backend.kernels.triton_ops import small_batch
 
     return small_batch.silu_linear(gate_up, weight, bias, scales)
 
 
-def _are_few(x: Tensor, weight: Tensor) -> bool:
+def _is_small_batch(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is a matter of its weights' bytes and of launches, and those bytes are plain numbers."""
-    return uses_triton(x.device) and 0 < len(x) <= MOST_FEW_ROWS and weight.dtype in (x.dtype, FP8, torch.int8)
+    return uses_triton(x.device) and 0 < len(x) <= SMALL_BATCH_ROWS and weight.dtype in (x.dtype, FP8, torch.int8)
 
 
 def norm_rope_store(
@@ -189,7 +189,7 @@ def quantized_linear(
     """
     if not uses_triton(x.device):
         return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
-    if not (rounds_input or batch_invariant) and _are_few(x, weight):
+    if not (rounds_input or batch_invariant) and _is_small_batch(x, weight):
         from gpu_backend.kernels.triton_ops import small_batch
 
         return small_batch.linear(x, weight, bias, scales)
@@ -204,7 +204,7 @@ def quantized_linear(
     return product if bias is None else product + bias
 
 
-def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, tensors: SamplingTensors, filters: bool) -> tuple[Tensor, Tensor]:
     """Return each row's next token (rows,) from adjusted logits (rows, vocab), and whether they are numbers; on a GPU.
 
     On the CPU ``sampling/sampler.py`` draws, in plain torch, by the same noise. ``filters`` False says that no row asks
@@ -212,34 +212,34 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool) -> tuple[Tensor, Tensor]
     """
     from gpu_backend.kernels.triton_ops import sampling
 
-    return sampling.draw(logits, wishes, filters)
+    return sampling.draw(logits, tensors, filters)
 
 
-def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
-    """Draft what follows each place's text, where ``inputs`` (places, HEADER + width) leave drafts to the table."""
+def propose_drafts(inputs: Tensor, state: StateTensors, width: int) -> None:
+    """Draft what follows each place's text, where ``inputs`` (places, HEADER + width) leave drafts to the device."""
     if uses_triton(inputs.device):
         from gpu_backend.kernels.triton_ops import decoding
 
-        return decoding.propose_guesses(inputs, requests, width)
-    return reference.propose_guesses(inputs, requests, width)
+        return decoding.propose_drafts(inputs, state, width)
+    return reference.propose_drafts(inputs, state, width)
 
 
-def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
-    """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and the table say."""
+def place_decodes(inputs: Tensor, state: StateTensors, rows: DecodeRows, block_size: int) -> None:
+    """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and ``state`` say."""
     if uses_triton(inputs.device):
         from gpu_backend.kernels.triton_ops import decoding
 
-        return decoding.place_decodes(inputs, requests, rows, block_size)
-    return reference.place_decodes(inputs, requests, rows, block_size)
+        return decoding.place_decodes(inputs, state, rows, block_size)
+    return reference.place_decodes(inputs, state, rows, block_size)
 
 
-def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
-    """Say which of the ``tokens`` drawn for ``rows`` count, and put the last one and its position into the table."""
+def accept_draws(inputs: Tensor, state: StateTensors, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
+    """Say which of the ``tokens`` drawn for ``rows`` count, and put the last one and its position into ``state``."""
     if uses_triton(inputs.device):
         from gpu_backend.kernels.triton_ops import decoding
 
-        return decoding.accept_draws(inputs, requests, rows, tokens, usable)
-    return reference.accept_draws(inputs, requests, rows, tokens, usable)
+        return decoding.accept_draws(inputs, state, rows, tokens, usable)
+    return reference.accept_draws(inputs, state, rows, tokens, usable)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

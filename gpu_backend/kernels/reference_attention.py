@@ -34,7 +34,7 @@ def paged_attention(
     """
     attended: list[Tensor] = []
     if parts := [group for group in groups if isinstance(group, Part)]:
-        attended += _attend_side_by_side(query, kv_cache, kv_scales, parts, scale)
+        attended += _attend_contiguous(query, kv_cache, kv_scales, parts, scale)
     for group in groups[len(parts) :]:
         if isinstance(group, PagedLayout):
             attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window))
@@ -76,7 +76,7 @@ def _attend_padded(
     return attended.reshape(-1, heads, head_dim)
 
 
-def _attend_side_by_side(
+def _attend_contiguous(
     query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, parts: Sequence[Part], scale: float
 ) -> Iterator[Tensor]:
     """One query each, of sequences whose keys and values are contiguous; theirs are the first rows."""

@@ -35,7 +35,7 @@ class Linear:
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""
         if not self.batch_invariant and (
-            both := ops.norm_linear_of_few(x, residual, norm, eps, self.weight, self.bias)
+            both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias)
         ):
             return both
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
@@ -43,7 +43,7 @@ class Linear:
 
     def of_silu(self, gate_up: Tensor) -> Tensor:
         """Return the product with silu(gate) · up."""
-        few = None if self.batch_invariant else ops.silu_linear_of_few(gate_up, self.weight, self.bias)
+        few = None if self.batch_invariant else ops.small_batch_silu_linear(gate_up, self.weight, self.bias)
         return self(ops.silu_and_mul(gate_up)) if few is None else few
 
 

@@ -26,7 +26,7 @@ CLIPS = (
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinear:
-    """A matrix product whose weights are kept in few bits."""
+    """A matrix product whose weights are kept in fused bits."""
 
     weight: Tensor  # fp8 or int8 (out, in), or int4 packed (out, in / 2)
     scales: Tensor  # float32: (out,), or (out, groups) for int4
@@ -45,7 +45,7 @@ class QuantizedLinear:
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""
         if self._reads_whole and (
-            both := ops.norm_linear_of_few(x, residual, norm, eps, self.weight, self.bias, self.scales)
+            both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias, self.scales)
         ):
             return both
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
@@ -53,10 +53,10 @@ class QuantizedLinear:
 
     def of_silu(self, gate_up: Tensor) -> Tensor:
         """Return the product with silu(gate) · up."""
-        few = None
+        fused = None
         if self._reads_whole:
-            few = ops.silu_linear_of_few(gate_up, self.weight, self.bias, self.scales)
-        return self(ops.silu_and_mul(gate_up)) if few is None else few
+            fused = ops.small_batch_silu_linear(gate_up, self.weight, self.bias, self.scales)
+        return self(ops.silu_and_mul(gate_up)) if fused is None else fused
 
     @property
     def _reads_whole(self) -> bool:

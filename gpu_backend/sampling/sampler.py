@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.sampling.adjustments import adjust
-from gpu_backend.sampling.sampling_tensors import signed, wishes_of
+from gpu_backend.sampling.sampling_tensors import sampling_tensors_of, signed
 from gpu_backend.step.plan import SequenceStep, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
@@ -68,7 +68,9 @@ def sample(
         unadjusted = None if which is None else logits.index_select(0, which)
         adjust(logits, steps, last_tokens, masks)
     if ops.uses_triton(logits.device):
-        chosen, _ = ops.draw(logits, wishes_of(steps, logits.device), any(step.sampling.filters for step in steps))
+        chosen, _ = ops.draw(
+            logits, sampling_tensors_of(steps, logits.device), any(step.sampling.filters for step in steps)
+        )
     else:
         chosen = _draw(logits, steps)
     logprobs = None
@@ -78,25 +80,25 @@ def sample(
     return Sampled(chosen, finite, logprobs)
 
 
-def draw(logits: Tensor, wishes: Wishes) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, tensors: SamplingTensors) -> tuple[Tensor, Tensor]:
     """Return each row's token (rows,) by its sampling parameters, and whether its ``logits`` (rows, vocab) are finite.
 
     The same as in ``sample``, but nothing here depends on the parameters' values: it can be captured and replayed.
     """
     if ops.uses_triton(logits.device):
-        return ops.draw(logits, wishes, filters=True)
+        return ops.draw(logits, tensors, filters=True)
     logits = logits.float()
-    warm = wishes.temperature >= GREEDY_BELOW
-    scaled = logits / torch.where(warm, wishes.temperature, 1)[:, None]
+    warm = tensors.temperature >= GREEDY_BELOW
+    scaled = logits / torch.where(warm, tensors.temperature, 1)[:, None]
     ranked = scaled.sort(-1, descending=True).values
     vocab = logits.shape[-1]
-    kept = torch.where(wishes.top_k > 0, wishes.top_k, vocab).clamp(max=vocab).long()[:, None]
+    kept = torch.where(tensors.top_k > 0, tensors.top_k, vocab).clamp(max=vocab).long()[:, None]
     floor = ranked.gather(-1, kept - 1)
     shares = ranked.masked_fill(ranked < floor, -torch.inf).softmax(-1)
-    inside = (shares.cumsum(-1) - shares < wishes.top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
-    nucleus = torch.where(wishes.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
-    floor = floor.maximum(nucleus).maximum(ranked[:, :1] + wishes.min_p.log()[:, None])
-    scores = noise(wishes.position, wishes.reply, wishes.seed, vocab).add_(scaled)
+    inside = (shares.cumsum(-1) - shares < tensors.top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
+    nucleus = torch.where(tensors.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
+    floor = floor.maximum(nucleus).maximum(ranked[:, :1] + tensors.min_p.log()[:, None])
+    scores = noise(tensors.position, tensors.reply, tensors.seed, vocab).add_(scaled)
     chosen = torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
     return chosen, torch.isfinite(logits.sum(-1))
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.step.plan import SequenceStep
 
 
-def wishes_of(steps: Sequence[SequenceStep], device: torch.device) -> Wishes:
+def sampling_tensors_of(steps: Sequence[SequenceStep], device: torch.device) -> SamplingTensors:
     """Return what each step asks, in two copies to the device."""
     asked = [step.sampling for step in steps]
     shares = upload(
@@ -22,7 +22,7 @@ def wishes_of(steps: Sequence[SequenceStep], device: torch.device) -> Wishes:
     replies, top_ks = [step.reply_index for step in steps], [s.top_k for s in asked]
     numbers = upload([seeds, positions, replies, top_ks], device, torch.long)
     position, reply, top_k = numbers[1:].int()
-    return Wishes(shares[0], shares[1], shares[2], top_k, numbers[0], position, reply)
+    return SamplingTensors(shares[0], shares[1], shares[2], top_k, numbers[0], position, reply)
 
 
 def signed(seed: int) -> int:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, copy_seconds, resident_tokens, step_cost
-from gpu_backend.simulate.replica import HostMemory
-from gpu_backend.simulate.replicas import replay
+from gpu_backend.simulate.replica import HostMemory, replay
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import read_trace, share_out
 from gpu_backend.step.config import EngineConfig
@@ -65,8 +64,8 @@ def simulate(options: argparse.Namespace) -> Report:
     host = HostMemory(
         int(options.kv_offloading_size * 2**30 / block_bytes), copy_seconds(model, device, gpus, options.block_size)
     )
-    house = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms, host)
-    return make_report(house, Promise(options.ttft, options.gap), config.max_num_seqs)
+    served = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms, host)
+    return make_report(served, Promise(options.ttft, options.gap), config.max_num_seqs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ from gpu_backend.simulate.hardware import (
     resident_tokens,
     step_cost,
 )
-from gpu_backend.simulate.replicas import replay
+from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
@@ -81,8 +81,8 @@ def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: floa
         requests.append(TraceRequest(at, prompt, reply))
     cost = step_cost(shape.model, shape.device, shape.gpus, shape.weight_bytes)
     config = EngineConfig(model="", max_num_batched_tokens=8192, block_size=BLOCK, step_cost=cost, max_waiting=10**6)
-    house = replay(requests, config, cost, shape.tokens // BLOCK)
-    return make_report(house, Promise(), config.max_num_seqs).ttft_p90
+    replicas = replay(requests, config, cost, shape.tokens // BLOCK)
+    return make_report(replicas, Promise(), config.max_num_seqs).ttft_p90
 
 
 def fits(device: Device) -> Iterator[str]:

@@ -103,11 +103,11 @@ def paging_row(name: str, requests: Sequence[TraceRequest], cost: StepCost, num_
     tokens = num_blocks * BLOCK
     longest = max(LONGEST, 2 ** math.ceil(math.log2(max(r.prompt_tokens + r.output_tokens for r in requests))))
     whole = tokens / longest
-    wished = tokens / (sum(r.prompt_tokens + DECLARED for r in requests) / len(requests))
+    wanted = tokens / (sum(r.prompt_tokens + DECLARED for r in requests) / len(requests))
     running = at_once(requests, cost, num_blocks)
     return (
-        f"| {name} | {longest:,} | {whole:.0f} | {wished:.0f} | {running:.0f} "
-        f"| {running / whole:.1f} | {running / wished:.1f} |"
+        f"| {name} | {longest:,} | {whole:.0f} | {wanted:.0f} | {running:.0f} "
+        f"| {running / whole:.1f} | {running / wanted:.1f} |"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
-from gpu_backend.simulate.replicas import replay
+from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import MOONCAKE_BLOCK, TraceRequest, read_trace, share_out
 from gpu_backend.step.config import EngineConfig
@@ -46,9 +46,9 @@ def row(requests: Sequence[TraceRequest], lead: int, num_blocks: int, block_size
         cached_lead=lead,
         step_cost=cost,
     )
-    house = replay(requests, config, cost, num_blocks)
-    report = make_report(house, Promise(), SLOTS)
-    computed = house[0].runner.log.computed_tokens
+    replicas = replay(requests, config, cost, num_blocks)
+    report = make_report(replicas, Promise(), SLOTS)
+    computed = replicas[0].runner.log.computed_tokens
     return (
         f"| {lead:,} | {report.hit_rate:.3f} | {computed / 1e6:.2f} | {report.seconds:.1f} "
         f"| {report.ttft_p50:.2f} | {report.ttft_p90:.2f} | {report.ttft_p99:.2f} "

@@ -1,10 +1,12 @@
 # One replica in virtual time: the real step loop over a runner that only lets the clock run. Requests go in when they
-# arrive; what comes out is timed as a client would see it.
+# arrive; what comes out is timed as a client would see it. Of several replicas each request goes to the one with the
+# least left to do.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_backend.engine.loop import EngineLoop
@@ -177,3 +179,27 @@ class Replica:
                     outcome.longest_gap = gap
             outcome.last_token = now
             outcome.tokens += len(event.token_ids)
+
+
+def replay(
+    requests: Sequence[TraceRequest],
+    config: EngineConfig,
+    cost: StepCost,
+    num_blocks: int,
+    num_replicas: int = 1,
+    max_tokens: int = 2048,
+    deadline_ms: int | None = None,
+    host: HostMemory = NO_HOST_MEMORY,
+) -> list[Replica]:
+    """Serve all requests to their end and return the replicas with what they saw.
+
+    ``max_tokens`` is what clients declare; the trace knows how long replies really get.
+    """
+    replicas = [Replica(config, cost, num_blocks, host) for _ in range(num_replicas)]
+    for number, request in enumerate(requests):
+        for replica in replicas:
+            replica.run_until(request.arrival)
+        min(replicas, key=lambda replica: replica.outstanding).submit(number, request, max_tokens, deadline_ms)
+    for replica in replicas:
+        replica.run_until(math.inf)
+    return replicas

@@ -39,7 +39,7 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
     starts = [step.start for step in plan.sequences]
-    copies = grouping.side_by_side if isinstance(grouping, Grouping) else None
+    copies = grouping.contiguous_kv if isinstance(grouping, Grouping) else None
     order: list[int] = []
     if copies is not None:
         owners = [step.sequence_id for step in plan.sequences]

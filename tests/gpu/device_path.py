@@ -40,7 +40,7 @@ def decodes(setting: Setting) -> str:
     return f"{loop._meter.steps} steps, {card.replays} replays, {len(card.compiled)} kernels compiled"
 
 
-def wishes(setting: Setting) -> str:
+def sampling_parameters(setting: Setting) -> str:
     """Log-probabilities, penalties, biases, least lengths, scores of prompts and embeddings wait for nobody either."""
     asked = [
         _ask(1, 4, logprobs=2), _ask(2, 4, logprobs=4, top_p=0.8),
@@ -77,7 +77,7 @@ def guesses_ahead(setting: Setting) -> str:
     commands = [_ask(1, 16, temperature=0.8), _ask(2, 14), _ask(3, 18, top_p=0.7, temperature=1.0)]
     settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY, "block_size": 4}
     card, loop = _compare(setting, commands, ahead=0.75, **settings)
-    counters, launched = loop.load().counters, card.launches["propose_kernel"]
+    counters, launched = loop.load().counters, card.launches["propose_drafts_kernel"]
     require(counters["accepted_tokens"] > 4 and card.replays + launched > 4, f"{counters}, {card.launches}")
     return f"{counters['accepted_tokens']:.0f} guesses held, {loop._meter.steps} steps, {card.replays} replays"
 
@@ -132,7 +132,7 @@ def _compare(
             if guess:
                 guess_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
             expect_short_replies(loop)
-            propose = ops.propose_guesses
+            propose = ops.propose_drafts
             if ahead is not None:
                 assert loop.scheduler.speculator is not None
                 loop.scheduler.speculator.is_forced = True
@@ -176,7 +176,7 @@ def _raise(loop: EngineLoop, plan: StepPlan, error: Exception, launched: float) 
 
 CHECKS = (
     Check("device path: decodes", decodes, FLOAT32),
-    Check("device path: wishes", wishes, FLOAT32, long=FLOAT32),
+    Check("device path: sampling parameters", sampling_parameters, FLOAT32, long=FLOAT32),
     Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
     Check("device path: guesses", guesses, FLOAT32, long=FLOAT32),
     Check("device path: guesses ahead", guesses_ahead, FLOAT32, long=FLOAT32),

@@ -34,7 +34,7 @@ MEAN_REGRET = 0.2  # of the mean noise
 A_TIE = 1e-4
 
 
-class House:
+class ModelUnderTest:
     """A tiny checkpoint in a folder, the plain pass over it, and engines that serve it on the device."""
 
     def __init__(self, setting: Setting, folder: Path, model: TinyModel) -> None:
@@ -84,59 +84,59 @@ def _on_both(setting: Setting, act: Any) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for architecture, dim in (("LlamaForCausalLM", 16), ("Qwen3ForCausalLM", 24)):
             seed = setting.dice.getrandbits(31)
-            house = House(setting, Path(folder), TinyModel(architecture, head_dim=dim, seed=seed))
-            act(house)
-            house.settle()
-            worst, tokens = max(worst, *house.regrets), tokens + len(house.regrets)
+            tested = ModelUnderTest(setting, Path(folder), TinyModel(architecture, head_dim=dim, seed=seed))
+            act(tested)
+            tested.settle()
+            worst, tokens = max(worst, *tested.regrets), tokens + len(tested.regrets)
     return f"{tokens} tokens, worst {worst:.1e} below the likeliest"
 
 
-def _alone_and_again(house: House) -> None:
-    loop = house.engine()
-    for prompt in house.prompts:
-        house.judge(prompt, answer_all(loop, [greedy("x", prompt, MAX_TOKENS)])["x", 0].token_ids)
+def _alone_and_again(tested: ModelUnderTest) -> None:
+    loop = tested.engine()
+    for prompt in tested.prompts:
+        tested.judge(prompt, answer_all(loop, [greedy("x", prompt, MAX_TOKENS)])["x", 0].token_ids)
         again = answer_all(loop, [greedy("x", prompt, MAX_TOKENS)])["x", 0]
-        house.judge(prompt, again.token_ids)
+        tested.judge(prompt, again.token_ids)
         found, expected = again.events[0].cached_tokens, (len(prompt) - 1) // 16 * 16
         require(found == expected, f"{found} prompt tokens were found in the cache, not {expected}")
 
 
-def _crowded(house: House) -> None:
-    house.judge_all(house.engine(max_num_batched_tokens=24))
+def _crowded(tested: ModelUnderTest) -> None:
+    tested.judge_all(tested.engine(max_num_batched_tokens=24))
 
 
-def _preempted(house: House) -> None:
-    loop = house.engine(max_num_batched_tokens=40, num_kv_blocks=13)
+def _preempted(tested: ModelUnderTest) -> None:
+    loop = tested.engine(max_num_batched_tokens=40, num_kv_blocks=13)
     expect_short_replies(loop)
-    house.judge_all(loop, 40)
+    tested.judge_all(loop, 40)
     require(loop.scheduler.num_preemptions > 0, "nobody was preempted")
 
 
-def _aborted(house: House) -> None:
-    loop = house.engine(max_num_batched_tokens=24)
-    for i, prompt in enumerate(house.prompts):
+def _aborted(tested: ModelUnderTest) -> None:
+    loop = tested.engine(max_num_batched_tokens=24)
+    for i, prompt in enumerate(tested.prompts):
         loop.handle(greedy(str(i), prompt, 50))
     answers: dict[Any, Any] = {}
-    for _ in range(house.setting.dice.randint(1, 30)):
+    for _ in range(tested.setting.dice.randint(1, 30)):
         collect(answers, loop.step())
-    for i in range(len(house.prompts)):
+    for i in range(len(tested.prompts)):
         collect(answers, loop.handle(Abort(str(i))))
         loop.scheduler.check()
     require(loop.blocks.num_in_use == 0, f"{loop.blocks.num_in_use} blocks are still held")
     finish(loop, answers)
-    house.judge_all(loop)
+    tested.judge_all(loop)
 
 
 def seeded_replies(setting: Setting) -> str:
     """A sampled reply is the same alone and in a crowd that preempts it."""
     replies = 0
     with tempfile.TemporaryDirectory() as folder:
-        house = House(setting, Path(folder), TinyModel(seed=setting.dice.getrandbits(31)))
+        tested = ModelUnderTest(setting, Path(folder), TinyModel(seed=setting.dice.getrandbits(31)))
         dice = random.Random(setting.dice.getrandbits(62))
         sampling = [SamplingParams(30, 1.0, 0.95, 50, 0.01, seed=dice.getrandbits(63)) for _ in range(6)]
-        commands = [Generate(str(i), house.prompts[i], wish, n=2) for i, wish in enumerate(sampling)]
-        crowded = answer_all(house.engine(max_num_batched_tokens=24, num_kv_blocks=20), commands)
-        roomy = house.engine()
+        commands = [Generate(str(i), tested.prompts[i], wish, n=2) for i, wish in enumerate(sampling)]
+        crowded = answer_all(tested.engine(max_num_batched_tokens=24, num_kv_blocks=20), commands)
+        roomy = tested.engine()
         for command in commands:
             for key, answer in answer_all(roomy, [command]).items():
                 require(crowded[key].token_ids == answer.token_ids, f"reply {key} differs in company")

@@ -20,18 +20,17 @@ from torch import Tensor
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.kernels import ops, reference
 from gpu_backend.kernels.layout import paged
-from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, DecodeRows, Requests
+from gpu_backend.kernels.layout.decode_rows import FROM_STATE, DecodeRows, StateTensors
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales, load_kv, scales_from
-from gpu_backend.kernels.triton_ops import decoding, fused, logprobs, quantized_linear, sampling
-from gpu_backend.kernels.triton_ops import small_batch as kernels_of_few
+from gpu_backend.kernels.triton_ops import decoding, fused, logprobs, quantized_linear, sampling, small_batch
 from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 from gpu_backend.models.quantization import quantize
 from gpu_backend.sampling.sampler import sample
-from gpu_backend.sampling.sampling_tensors import wishes_of
+from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, relative_error, require
-from tests.gpu.generation import House
+from tests.gpu.generation import ModelUnderTest
 from tests.gpu.operations import attend, scattered_tables
 from tests.gpu.sampling import WISHES, step_of
 from tests.support.engine import answer_all
@@ -173,9 +172,9 @@ def silu_and_mul(setting: Setting) -> str:
     return _worst(setting, error)
 
 
-def few_rows(setting: Setting) -> str:
+def small_batch_products(setting: Setting) -> str:
     """Products of one to four rows with the norm or the SiLU before them, and the sum that goes on, with odd sizes."""
-    return _worst(setting, lambda: _few_rows_error(setting), 3)
+    return _worst(setting, lambda: _small_batch_error(setting), 3)
 
 
 def norm_rope_store(setting: Setting) -> str:
@@ -195,7 +194,9 @@ def draws(setting: Setting) -> str:
         expected = sample(logits.clone(), steps).token_ids.tolist()
         poison = torch.where(torch.arange(vocab, device=setting.device) == vocab // 2, torch.nan, logits[:1])
         poison = torch.cat([poison, torch.full_like(poison, torch.nan)])
-        asked = wishes_of([*steps, *(step_of(setting, setting.dice.choice(WISHES)) for _ in poison)], setting.device)
+        asked = sampling_tensors_of(
+            [*steps, *(step_of(setting, setting.dice.choice(WISHES)) for _ in poison)], setting.device
+        )
         tokens, usable = sampling.draw(torch.cat([logits, poison]), asked)
         require(bool((tokens.ge(0) & tokens.lt(vocab)).all()), "a token is none of the vocabulary")
         for row, (token, right) in enumerate(zip(tokens.tolist()[:-2], expected, strict=True)):
@@ -222,7 +223,7 @@ def rows_of_decodes(setting: Setting) -> str:
         def whole(*shape: int, most: int, generator: torch.Generator = generator) -> Tensor:
             return torch.randint(most, shape, generator=generator)
 
-        table = Requests(
+        table = StateTensors(
             whole(known + 1, most=50), whole(known + 1, most=blocks * size - 2 * width) + width,
             whole(known + 1, blocks, most=10**6).int(), torch.rand(known + 1, 3, generator=generator),
             whole(known + 1, 3, most=2**31), whole(known + 1, window, most=dice.choice((2, 5))).int(),
@@ -231,9 +232,9 @@ def rows_of_decodes(setting: Setting) -> str:
         inputs = []
         for row in dice.sample(range(known), min(known, places)):
             count, fresh = dice.randint(1, width), dice.random() < 0.5
-            start = FROM_TABLE if dice.random() < 0.5 else dice.randint(width, blocks * size - width)
-            at = (int(table.starts[row]) if start == FROM_TABLE else start) // size
-            tokens = (dice.choice((FROM_TABLE, 1)), *(dice.choice((FROM_TABLE, 0, 1)) for _ in range(count - 1)))
+            start = FROM_STATE if dice.random() < 0.5 else dice.randint(width, blocks * size - width)
+            at = (int(table.starts[row]) if start == FROM_STATE else start) // size
+            tokens = (dice.choice((FROM_STATE, 1)), *(dice.choice((FROM_STATE, 0, 1)) for _ in range(count - 1)))
             inputs.append(
                 [row, start, count, dice.randint(1, count), at if fresh else -1, 77, *(0,) * (width - count), *tokens]
             )
@@ -246,15 +247,15 @@ def rows_of_decodes(setting: Setting) -> str:
             rows = DecodeRows.room_for(places + 1, places * width + 3, width, blocks, device).cut(places, width)
             given = torch.tensor(inputs, device=device)
             if window > 1 and width > 1:
-                by.propose_guesses(given, own, width)
+                by.propose_drafts(given, own, width)
             by.place_decodes(given, own, rows, size)
             by.accept_draws(given, own, rows, drawn.to(device), usable.to(device))
             for place, length in enumerate(rows.context_lens.tolist()):
                 rows.block_tables[place, -(-length // size) :] = 0  # nobody reads them
             for given_row in inputs:
-                if FROM_TABLE not in given_row[len(given_row) - given_row[2] + 1 :]:
-                    own.guesses[given_row[0]] = 0  # nobody asked for them
-            found = [*tensors_of(rows), *tensors_of(rows.wishes)]
+                if FROM_STATE not in given_row[len(given_row) - given_row[2] + 1 :]:
+                    own.drafts[given_row[0]] = 0  # nobody asked for them
+            found = [*tensors_of(rows), *tensors_of(rows.sampling)]
             found += [(name, value[:-1]) for name, value in tensors_of(own)]  # nobody's row is whoever's
             made.append({name: value.cpu() for name, value in found})
         for name, value in made[0].items():
@@ -305,13 +306,13 @@ def rows_of_eight_bits(setting: Setting) -> str:
 def engine(setting: Setting) -> str:
     """An engine whose operations are all kernels replies as a plain pass does, with prompts in chunks."""
     with tempfile.TemporaryDirectory() as folder, by_kernels(setting):
-        house = House(
+        tested = ModelUnderTest(
             setting, Path(folder), TinyModel("Qwen3ForCausalLM", num_layers=1, seed=setting.dice.getrandbits(31))
         )
-        house.prompts = [house.prompts[0], house.prompts[4]]
-        house.judge_all(house.engine(max_num_batched_tokens=12), 2)
-        house.settle()
-    return f"{len(house.regrets)} tokens, worst {max(house.regrets):.1e} below the likeliest"
+        tested.prompts = [tested.prompts[0], tested.prompts[4]]
+        tested.judge_all(tested.engine(max_num_batched_tokens=12), 2)
+        tested.settle()
+    return f"{len(tested.regrets)} tokens, worst {max(tested.regrets):.1e} below the likeliest"
 
 
 def engine_stays_the_same(setting: Setting) -> str:
@@ -321,9 +322,9 @@ def engine_stays_the_same(setting: Setting) -> str:
     lengths = (2, 3, 12)
     commands = [Generate(str(n), tuple(dice.randrange(256) for _ in range(n)), wish) for n in lengths]
     with tempfile.TemporaryDirectory() as folder, by_kernels(setting), rows_one_by_one(setting):
-        house = House(setting, Path(folder), TinyModel(num_layers=1, seed=dice.getrandbits(31)))
-        together = answer_all(house.engine(batch_invariant=True, max_num_batched_tokens=9), commands)
-        alone = answer_all(house.engine(batch_invariant=True), commands[2:])
+        tested = ModelUnderTest(setting, Path(folder), TinyModel(num_layers=1, seed=dice.getrandbits(31)))
+        together = answer_all(tested.engine(batch_invariant=True, max_num_batched_tokens=9), commands)
+        alone = answer_all(tested.engine(batch_invariant=True), commands[2:])
     for key, answer in alone.items():
         both = [[event.logprobs for event in some.events] for some in (answer, together[key])]
         require(both[0] == both[1], "a reply differs in company")
@@ -340,13 +341,13 @@ def engine_of_few_bits(setting: Setting) -> str:
     errors = {}
     with tempfile.TemporaryDirectory() as folder:
         model = TinyModel(num_layers=1, intermediate_size=128, seed=dice.getrandbits(31))
-        plain = House(replace(setting, device=torch.device("cpu")), Path(folder), model)
-        house = House(setting, Path(folder), model)
+        plain = ModelUnderTest(replace(setting, device=torch.device("cpu")), Path(folder), model)
+        tested = ModelUnderTest(setting, Path(folder), model)
         for method, most in allowed.items():
             settings = {"kv_cache_dtype": "fp8"} if method == "cache" else {"quantization": method}
             expected = _prompt_scores(plain.engine(**settings), command)
             with by_kernels(setting):
-                errors[method] = relative_error(_prompt_scores(house.engine(**settings), command), expected)
+                errors[method] = relative_error(_prompt_scores(tested.engine(**settings), command), expected)
             require(errors[method] <= most, f"{method}: relative error {errors[method]:.1e}")
     return ", ".join(f"{method} {error:.0e}" for method, error in errors.items())
 
@@ -400,7 +401,7 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     return relative_error(out, torch.cat(expected))
 
 
-def _few_rows_error(setting: Setting) -> float:
+def _small_batch_error(setting: Setting) -> float:
     dtype, dice = _dtype(setting), setting.dice
     rows, inputs, outputs = dice.randint(1, 4), dice.choice((24, 200, 1024, 1500)), dice.choice((5, 24, 136))
     weight, norm = setting.randn(outputs, inputs).to(dtype), setting.randn(inputs).to(dtype)
@@ -409,8 +410,8 @@ def _few_rows_error(setting: Setting) -> float:
     residual = setting.randn(rows, inputs).to(dtype) if dice.random() < 0.7 else None
     kept = quantize(weight, None, "int8") if dice.random() < 0.4 else None
     given = (weight, bias) if kept is None else (kept.weight, bias, kept.scales)
-    out, summed = kernels_of_few.norm_linear(x, residual, norm, 1e-6, *given)
-    gated, plain = kernels_of_few.silu_linear(gate_up, *given), kernels_of_few.linear(x, *given)
+    out, summed = small_batch.norm_linear(x, residual, norm, 1e-6, *given)
+    gated, plain = small_batch.silu_linear(gate_up, *given), small_batch.linear(x, *given)
 
     require(torch.equal(summed, x if residual is None else x + residual), "the sum is another one")
     wide, shift = summed.cpu().double(), 0.0 if bias is None else bias.cpu().double()
@@ -512,7 +513,7 @@ CHECKS = (
     Check("kernel: the end of a large cache", end_of_a_large_cache, (torch.bfloat16,)),
     Check("kernel: sum and norm", add_rms_norm),
     Check("kernel: SiLU and product", silu_and_mul),
-    Check("kernel: products of few rows", few_rows),
+    Check("kernel: products of a small batch", small_batch_products),
     Check("kernel: norm, rope and store", norm_rope_store),
     Check("kernel: rows of decodes", rows_of_decodes, (torch.float32,)),
     Check("kernel: draws", draws, (torch.float32,)),

@@ -16,7 +16,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.graph_sizes import draws_plainly, is_decode
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.layout.decode_rows import Requests
+from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.verification import num_gained
@@ -237,10 +237,10 @@ def scripted_guesses(
     replies: Mapping[tuple[str, int], Iterable[int]],
     share: float,
     device: torch.device = CPU,
-) -> Callable[[Tensor, Requests, int], None]:
+) -> Callable[[Tensor, StateTensors, int], None]:
     """Return what makes guesses on the device out of known replies, each token right with a chance of ``share``.
 
-    It stands in for ``graphs.propose``. Requests are told apart by their prompts' first tokens.
+    It stands in for ``graphs.propose``. StateTensors are told apart by their prompts' first tokens.
     """
     dice = random.Random(0)
     script = torch.zeros(256, 512, dtype=torch.long)
@@ -251,13 +251,13 @@ def scripted_guesses(
     with torch.inference_mode():
         script = upload(script, device, torch.long)
 
-    def propose(inputs: Tensor, requests: Requests, width: int) -> None:
-        ops.propose_guesses(inputs, requests, width)
+    def propose(inputs: Tensor, state: StateTensors, width: int) -> None:
+        ops.propose_drafts(inputs, state, width)
         row, start = inputs[:, 0], inputs[:, 1]
-        start = torch.where(start == UNKNOWN, requests.starts.index_select(0, row), start)
-        where = start[:, None] + 1 + torch.arange(requests.guesses.shape[1], device=inputs.device)
-        names = requests.texts[:, 0].index_select(0, row).long()
-        requests.guesses.index_copy_(0, row, script[names[:, None], where.clamp(max=511)])
+        start = torch.where(start == UNKNOWN, state.starts.index_select(0, row), start)
+        where = start[:, None] + 1 + torch.arange(state.drafts.shape[1], device=inputs.device)
+        names = state.texts[:, 0].index_select(0, row).long()
+        state.drafts.index_copy_(0, row, script[names[:, None], where.clamp(max=511)])
 
     return propose
 

@@ -21,7 +21,7 @@ LEFT_SHARE = 0.5  # of the copies: so many may have been left since they were ma
 Decode = tuple[int, int, tuple[int, ...]]  # its id, its tokens, its block table
 
 
-class Rooms:
+class KvBuffers:
     """Memory for copies: of each layer ``tokens`` tokens' keys, then their values, in float32, taken when needed."""
 
     def __init__(self, tokens: int) -> None:
@@ -63,7 +63,7 @@ class Rooms:
         if layer in self._written:
             return
         self._written.add(layer)
-        assert self._slots is not None, "nobody said where this step's keys and values are"
+        assert self._slots is not None, "where this step's keys and values lie is not known"
         if self._columns is None:
             self._shift[1] = head_dim
             self._columns = torch.cat([part.columns(kv_heads, head_dim, self._shift) for part in self._parts])
@@ -82,7 +82,7 @@ class Part:
 
     owners: list[int]
     pads: list[int]  # columns before the first token of each
-    rooms: Rooms
+    rooms: KvBuffers
     offset: int
     width: int
     slots: Tensor  # (places × columns,) where the cache has what is in the columns that are in use when it is made
@@ -153,7 +153,7 @@ def load_slots(kv_cache: Tensor, kv_scales: KvScales | None, slots: Tensor) -> T
     return stored.float() if kv_scales is None else load_kv(stored, kv_scales, torch.float32)
 
 
-class SideBySide:
+class ContiguousKv:
     """Keeps the copies from step to step, for at most ``most_tokens`` tokens, room to grow included.
 
     A copy holds for a sequence that computes one token right after the one it computed in the step before. In all other
@@ -164,7 +164,7 @@ class SideBySide:
 
     def __init__(self, most_tokens: int, null_block: int, block_size: int) -> None:
         self.parts: list[Part] = []
-        self.rooms = Rooms(most_tokens)
+        self.rooms = KvBuffers(most_tokens)
         self._null_block = null_block
         self._block_size = block_size
         self._order: list[int] = []

@@ -1,5 +1,5 @@
-# What a step of decodes reads and writes beside the model, as tensors that stay where they are: the device's table of
-# requests, and the rows that one step makes of it. CUDA graphs capture them.
+# What a step of decodes reads and writes beside the model, as tensors that stay where they are: the device
+# state, and the rows that one step makes of it. CUDA graphs capture them.
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 
-FROM_TABLE = -1  # in place of a token, a draft or a start: the table knows it
+FROM_STATE = -1  # in place of a token, a draft or a start: the device state knows it
 SHORTEST, LONGEST = 3, 16  # tokens of a match that a draft follows; longer ones count as equal
 # Numbers of a place before its tokens: row, start, how many tokens, how many of them no drafts, and where in its table
 # which block is new.
@@ -18,7 +18,7 @@ HEADER = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class StateTensors:
     """What the device knows of the sequences that run, a row each; the last row is the spare one."""
 
     last_tokens: Tensor  # (rows,) int64: the last token known, which is computed next
@@ -28,7 +28,7 @@ class Requests:
     numbers: Tensor  # (rows, 3) int64: seed, reply index, top-k
     # (rows, window) int32, window a power of two: the last tokens, that of position p at p % window. 1: none is kept.
     texts: Tensor
-    guesses: Tensor  # (rows, most) int64: at the tokens behind the last one
+    drafts: Tensor  # (rows, most) int64: at the tokens behind the last one
     spare_block: int  # no sequence's
 
 
@@ -46,7 +46,7 @@ class DecodeRows:
     block_tables: Tensor  # (places, blocks) int32; on a GPU read and written only up to a sequence's own length
     context_lens: Tensor  # (places,) int32
     query_starts: Tensor  # (places + 1,) int32
-    wishes: Wishes
+    sampling: SamplingTensors
     # (places, 2 · width + 2) int32: tokens, whether their logits were numbers, how many count, where the step began
     drawn: Tensor
 
@@ -67,14 +67,14 @@ class DecodeRows:
             block_tables=zeros(places, num_blocks),
             context_lens=zeros(places),
             query_starts=torch.arange(places + 1, dtype=torch.int32, device=device),
-            wishes=Wishes(temperature, top_p, min_p, zeros(rows), seed, zeros(rows), zeros(rows)),
+            sampling=SamplingTensors(temperature, top_p, min_p, zeros(rows), seed, zeros(rows), zeros(rows)),
             drawn=zeros(2 * (rows + places)),
         )
 
     def cut(self, places: int, width: int) -> DecodeRows:
         """Return the beginning of the same room, for fewer places or tokens of each."""
-        rows, asked = places * width, self.wishes
-        wishes = Wishes(
+        rows, asked = places * width, self.sampling
+        sampling = SamplingTensors(
             asked.temperature[:rows],
             asked.top_p[:rows],
             asked.min_p[:rows],
@@ -91,6 +91,6 @@ class DecodeRows:
             self.block_tables[:places],
             self.context_lens[:places],
             self.query_starts[: places + 1] * width,
-            wishes,
+            sampling,
             self.drawn[: places * (2 * width + 2)].view(places, 2 * width + 2),
         )

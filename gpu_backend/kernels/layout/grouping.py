@@ -10,7 +10,7 @@ from itertools import chain, groupby
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.layout.contiguous_kv import SideBySide
+from gpu_backend.kernels.layout.contiguous_kv import ContiguousKv
 from gpu_backend.kernels.layout.upload import integers
 
 # A group may be padded by a quarter, or by about as much work as another call costs.
@@ -65,7 +65,7 @@ class Grouping:
         plain = window == 0 and not batch_invariant
         share = COPIED_SHARE * (cache_dtype or dtype).itemsize / torch.float32.itemsize
         tokens = int(share * null_block) * block_size
-        self.side_by_side = SideBySide(tokens, null_block, block_size) if plain else None
+        self.contiguous_kv = ContiguousKv(tokens, null_block, block_size) if plain else None
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)

@@ -16,7 +16,7 @@ from gpu_backend.kernels.layout.upload import upload
 
 MAX_SPLITS = 32
 INVARIANT_SPLITS = 8  # of the longest context, where replies must come out the same to the bit whatever the batch
-FEW_ROWS = 64  # queries × heads of a sequence that lie in one tile; above it, tiles are large ones
+SMALL_TILE_ROWS = 64  # queries × heads of a sequence that lie in one tile; above it, tiles are large ones
 LEAST_TOKENS = 256  # of context in a split: less is not worth putting parts together
 MOST_TOKENS = 8192  # of context in a split: more, and the others wait for one long sequence
 PROGRAMS_PER_PROCESSOR = 3
@@ -45,10 +45,10 @@ def choose_splits(query_rows: int, sequences: int, kv_heads: int, max_context_le
     graph is captured: one for longer contexts than another is worth having, since parts that are empty cost time.
     """
     programs = sequences * kv_heads * max(1, query_rows // 128)
-    wished = PROGRAMS_PER_PROCESSOR * processors // max(1, programs)
+    wanted = PROGRAMS_PER_PROCESSOR * processors // max(1, programs)
     useful = max_context_len // LEAST_TOKENS
     needed = max_context_len // MOST_TOKENS
-    return 1 << max(0, min(max(min(wished, useful), needed), MAX_SPLITS).bit_length() - 1)
+    return 1 << max(0, min(max(min(wanted, useful), needed), MAX_SPLITS).bit_length() - 1)
 
 
 def invariant_split(max_model_len: int) -> int:
@@ -74,7 +74,7 @@ class PagedLayouts:
     ) -> None:
         self.block_size = block_size
         self._group = heads // kv_heads
-        self._few = max(1, FEW_ROWS // self._group)  # queries
+        self._small_tile_queries = max(1, SMALL_TILE_ROWS // self._group)  # queries
         self._kv_heads = kv_heads
         self._device = device
         self._processors = processors
@@ -93,7 +93,7 @@ class PagedLayouts:
         table covers its sequence up to the last of them.
         """
         layouts, row, first = [], first_row, 0
-        for most in (1, self._few, max(query_lens, default=0)):
+        for most in (1, self._small_tile_queries, max(query_lens, default=0)):
             last = bisect_right(query_lens, most)
             if first < last:
                 layouts.append(self._layout(row, query_lens[first:last], positions, block_tables[first:last]))
@@ -102,7 +102,7 @@ class PagedLayouts:
 
     def samples(self) -> Iterator[PagedLayout]:
         """Yield one-sequence layouts that between them need every kernel which any step may need."""
-        queries = {1, *(rows // self._group + 1 for rows in (16, 32, FEW_ROWS))}
+        queries = {1, *(rows // self._group + 1 for rows in (16, 32, SMALL_TILE_ROWS))}
         for count in sorted(queries):
             table = torch.zeros((1, -(-count // self.block_size)), dtype=torch.int32, device=self._device)
             lens = torch.full((1,), count, dtype=torch.int32, device=self._device)

@@ -1,5 +1,5 @@
 # What goes before and after the model in a step of decodes, in Triton: one launch drafts, one makes every row's inputs
-# from the table of requests, one says which of the drawn tokens count and puts them back.
+# from the device state, one says which of the drawn tokens count and puts them back.
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout.decode_rows import FROM_TABLE, HEADER, LONGEST, SHORTEST, DecodeRows, Requests
+from gpu_backend.kernels.layout.decode_rows import FROM_STATE, HEADER, LONGEST, SHORTEST, DecodeRows, StateTensors
 
 BLOCKS_AT_ONCE = 256
 PLACES_AT_ONCE = 1024  # of a text, where a draft may begin
-TABLE = tl.constexpr(FROM_TABLE)
+TABLE = tl.constexpr(FROM_STATE)
 FIRST = tl.constexpr(HEADER)
 
 
-def propose_guesses(inputs: Tensor, requests: Requests, width: int) -> None:
-    """Draft what follows each place's text; ``reference.propose_guesses`` says how."""
-    most, window = requests.guesses.shape[1], requests.texts.shape[1]
-    propose_kernel[(len(inputs),)](
-        inputs, requests.last_tokens, requests.starts, requests.texts, requests.guesses, inputs.stride(0),
+def propose_drafts(inputs: Tensor, state: StateTensors, width: int) -> None:
+    """Draft what follows each place's text; ``reference.propose_drafts`` says how."""
+    most, window = state.drafts.shape[1], state.texts.shape[1]
+    propose_drafts_kernel[(len(inputs),)](
+        inputs, state.last_tokens, state.starts, state.texts, state.drafts, inputs.stride(0),
         WIDTH=width, WIDTH_PADDED=triton.next_power_of_2(width), MOST=most,
         MOST_PADDED=triton.next_power_of_2(most), WINDOW=window, AT_ONCE=min(window, PLACES_AT_ONCE),
         SHORTEST=SHORTEST, LONGEST=min(LONGEST, window - 1), num_warps=4,
     )  # fmt: skip
 
 
-def place_decodes(inputs: Tensor, requests: Requests, rows: DecodeRows, block_size: int) -> None:
+def place_decodes(inputs: Tensor, state: StateTensors, rows: DecodeRows, block_size: int) -> None:
     """Fill ``rows`` for ``inputs`` (places, HEADER + width); ``reference.place_decodes`` says with what."""
-    places, wishes = len(inputs), rows.wishes
-    assert inputs.stride(1) == 1 and rows.block_tables.shape[1] == requests.block_tables.shape[1]
+    places, sampling = len(inputs), rows.sampling
+    assert inputs.stride(1) == 1 and rows.block_tables.shape[1] == state.block_tables.shape[1]
     place_kernel[(places,)](
-        inputs, requests.last_tokens, requests.starts, requests.guesses, requests.block_tables, requests.shares,
-        requests.numbers, rows.token_ids, rows.positions, rows.slots, rows.block_tables, rows.context_lens,
-        wishes.temperature, wishes.top_p, wishes.min_p, wishes.top_k, wishes.seed, wishes.position, wishes.reply,
-        inputs.stride(0), requests.block_tables.stride(0), requests.spare_block,
+        inputs, state.last_tokens, state.starts, state.drafts, state.block_tables, state.shares,
+        state.numbers, rows.token_ids, rows.positions, rows.slots, rows.block_tables, rows.context_lens,
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k, sampling.seed, sampling.position,
+        sampling.reply, inputs.stride(0), state.block_tables.stride(0), state.spare_block,
         WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width), BLOCK_SIZE=block_size,
-        MOST=requests.guesses.shape[1], BLOCKS_AT_ONCE=BLOCKS_AT_ONCE, num_warps=4,
+        MOST=state.drafts.shape[1], BLOCKS_AT_ONCE=BLOCKS_AT_ONCE, num_warps=4,
     )  # fmt: skip
 
 
-def accept_draws(inputs: Tensor, requests: Requests, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
+def accept_draws(inputs: Tensor, state: StateTensors, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
     """Record the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
     accept_kernel[(len(inputs),)](
-        inputs, requests.last_tokens, requests.starts, requests.texts, rows.token_ids, tokens, usable, rows.drawn,
+        inputs, state.last_tokens, state.starts, state.texts, rows.token_ids, tokens, usable, rows.drawn,
         inputs.stride(0), WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width),
-        WINDOW=requests.texts.shape[1], num_warps=1,
+        WINDOW=state.texts.shape[1], num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
-def propose_kernel(
-    inputs, last_tokens, starts, texts, guesses, input_stride,
+def propose_drafts_kernel(
+    inputs, last_tokens, starts, texts, drafts, input_stride,
     WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, MOST: tl.constexpr, MOST_PADDED: tl.constexpr,
     WINDOW: tl.constexpr, AT_ONCE: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
@@ -88,12 +88,12 @@ def propose_kernel(
         where = first + places % (end - first)
         guess = tl.load(text + where % WINDOW, mask=(places < MOST) & (where < start), other=0)
         guess = tl.where((best >= 0) & (where < start), guess, last)
-        tl.store(guesses + row * MOST + places, guess.to(tl.int64), mask=places < MOST)
+        tl.store(drafts + row * MOST + places, guess.to(tl.int64), mask=places < MOST)
 
 
 @triton.jit(do_not_specialize=["spare_block"])
 def place_kernel(
-    inputs, last_tokens, starts, guesses, block_tables, shares, numbers,
+    inputs, last_tokens, starts, drafts, block_tables, shares, numbers,
     token_ids, positions, slots, tables, context_lens,
     temperature, top_p, min_p, top_k, seed, position, reply,
     input_stride, table_stride, spare_block,
@@ -113,7 +113,7 @@ def place_kernel(
     out = place * WIDTH + columns
     token = tl.load(own + FIRST + columns, mask=held, other=0)
     behind = columns - (WIDTH - count)  # the last token known
-    guess = tl.load(guesses + row * MOST + behind - 1, mask=held & (behind > 0) & (token == TABLE), other=0)
+    guess = tl.load(drafts + row * MOST + behind - 1, mask=held & (behind > 0) & (token == TABLE), other=0)
     known = tl.where(behind > 0, guess, tl.load(last_tokens + row))
     tl.store(token_ids + out, tl.where(token == TABLE, known, token), mask=held)
 
@@ -181,7 +181,7 @@ def accept_kernel(
 
 @triton.jit
 def _read_header(own, starts):
-    """Return a place's row of the table, where its tokens start, and how many there are."""
+    """Return a place's row of the device state, where its tokens start, and how many there are."""
     row = tl.load(own)
     start = tl.load(own + 1)
     count = tl.load(own + 2)

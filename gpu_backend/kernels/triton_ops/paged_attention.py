@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout.paged import FEW_ROWS, MAX_SPLITS, PagedLayout
+from gpu_backend.kernels.layout.paged import MAX_SPLITS, SMALL_TILE_ROWS, PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
@@ -49,7 +49,7 @@ def tile_shape(
         return TileShape(16, 16 if large else 32, 8 if large else 4, 2)
     if batch_invariant:
         return TileShape(64, 32 if large else 64, 4, 2 if large else 3)
-    if query_rows <= FEW_ROWS:
+    if query_rows <= SMALL_TILE_ROWS:
         return TileShape(max(16, triton.next_power_of_2(query_rows)), 32 if large else 64, 4, 5 if narrow else 3)
     return TileShape(64, 32, 4, 2) if large else TileShape(128, 64, 8, 3)
 

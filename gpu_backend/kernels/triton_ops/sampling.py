@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout.sampling_rows import Wishes
+from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 
 PIECE = 4096  # tokens that one program of a row looks at
 GREEDY_BELOW = tl.constexpr(1e-5)  # of sampling/sampler.py
@@ -18,7 +18,7 @@ MOST_PASSES = tl.constexpr(80)  # of a bisection over float32: more would mean t
 FAR_BELOW = tl.constexpr(120.0)  # exp of less than this under the maximum is 0 in float32
 
 
-def draw(logits: Tensor, wishes: Wishes, filters: bool = True) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, tensors: SamplingTensors, filters: bool = True) -> tuple[Tensor, Tensor]:
     """Return each row's token (rows,), int64, and whether its logits (rows, vocab), of any floating type, are numbers.
 
     A logit of -inf is a token that may not come. Where they are not all numbers the token is any of the vocabulary.
@@ -34,15 +34,15 @@ def draw(logits: Tensor, wishes: Wishes, filters: bool = True) -> tuple[Tensor, 
     usable = torch.empty((rows,), dtype=torch.bool, device=device)
     size = {"PIECES": pieces, "PIECES_PADDED": triton.next_power_of_2(pieces)}
     survey_kernel[(rows, pieces)](
-        logits, wishes.temperature, high, low, worth, logits.stride(0), VOCAB=vocab, PIECE=PIECE, PIECES=pieces,
+        logits, tensors.temperature, high, low, worth, logits.stride(0), VOCAB=vocab, PIECE=PIECE, PIECES=pieces,
         num_warps=8,
     )  # fmt: skip
     settle_kernel[(rows,)](
-        logits, wishes.temperature, wishes.top_p, wishes.min_p, wishes.top_k, high, low, worth, floors, usable,
+        logits, tensors.temperature, tensors.top_p, tensors.min_p, tensors.top_k, high, low, worth, floors, usable,
         logits.stride(0), VOCAB=vocab, PIECE=PIECE, FILTERS=filters, num_warps=8, **size,
     )  # fmt: skip
     score_kernel[(rows, pieces)](
-        logits, wishes.temperature, wishes.seed, wishes.position, wishes.reply, high, floors, worth, at,
+        logits, tensors.temperature, tensors.seed, tensors.position, tensors.reply, high, floors, worth, at,
         logits.stride(0), VOCAB=vocab, PIECE=PIECE, PIECES=pieces, num_warps=8,
     )  # fmt: skip
     choose_kernel[(rows,)](worth, at, tokens, num_warps=1, **size)

@@ -50,7 +50,7 @@ def _launch(
     assert 0 < len(x) <= 4 and x.stride(1) == weight.stride(1) == 1
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
     each = 16 // x.itemsize
-    few_rows_kernel[(triton.cdiv(outputs, COLUMNS),)](
+    small_batch_kernel[(triton.cdiv(outputs, COLUMNS),)](
         x, x if residual is None else residual, x if norm is None else norm, weight, out if scales is None else scales,
         out if bias is None else bias, out, summed, len(x), outputs, x.stride(0), weight.stride(0), eps,
         INPUTS=inputs, ROWS=triton.next_power_of_2(len(x)), COLUMNS=COLUMNS, DEPTH=32 * WARPS * each, EACH=each,
@@ -61,7 +61,7 @@ def _launch(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def few_rows_kernel(
+def small_batch_kernel(
     x, residual, norm, weight, scales, bias, out, summed, rows, outputs, row_stride, weight_stride, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EACH: tl.constexpr,
     NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,

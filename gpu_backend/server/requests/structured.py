@@ -22,7 +22,7 @@ def grammar_of(body: ChatRequest | CompletionRequest, extensions: Extensions) ->
 
     Raises ``BadRequest`` for two of them and for what can be none; whether it can be followed is the engine's to say.
     """
-    found = list(_wishes(body, extensions))
+    found = list(_all_grammars(body, extensions))
     if not found:
         return None, None
     (grammar, field), *others = found
@@ -37,7 +37,7 @@ def grammar_of(body: ChatRequest | CompletionRequest, extensions: Extensions) ->
     return grammar, field
 
 
-def _wishes(body: ChatRequest | CompletionRequest, extensions: Extensions) -> Iterator[tuple[Grammar, str]]:
+def _all_grammars(body: ChatRequest | CompletionRequest, extensions: Extensions) -> Iterator[tuple[Grammar, str]]:
     match body.response_format if isinstance(body, ChatRequest) else None:
         case JsonObjectFormat():
             yield ANY_OBJECT, "response_format"
@@ -49,23 +49,23 @@ def _wishes(body: ChatRequest | CompletionRequest, extensions: Extensions) -> It
     older = StructuredOutputs(
         extensions.guided_json, extensions.guided_regex, extensions.guided_choice, extensions.guided_grammar
     )
-    yield from _asked(older, "guided_")
+    yield from _grammars(older, "guided_")
     if extensions.structured_outputs is not None:
-        yield from _asked(extensions.structured_outputs, "structured_outputs.")
+        yield from _grammars(extensions.structured_outputs, "structured_outputs.")
 
 
-def _asked(wishes: StructuredOutputs, prefix: str) -> Iterator[tuple[Grammar, str]]:
-    if wishes.json is not None:
-        yield _schema(wishes.json, prefix + "json"), prefix + "json"
-    if wishes.regex is not None:
-        yield Grammar(GrammarKind.REGEX, wishes.regex), prefix + "regex"
-    if wishes.choice is not None:
-        if not wishes.choice:
+def _grammars(asked: StructuredOutputs, prefix: str) -> Iterator[tuple[Grammar, str]]:
+    if asked.json is not None:
+        yield _schema(asked.json, prefix + "json"), prefix + "json"
+    if asked.regex is not None:
+        yield Grammar(GrammarKind.REGEX, asked.regex), prefix + "regex"
+    if asked.choice is not None:
+        if not asked.choice:
             raise _invalid(prefix + "choice", f"'{prefix}choice' is empty; it holds the texts to choose from.")
-        yield Grammar(GrammarKind.CHOICE, json.dumps(wishes.choice, ensure_ascii=False)), prefix + "choice"
-    if wishes.grammar is not None:
-        yield Grammar(GrammarKind.LARK, wishes.grammar), prefix + "grammar"
-    if wishes.json_object:
+        yield Grammar(GrammarKind.CHOICE, json.dumps(asked.choice, ensure_ascii=False)), prefix + "choice"
+    if asked.grammar is not None:
+        yield Grammar(GrammarKind.LARK, asked.grammar), prefix + "grammar"
+    if asked.json_object:
         yield ANY_OBJECT, prefix + "json_object"
 
 

@@ -232,13 +232,13 @@ def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple
     speculator, runner = loop.scheduler.speculator, loop.runner
     assert isinstance(runner, Runner)
     assert speculator is not None
-    assert runner._drafter is not None
+    assert runner._draft_model is not None
     assert tokens_of(answers) == tokens_of(expected)
     assert loop.scheduler.num_preemptions > 0
     assert speculator.num_held > 0.98 * speculator.num_proposed > 50
     assert sum(loop.blocks.num_drafted) > 50
     for block, count in enumerate(loop.blocks.num_drafted):
-        known, drafted = runner.kv_cache[:, block, :count], runner._drafter.kv_cache[:, block, :count]
+        known, drafted = runner.kv_cache[:, block, :count], runner._draft_model.kv_cache[:, block, :count]
         torch.testing.assert_close(drafted, known, atol=1e-4, rtol=1e-4)
 
 

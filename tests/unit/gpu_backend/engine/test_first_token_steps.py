@@ -1,5 +1,5 @@
 # What a batch of three hundred costs the people beside it, in steps of the engine and on no clock: the same on every
-# machine. The large version, through the whole house on the demo model, is in tests/soak/test_batch_beside_people.py.
+# machine. The large version, through the whole stack on the demo model, is in tests/soak/test_batch_beside_people.py.
 
 from __future__ import annotations
 

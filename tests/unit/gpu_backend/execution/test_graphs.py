@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_backend.execution import device_state as table_module
+from gpu_backend.execution import device_state as state_module
 from gpu_backend.execution import graphs as graphs_module
-from gpu_backend.execution.device_state import NO_BLOCK, RequestTable
+from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
 from gpu_backend.execution.graph_sizes import Size, draws_plainly, sizes_up_to
 from gpu_backend.execution.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels.layout.upload import pinned, upload
 from gpu_backend.sampling.sampler import draw, sample
-from gpu_backend.sampling.sampling_tensors import wishes_of
+from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
@@ -90,7 +90,7 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
     loop = model_loop(qwen, max_num_seqs=8, cuda_graphs=True)
     assert isinstance(loop.runner, Runner)
     graphs, captures, steps = graphs_of(loop.runner), [], []
-    record, launch = graphs._recorder.record, loop.runner.launch
+    record, launch = graphs._graph_capture.capture, loop.runner.launch
 
     def note(act: Callable[[], None]) -> Callable[[], None]:
         captures.append(len(steps))
@@ -100,7 +100,7 @@ def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:
         steps.append(plan)
         return launch(plan)
 
-    graphs._recorder.record = note  # type: ignore[method-assign]
+    graphs._graph_capture.capture = note  # type: ignore[method-assign]
     loop.runner.launch = count  # type: ignore[method-assign, assignment]
     answer_all(loop, [greedy("first", range(20), 30), greedy("second", range(40, 60), 60)])
 
@@ -149,7 +149,7 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
 
     monkeypatch.setattr(graphs_module, "upload", counting(upload))
     monkeypatch.setattr(graphs_module, "pinned", counting(pinned))
-    monkeypatch.setattr(table_module, "upload", counting(upload))
+    monkeypatch.setattr(state_module, "upload", counting(upload))
     monkeypatch.setattr(loop.runner, "launch", note)
     answers = answer_all(loop, [greedy("a", range(20), 30), greedy("b", range(40, 60), 30)])
 
@@ -174,7 +174,7 @@ def test_no_request_fails_for_want_of_a_graph(qwen: Path, capsys: pytest.Capture
         tried.append(act)
         raise RuntimeError("out of memory")
 
-    graphs._recorder.record = fail  # type: ignore[method-assign]
+    graphs._graph_capture.capture = fail  # type: ignore[method-assign]
     answers = answer_all(loop, commands)
 
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
@@ -279,8 +279,8 @@ def test_guesses_of_a_draft_follow_each_other_on_the_device(qwen: Path, monkeypa
         speculative_method="draft", speculative_model=str(qwen),
         step_cost=StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
     )  # fmt: skip
-    assert isinstance(loop.runner, Runner) and loop.runner._drafter is not None
-    drafter, passes = loop.runner._drafter, []
+    assert isinstance(loop.runner, Runner) and loop.runner._draft_model is not None
+    drafter, passes = loop.runner._draft_model, []
     compute = drafter._compute
 
     def note(steps: list[SequenceStep]) -> Any:
@@ -319,15 +319,15 @@ def test_graphs_of_a_draft_guess_what_its_passes_do(qwen: Path, tmp_path: Path) 
             qwen, max_num_seqs=3, cuda_graphs=cuda_graphs, num_speculative_tokens=2, speculative_method="draft",
             speculative_model=str(draft),
         )  # fmt: skip
-        assert isinstance(loop.runner, Runner) and loop.runner._drafter is not None
-        complete, made = loop.runner._drafter.complete, []
+        assert isinstance(loop.runner, Runner) and loop.runner._draft_model is not None
+        complete, made = loop.runner._draft_model.complete, []
 
         def note(plan: StepPlan, complete: Any = complete, made: Any = made) -> StepPlan:
             plan = complete(plan)
             made += [step.token_ids for step in plan.sequences if step.num_proposed]
             return plan
 
-        loop.runner._drafter.complete = note  # type: ignore[method-assign]
+        loop.runner._draft_model.complete = note  # type: ignore[method-assign]
         answer_all(loop, commands)
         guesses.append(made)
         counters = loop.load().counters
@@ -366,7 +366,7 @@ def test_draws_by_the_table_equal_draws_by_the_list() -> None:
         for i in range(len(logits))
     ]  # fmt: skip
 
-    drawn, usable = draw(logits, wishes_of(steps, CPU))
+    drawn, usable = draw(logits, sampling_tensors_of(steps, CPU))
 
     assert torch.equal(drawn, sample(logits.clone(), steps).token_ids)
     assert len(drawn.unique()) > 50 and bool(usable.all())
@@ -374,7 +374,7 @@ def test_draws_by_the_table_equal_draws_by_the_list() -> None:
 
 def test_table_learns_what_has_changed_and_no_more() -> None:
     """One new block goes with the step's other numbers; a row's new owner brings its blocks and its dice."""
-    table = RequestTable(3, 4, spare_block=9, device=CPU)
+    table = DeviceState(3, 4, spare_block=9, device=CPU)
     step = SequenceStep(7, (5,), 3, (2, 4), True, SamplingParams(9, temperature=0.5, seed=2**63 + 6), 3, row=1)
     known = table.on_device
 

@@ -11,7 +11,7 @@ from benchmarks import engine, kernels
 from benchmarks.driving import build_loop, drive
 from benchmarks.engine_table import Row
 from benchmarks.roofline import TINY_SHAPES, Request
-from gpu_backend.hardware.peaks import Ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks
 
 CPU = torch.device("cpu")
 
@@ -39,9 +39,9 @@ def test_kernel_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> No
 
     for name in ("_attention", "_between_products", "_products", "_sampling"):
         monkeypatch.setattr(kernels, name, cases)
-    ceilings = Ceilings(1e9, 1e9), None
-    rows = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", ceilings, CPU, float("inf")))
-    late = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", ceilings, CPU, 0.0))
+    peaks = HardwarePeaks(1e9, 1e9), None
+    rows = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", peaks, CPU, float("inf")))
+    late = list(kernels._rows({"tiny": TINY_SHAPES["tiny"]}, "", peaks, CPU, 0.0))
 
     assert [row.kernel for row in rows] == ["bad", "good", "failed"] * 4
     assert rows[1].microseconds > 0 and "RuntimeError" in rows[0].note and "MemoryError" in rows[2].note

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpu_backend.execution.runner import Runner
-from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE, workspace_bytes
+from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE, memory_reserve_bytes
 from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.sampler import report_logprobs, sample
 from gpu_backend.step.batch import build_batch
@@ -84,7 +84,7 @@ def test_no_step_takes_more_than_is_left_for_it(
         for i in range(seqs)
     ]  # fmt: skip
 
-    most, left = most_bytes(runner, steps, scored), workspace_bytes(config, runner.model_config, 4, 128)
+    most, left = most_bytes(runner, steps, scored), memory_reserve_bytes(config, runner.model_config, 4, 128)
 
     assert left / 4 < most <= left
 
@@ -93,7 +93,7 @@ def test_guesses_are_rows_too() -> None:
     """Each has logits of its own."""
     model = load_model_config(Path(__file__).parents[4] / "gpu_backend/demo_model/checkpoint")
     plain, guessing = (
-        workspace_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2, 1024)
+        memory_reserve_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2, 1024)
         for more in ({}, {"speculative_method": "ngram", "num_speculative_tokens": 3})
     )
 
@@ -105,6 +105,6 @@ def test_parts_of_a_long_context_have_room() -> None:
     model = load_model_config(Path(__file__).parents[4] / "gpu_backend/demo_model/checkpoint")
     config = EngineConfig("m", max_num_batched_tokens=2048)
 
-    short, long = (workspace_bytes(config, model, 2, length) for length in (8192, 131_072))
+    short, long = (memory_reserve_bytes(config, model, 2, length) for length in (8192, 131_072))
 
     assert long - short == 16 * 2048 * model.num_heads * (model.head_dim + 1) * 4

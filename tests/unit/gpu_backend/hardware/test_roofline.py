@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu_backend.execution.runner import Runner
-from gpu_backend.hardware.peaks import Ceilings, measure_ceilings
+from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.shards import num_bytes
@@ -34,7 +34,7 @@ def test_decodes_read_weights_once_and_every_key(runner: Runner) -> None:
     config, model = runner.model_config, runner._model
     layer = model.layers[0]
     weights = num_bytes((model.layers, model.norm, model.head))
-    roofline = Roofline(config, model, 1000.0, Ceilings(bandwidth=1e6, flops=1e30))
+    roofline = Roofline(config, model, 1000.0, HardwarePeaks(bandwidth=1e6, flops=1e30))
 
     assert weights == config.num_layers * num_bytes(layer) + model.norm.nbytes + model.head.nbytes
     assert weights / 4 == pytest.approx(config.products_per_token, rel=0.02)  # norms beside the matrices
@@ -44,7 +44,7 @@ def test_decodes_read_weights_once_and_every_key(runner: Runner) -> None:
 def test_prompts_multiply_every_token_and_pair(runner: Runner) -> None:
     """At slow products a step takes those: matrices for each token, the head where one is sampled, and attention."""
     config = runner.model_config
-    roofline = Roofline(config, runner._model, 1000.0, Ceilings(bandwidth=1e30, flops=1e6))
+    roofline = Roofline(config, runner._model, 1000.0, HardwarePeaks(bandwidth=1e30, flops=1e6))
     head = config.vocab_size * config.hidden_size
     pairs = 10 * 30 + 55
     operations = 2 * 10 * (config.products_per_token - head) + 2 * head
@@ -61,7 +61,7 @@ def test_windows_bound_what_is_read(runner: Runner) -> None:
     config = runner.model_config
     windowed = replace(config, windows=(16, *config.windows[1:]))
     full, less = (
-        Roofline(some, runner._model, 1000.0, Ceilings(bandwidth=1e6, flops=1e30)) for some in (config, windowed)
+        Roofline(some, runner._model, 1000.0, HardwarePeaks(bandwidth=1e6, flops=1e30)) for some in (config, windowed)
     )
 
     saved = full.least_seconds([decode(50)]) - less.least_seconds([decode(50)])
@@ -82,6 +82,6 @@ def test_every_step_tells_its_least_time_once_the_device_is_measured(runner: Run
 
 def test_ceilings_are_measured_on_the_spot() -> None:
     """A copy and a product of random numbers give two rates that no machine is without."""
-    measured = measure_ceilings(torch.device("cpu"), torch.float32, 1 << 20, 64, repeats=4)
+    measured = measure_peaks(torch.device("cpu"), torch.float32, 1 << 20, 64, repeats=4)
 
     assert measured.bandwidth > 1e6 and measured.flops > 1e6 and measured.fp8_flops == 0

@@ -33,7 +33,7 @@ def test_fewer_places_and_later_arrivals_take_longer() -> None:
     assert late.seconds > 19 and max(late.waits) < max(together.waits)
 
 
-def test_launches_of_few_rows_are_fewer() -> None:
+def test_launches_of_small_batches_are_fewer() -> None:
     """Seven a layer for one reply in both precisions; at 64 ten and fourteen less the parts of attention."""
     plain, fp8 = (Shape(parse_model_config(SHAPES["Llama-3.1-8B"]), some) for some in (False, True))
 

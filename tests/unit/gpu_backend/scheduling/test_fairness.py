@@ -202,7 +202,7 @@ tenants = st.lists(
 )
 
 
-houses = st.tuples(
+workloads = st.tuples(
     tenants,
     st.integers(1, 6),
     st.integers(24, 80),
@@ -213,18 +213,18 @@ houses = st.tuples(
 
 
 @settings(max_examples=25)
-@given(houses)
-def test_service_gap_stays_within_the_derived_bound(house: tuple[Any, ...]) -> None:
+@given(workloads)
+def test_service_gap_stays_within_the_derived_bound(workload: tuple[Any, ...]) -> None:
     """Whatever tenants ask, however short blocks are, whoever makes room: any two who wait are served alike."""
-    serve(*house)
+    serve(*workload)
 
 
 @pytest.mark.soak
 @settings(max_examples=1000)
-@given(houses)
-def test_service_gap_stays_within_the_derived_bound_in_many_houses(house: tuple[Any, ...]) -> None:
+@given(workloads)
+def test_service_gap_stays_within_the_derived_bound_in_many_workloads(workload: tuple[Any, ...]) -> None:
     """A thousand more of them."""
-    serve(*house)
+    serve(*workload)
 
 
 def serve(

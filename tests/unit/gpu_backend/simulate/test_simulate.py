@@ -10,8 +10,7 @@ import pytest
 from gpu_backend.simulate.__main__ import main
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
 from gpu_backend.simulate.pressure import Load, make_replica, try_out
-from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory
-from gpu_backend.simulate.replicas import replay
+from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, replay
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
@@ -60,9 +59,9 @@ def test_report_counts_what_was_promised() -> None:
     """Goodput is what met the promise; occupancy is the mean over busy time."""
     requests = [TraceRequest(0.0, 50, 3), TraceRequest(0.0, 50, 3), TraceRequest(0.25, 250, 2)]
 
-    house = replay(requests, config(), PLAIN, num_blocks=100)
-    strict = make_report(house, Promise(first_token=0.12, gap=0.2), 8)
-    mild = make_report(house, Promise(first_token=0.5, gap=0.2), 8)
+    served = replay(requests, config(), PLAIN, num_blocks=100)
+    strict = make_report(served, Promise(first_token=0.12, gap=0.2), 8)
+    mild = make_report(served, Promise(first_token=0.5, gap=0.2), 8)
 
     assert (strict.requests, strict.refused) == (3, 0)
     assert strict.goodput_share == pytest.approx(2 / 3)
@@ -100,10 +99,10 @@ def test_requests_go_to_the_replica_with_the_least_to_do() -> None:
     requests = [TraceRequest(0.0, 100, 10)] * 16
 
     one = make_report(replay(requests, config(), PLAIN, 1000), Promise(), 8)
-    house = replay(requests, config(), PLAIN, 1000, replicas=2)
+    served = replay(requests, config(), PLAIN, 1000, num_replicas=2)
 
-    assert [len(replica.outcomes) for replica in house] == [8, 8]
-    assert make_report(house, Promise(), 8).ttft_p99 < one.ttft_p99
+    assert [len(replica.outcomes) for replica in served] == [8, 8]
+    assert make_report(served, Promise(), 8).ttft_p99 < one.ttft_p99
 
 
 def test_percentiles() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
-from gpu_backend.kernels.layout.contiguous_kv import GROWTH, Part, SideBySide
+from gpu_backend.kernels.layout.contiguous_kv import GROWTH, ContiguousKv, Part
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.step.batch import Batch, build_batch
@@ -22,7 +22,7 @@ BLOCKS = 2000
 SAMPLING = SamplingParams(max_tokens=1000)
 
 
-class House:
+class RunningSequences:
     """Sequences with scattered blocks of one cache, and steps over them computed with copies and without."""
 
     def __init__(self, heads: int, kv_heads: int, scales: KvScales | None = None) -> None:
@@ -84,41 +84,41 @@ def num_copied(batch: Batch) -> int:
 @pytest.mark.parametrize("heads", [(4, 2), (6, 6)])
 def test_copies_give_what_the_blocks_give(heads: tuple[int, int]) -> None:
     """Sequences come and go, prompts run beside them, guesses fail and decodes pause; most decodes use their copies."""
-    house = House(*heads)
+    running = RunningSequences(*heads)
     copied = decodes = 0
     for step in range(160):
-        if len(house.lens) < 12 and house.dice.random() < 0.3:
-            house.come(1000 + step, house.dice.randint(1, 60))
-        counts = {sequence: 1 for sequence in house.lens if house.dice.random() < 0.98}
+        if len(running.lens) < 12 and running.dice.random() < 0.3:
+            running.come(1000 + step, running.dice.randint(1, 60))
+        counts = {sequence: 1 for sequence in running.lens if running.dice.random() < 0.98}
         kept = dict(counts)
-        if counts and house.dice.random() < 0.1:
-            guessing = house.dice.choice(list(counts))
-            counts[guessing], kept[guessing] = 4, house.dice.randint(0, 4)
+        if counts and running.dice.random() < 0.1:
+            guessing = running.dice.choice(list(counts))
+            counts[guessing], kept[guessing] = 4, running.dice.randint(0, 4)
         if counts:
-            copied += num_copied(house.step(counts, kept))
+            copied += num_copied(running.step(counts, kept))
             decodes += len(counts)
-        if house.lens and house.dice.random() < 0.1:
-            house.go(house.dice.choice(list(house.lens)))
+        if running.lens and running.dice.random() < 0.1:
+            running.go(running.dice.choice(list(running.lens)))
 
     assert copied > decodes / 2
 
 
 def test_a_float8_cache_is_copied_as_numbers() -> None:
     """What the copies hold is what the cache's bytes mean."""
-    house = House(4, 2, KvScales(torch.tensor([0.01, 0.02]), torch.tensor([0.03, 0.01])))
-    house.come(1, 9)
+    running = RunningSequences(4, 2, KvScales(torch.tensor([0.01, 0.02]), torch.tensor([0.03, 0.01])))
+    running.come(1, 9)
 
-    batches = [house.step({1: 1}) for _ in range(6)]
+    batches = [running.step({1: 1}) for _ in range(6)]
 
     assert [num_copied(batch) for batch in batches] == [0, 1, 1, 1, 1, 1]
 
 
 def test_a_copy_is_made_anew_when_it_is_full() -> None:
     """A long reply outgrows its room again and again, and never loses a token."""
-    house = House(2, 1)
-    house.come(1, 3)
+    running = RunningSequences(2, 1)
+    running.come(1, 3)
 
-    parts = [part for _ in range(3 * GROWTH) for part in house.step({1: 1}).groups if isinstance(part, Part)]
+    parts = [part for _ in range(3 * GROWTH) for part in running.step({1: 1}).groups if isinstance(part, Part)]
 
     assert len(parts) == 3 * GROWTH - 1
     assert [part.width for part in parts[:: GROWTH + 1]] == [3 + 2 + n * (GROWTH + 1) + GROWTH for n in range(3)]
@@ -126,25 +126,25 @@ def test_a_copy_is_made_anew_when_it_is_full() -> None:
 
 def test_another_sequence_in_the_same_blocks_has_no_copy() -> None:
     """Whoever gets a leaver's blocks, and goes on where it ended, has its own keys and values."""
-    house = House(2, 1)
-    house.come(1, 5)
+    running = RunningSequences(2, 1)
+    running.come(1, 5)
     for _ in range(3):
-        house.step({1: 1})
-    table, length = house.tables[1], house.lens[1]
-    house.tables, house.lens = {2: table}, {2: length}
-    house.cache.normal_(generator=house.generator)
+        running.step({1: 1})
+    table, length = running.tables[1], running.lens[1]
+    running.tables, running.lens = {2: table}, {2: length}
+    running.cache.normal_(generator=running.generator)
 
-    assert num_copied(house.step({2: 1})) == 0
+    assert num_copied(running.step({2: 1})) == 0
 
 
 def test_no_more_is_copied_than_there_is_room_for() -> None:
     """The copies take a share of the cache at most; whoever finds no room is read from its blocks."""
-    house = House(2, 1)
-    house.copying.side_by_side = SideBySide(200, BLOCKS, SIZE)
+    running = RunningSequences(2, 1)
+    running.copying.contiguous_kv = ContiguousKv(200, BLOCKS, SIZE)
     for sequence in range(8):
-        house.come(sequence, 30)
+        running.come(sequence, 30)
 
-    copied = [num_copied(house.step(dict.fromkeys(range(8), 1))) for _ in range(4)]
+    copied = [num_copied(running.step(dict.fromkeys(range(8), 1))) for _ in range(4)]
 
     assert copied == [0, 2, 2, 2]
 
@@ -152,7 +152,7 @@ def test_no_more_is_copied_than_there_is_room_for() -> None:
 def test_copies_of_a_float8_cache_take_no_more_bytes() -> None:
     """A number takes four bytes beside a cache where it takes one, so a fourth as many tokens are copied."""
     half, eighth = (
-        Grouping(SIZE, 800, 1000, CPU, torch.float32, cache_dtype=dtype).side_by_side for dtype in (None, torch.uint8)
+        Grouping(SIZE, 800, 1000, CPU, torch.float32, cache_dtype=dtype).contiguous_kv for dtype in (None, torch.uint8)
     )
 
     assert half is not None and eighth is not None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SamplingTensors:
     """How each row is drawn. A CUDA graph captures these tensors; they are written over before each replay."""
 
     temperature: Tensor  # (rows,) float32; under 1e-5: the likeliest
