@@ -3,8 +3,12 @@
 #   ServiceError
 #   ├── BadRequest            400  invalid_request_error
 #   │   └── UnsupportedParameter   code unsupported_parameter
+#   ├── InvalidKey            401  invalid_api_key
 #   ├── NotFound              404
+#   │   └── UnknownUrl             unknown_url
+#   ├── MethodNotAllowed      405  method_not_supported
 #   ├── TooLarge              413
+#   ├── Overloaded            503  overloaded, with retry-after
 #   └── …                     each package's errors.py adds its own
 
 from __future__ import annotations
@@ -60,6 +64,14 @@ class UnsupportedParameter(BadRequest):
     code = "unsupported_parameter"
 
 
+class InvalidKey(ServiceError):
+    """No key, or one that is not known here."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
 class NotFound(ServiceError):
     """What was asked for does not exist, or belongs to another caller: the two look alike."""
 
@@ -68,12 +80,37 @@ class NotFound(ServiceError):
     code = "not_found"
 
 
+class UnknownUrl(NotFound):
+    """No route has this path."""
+
+    code = "unknown_url"
+
+
+class MethodNotAllowed(ServiceError):
+    """The path exists; the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+
 class TooLarge(ServiceError):
     """The body is longer than we read."""
 
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class Overloaded(ServiceError):
+    """The request cannot be taken in time: no target or no room for it, or a store that it needs does not answer."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message, headers={"retry-after": str(retry_after)})
 
 
 def invalid_value(param: str, rule: str) -> BadRequest:

@@ -24,11 +24,12 @@ from gateway.accounts.guessing import Guessing
 from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.core.client_addresses import client_of
 from gateway.core.clock import Clock
-from gateway.core.errors import Forbidden, InvalidKey, Overloaded, TeamSuspended
+from gateway.core.errors import Forbidden, TeamSuspended
 from gateway.core.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
 from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
 from gateway.storage.database import Database
 from gateway.storage.schema import DRIVER_ERRORS
+from protocol.errors import InvalidKey, Overloaded
 
 log = structlog.get_logger()
 

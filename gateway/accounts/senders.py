@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gateway.accounts.teams import find_caller_of_key
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidKey, TeamSuspended
+from gateway.core.errors import TeamSuspended
 from gateway.core.principals import Caller
 from gateway.storage.database import Database
+from protocol.errors import InvalidKey
 
 BELIEVED = 2.0  # seconds for which what was read of a caller holds
 

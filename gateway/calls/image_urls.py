@@ -10,12 +10,11 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from gateway.core.errors import Overloaded
 from gateway.egress.destinations import Guard, SystemResolver, Unreachable
 from gateway.egress.urls import BadUrl, CallbackUrl, read_url
 from gateway.upstreams.registry import ProviderRegistry
 from protocol.chat import ChatRequest
-from protocol.errors import BadRequest, ServiceError
+from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.inference import Request
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Ability, Route, Target

@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gateway.calls.call import Call
-from gateway.core.errors import Overloaded
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFailure, UpstreamRefused
-from protocol.errors import ServiceError
+from protocol.errors import Overloaded, ServiceError
 from router.catalog.targets import Target
 
 LONGEST_WAIT = 60  # seconds that a client is told to wait, at the most

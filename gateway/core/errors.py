@@ -1,12 +1,9 @@
-# The gateway's own errors.
+# The gateway's own errors; those that engines have, too, are in protocol/errors.py.
 #
 #   ServiceError
-#   ├── InvalidKey            401  invalid_api_key
 #   ├── Forbidden             403
 #   │   └── TeamSuspended          team_suspended
 #   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
-#   ├── UnknownUrl            404  unknown_url
-#   ├── MethodNotAllowed      405  method_not_supported
 #   ├── EncodedBody           415  unsupported_encoding
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
@@ -17,22 +14,13 @@
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
 #   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
 #   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
-#   ├── Overloaded            503  overloaded, with retry-after: no target, or a store, does it in time
 #   ├── Unavailable           503  service_unavailable: the gateway closes, or a part other than a store fails
 #   │   └── ContentUnchecked       content_check_failed: the external checker, whose verdict is needed
 #   └── UpstreamFailure            an upstream did not give an answer: upstreams/wire/errors.py
 
 from __future__ import annotations
 
-from protocol.errors import NotFound, ServiceError
-
-
-class InvalidKey(ServiceError):
-    """No key, or one that we do not know."""
-
-    status = 401
-    type = "invalid_request_error"
-    code = "invalid_api_key"
+from protocol.errors import ServiceError
 
 
 class Forbidden(ServiceError):
@@ -55,20 +43,6 @@ class ContentPolicyViolation(ServiceError):
     status = 400
     type = "invalid_request_error"
     code = "content_policy_violation"
-
-
-class UnknownUrl(NotFound):
-    """No route has this path."""
-
-    code = "unknown_url"
-
-
-class MethodNotAllowed(ServiceError):
-    """The path exists; the method does not."""
-
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_supported"
 
 
 class EncodedBody(ServiceError):
@@ -159,17 +133,6 @@ class StorageFull(ServiceError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"x-should-retry": "false"})
-
-
-class Overloaded(ServiceError):
-    """No target can take the request in time, or Postgres or Redis, which it needs, does not answer in time."""
-
-    status = 503
-    type = "server_error"
-    code = "overloaded"
-
-    def __init__(self, message: str, retry_after: int = 1) -> None:
-        super().__init__(message, headers={"retry-after": str(retry_after)})
 
 
 class Unavailable(ServiceError):

@@ -12,10 +12,10 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.core.store_errors import postgres_cannot_now
-from gateway.core.errors import EncodedBody, MethodNotAllowed, Overloaded, UnknownUrl
+from gateway.core.errors import EncodedBody
 from gateway.dialects.table import errors_for
 from gateway.http.unknown_urls import unknown_url
-from protocol.errors import BadRequest, ServiceError, TooLarge
+from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 
 log = structlog.get_logger()
 

@@ -33,20 +33,13 @@ from msgspec.structs import replace
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY, postgres_refuses
 from gateway.calls.call import Call
-from gateway.core.errors import (
-    AnswerNotKept,
-    CallTakenOver,
-    IdempotencyKeyInUse,
-    IdempotencyKeyReused,
-    Overloaded,
-    Unavailable,
-)
+from gateway.core.errors import AnswerNotKept, CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
 from gateway.idempotency.replay_buffer import Send, Tape
 from gateway.idempotency.store import Answered, Found, Reused, Running
 from gateway.idempotency.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.inference.services import Services
 from gateway.telemetry.meters import counter_of
-from protocol.errors import ServiceError
+from protocol.errors import Overloaded, ServiceError
 from protocol.serving.off_loop import off_loop
 
 LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from gateway.calls.call import Call
 from gateway.calls.unanswered import names_for
 from gateway.core.clock import Clock
-from gateway.core.errors import Overloaded
 from gateway.core.settings import QueueSettings
 from gateway.overload.slots import Room, Slot, Ticket, Turns
 from gateway.telemetry.meters import counter_of, histogram_of
@@ -22,6 +21,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
+from protocol.errors import Overloaded
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
 from router.replicas import by_beginning
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from billing.core.errors import RateLimited
-from gateway.core.errors import Overloaded
+from protocol.errors import Overloaded
 
 MIB = 1024 * 1024
 OF_ALL = 512 * MIB

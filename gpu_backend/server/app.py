@@ -16,11 +16,11 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
 from gpu_backend.server import chat, completions, embeddings, operations
-from gpu_backend.server.client.errors import EngineFailed, ForeignPage, InvalidKey, MethodNotAllowed, UnknownUrl
+from gpu_backend.server.client.errors import EngineFailed, ForeignPage
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.settings import FrontSettings, is_loopback
 from gpu_backend.server.wire import encode
-from protocol.errors import ServiceError, TooLarge
+from protocol.errors import InvalidKey, MethodNotAllowed, ServiceError, TooLarge, UnknownUrl
 
 log = logging.getLogger("gpu_backend")
 

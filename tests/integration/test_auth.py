@@ -19,12 +19,12 @@ from gateway.accounts.schemas import NewKey, NewTeam
 from gateway.accounts.team_keys import NewlyMade, create_key, revoke_key
 from gateway.accounts.teams import create_team, find_callers
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidKey, Overloaded
 from gateway.core.keys import key_digest, new_admin_key, new_key
 from gateway.core.principals import Admin, Caller
 from gateway.dev.embedded import EmbeddedPostgres
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
+from protocol.errors import InvalidKey, Overloaded
 from tests.support.clock import SetClock
 from tests.support.temporary_stores import temporary_postgres
 

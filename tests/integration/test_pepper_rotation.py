@@ -21,7 +21,6 @@ from gateway.accounts.team_keys import NewlyMade, create_key, list_keys
 from gateway.accounts.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
 from gateway.accounts.teams import create_team
 from gateway.core.clock import Clock
-from gateway.core.errors import InvalidKey
 from gateway.core.keys import new_key, pepper_name
 from gateway.core.principals import Caller
 from gateway.idempotency.store import Answered, IdempotencyStore, Reused, Running
@@ -29,6 +28,7 @@ from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
+from protocol.errors import InvalidKey
 
 OLD, NEW = "the pepper that was", "the pepper that will be"
 ACT = Act("tests")

@@ -15,7 +15,7 @@ from gateway.batch.claims import Claim
 from gateway.batch.endings import Ended, refused
 from gateway.batch.results import response_of
 from gateway.calls.call import Call
-from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, Overloaded
+from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked
 from gateway.core.principals import Caller
 from gateway.dialects.endpoint import ReplyWriter
 from gateway.dialects.options import options_of, routing_options
@@ -24,7 +24,7 @@ from gateway.inference.answer import answer
 from gateway.inference.reply import Ending, Reply
 from gateway.inference.services import Services
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
-from protocol.errors import BadRequest, ServiceError
+from protocol.errors import BadRequest, Overloaded, ServiceError
 from router.catalog.targets import Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gpu_backend.server.client.errors import EngineFailed, Overloaded
+from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Generate, NewTokens, Timings
 from gpu_backend.step.sequence import FinishReason
+from protocol.errors import Overloaded
 
 
 class Client(Protocol):

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.server.client.engine_call import EngineCall
-from gpu_backend.server.client.errors import Overloaded
 from gpu_backend.server.client.held_calls import DIED, HeldCalls
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import (
@@ -34,6 +33,7 @@ from gpu_backend.step.messages import (
     Ready,
     Refused,
 )
+from protocol.errors import Overloaded
 
 log = logging.getLogger("gpu_backend")
 

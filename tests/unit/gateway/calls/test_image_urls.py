@@ -11,12 +11,11 @@ from contextlib import suppress
 import pytest
 
 from gateway.calls.image_urls import AT_ONCE, LONGEST, MOST_HOSTS, OF_A_TEAM, ImageUrls
-from gateway.core.errors import Overloaded
 from gateway.core.settings import ProviderSettings
 from gateway.egress.destinations import Guard
 from gateway.upstreams.registry import ProviderRegistry
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
-from protocol.errors import BadRequest, ServiceError
+from protocol.errors import BadRequest, Overloaded, ServiceError
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.house import model
 

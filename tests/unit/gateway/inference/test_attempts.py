@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 
 from gateway.calls.call import Call
 from gateway.core.background import Background
-from gateway.core.errors import Overloaded
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
 from gateway.inference.attempt import AttemptLog
@@ -32,6 +31,7 @@ from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from gateway.upstreams.wire.reading import usual_failure
 from protocol.chat import ChatRequest, Message
+from protocol.errors import Overloaded
 from router import RoutingOptions
 from router.catalog.targets import Endpoint, Route, Target
 from tests.support.clock import SetClock

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from billing.core.errors import RateLimited
-from gateway.core.errors import Overloaded
 from gateway.overload.body_memory import BodyRoom
+from protocol.errors import Overloaded
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from billing.core.errors import RateLimited
-from gateway.core.errors import InvalidKey
 from gateway.core.principals import Admin, Caller, Team
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import ALIKE, COUNTED, IN_ALL, Refusals
 from gateway.upstreams.wire.errors import UpstreamTimeout
-from protocol.errors import BadRequest, ServiceError
+from protocol.errors import BadRequest, InvalidKey, ServiceError
 from router.catalog.catalog import Catalog
 from tests.support.house import model
 

@@ -11,11 +11,12 @@ import pytest
 
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import RESTARTS, EngineClient, EngineState
-from gpu_backend.server.client.errors import EngineFailed, Overloaded
+from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready, Refused
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
+from protocol.errors import Overloaded
 from tests.support.fake_engine import READY, FakeEngine, FakeProcess, speaking
 
 SAMPLING = SamplingParams(max_tokens=4)
