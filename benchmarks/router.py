@@ -11,7 +11,7 @@ from pathlib import Path
 from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
-from router import Ability, Catalog, Endpoint, ModelSpec, RoutingOptions, choose_route
+from router import Capability, Catalog, Endpoint, ModelSpec, RoutingOptions, choose_route
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import TargetHealth
@@ -82,7 +82,7 @@ def example_catalog() -> Catalog:
             price=Price(input=to_nano(dollars), output=NanoDollars(4 * to_nano(dollars))),
             context=64_000_000,
             max_output=16_384,
-            abilities=frozenset({Ability.CHAT, Ability.TOOLS}),
+            capabilities=frozenset({Capability.CHAT, Capability.TOOLS}),
         )
         for name, provider, dollars in (
             ("llama-3-70b", "own", "0.40"),

@@ -2,11 +2,11 @@
 
 from router.catalog.catalog import Catalog
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import Ability, Endpoint, ModelSpec, Route, Target, TargetHealth, Tier
+from router.catalog.targets import Capability, Endpoint, ModelSpec, Route, Target, TargetHealth, Tier
 from router.choose import choose_route
 
 __all__ = [
-    "Ability",
+    "Capability",
     "Catalog",
     "Endpoint",
     "ModelSpec",

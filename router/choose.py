@@ -43,22 +43,22 @@ def choose_route(
     if name in catalog.models:
         return _named_route(request, options, catalog, health, name, spread)
     auto = catalog.auto[name]
-    fitting = _fitting(options.usable(catalog.members_of(name)), request, options, catalog)
+    eligible = _eligible(options.usable(catalog.members_of(name)), request, options, catalog)
     if isinstance(request, EmbeddingRequest):
-        return _embedding_route(request, auto, fitting, catalog, health, spread)
+        return _embedding_route(request, auto, eligible, catalog, health, spread)
 
-    small = [model for model in fitting if model.name in auto.small]
-    large = [model for model in fitting if model.name in auto.large]
+    small = [model for model in eligible if model.name in auto.small]
+    large = [model for model in eligible if model.name in auto.large]
     quality = options.recalibrated.get(name, auto.quality) if options.quality is None else options.quality
-    verdict = judge(request, quality, complexity) if small and large else None
-    is_small = bool(small) if verdict is None else verdict.is_small
+    decision = judge(request, quality, complexity) if small and large else None
+    is_small = bool(small) if decision is None else decision.is_small
 
     chosen, spare = (small, large) if is_small else (large, small if options.allow_smaller else [])
     cost = partial(cost_of, expected_usage(request), batch=options.tier is Tier.BATCH, at=at)
     targets = by_cost(chosen, cost, catalog, health, share, spread)
     targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share, spread)
     ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
-    return Route(request.model, ordered, reason, None if verdict is None else verdict.score, verdict)
+    return Route(request.model, ordered, reason, None if decision is None else decision.score, decision)
 
 
 def _named_route(
@@ -95,14 +95,14 @@ def _named_route(
 def _embedding_route(
     request: EmbeddingRequest,
     auto: AutoRoute,
-    fitting: Sequence[ModelSpec],
+    eligible: Sequence[ModelSpec],
     catalog: Catalog,
     health: Health,
     spread: float,
 ) -> Route:
     """Return the first model that embeds, wherever it is served: vectors of different models do not compare."""
-    first = fitting[0]
-    same = [model for model in fitting if model.upstream_model == first.upstream_model]
+    first = eligible[0]
+    same = [model for model in eligible if model.upstream_model == first.upstream_model]
     targets = [target for model in same for target in by_preference(model, catalog, health, spread)]
     reason = "auto_small" if first.name in auto.small else "auto_large"
     return Route(request.model, unavailable_last(targets, health), reason)
@@ -139,11 +139,11 @@ def _resolve(asked: str, catalog: Catalog) -> str | None:
     return name
 
 
-def _fitting(
+def _eligible(
     models: Sequence[ModelSpec], request: InferenceRequest, options: RoutingOptions, catalog: Catalog
 ) -> Sequence[ModelSpec]:
     needs = needs_of(request, options, models)
-    fitting = [model for model in models if can_serve(model, needs)]
-    if not fitting:
+    eligible = [model for model in models if can_serve(model, needs)]
+    if not eligible:
         raise explain_refusal(models, needs, options, catalog)
-    return fitting
+    return eligible

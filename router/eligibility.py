@@ -10,11 +10,11 @@ from billing.core.money import to_text
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.capabilities import FIELD_OF, InferenceRequest, missing_abilities, needed_abilities
+from router.catalog.capabilities import FIELD_OF, InferenceRequest, missing_capabilities, needed_capabilities
 from router.catalog.catalog import Catalog
-from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, NoTargetFits
+from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoTargetFits
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import Ability, ModelSpec, Tier
+from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.bounds import cost_most
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt, prompt_characters, prompt_tokens_least
 
@@ -23,7 +23,7 @@ class Needs(Struct, frozen=True, kw_only=True):
     """What a request asks of a model, measured once for all of them."""
 
     request: InferenceRequest
-    abilities: frozenset[Ability]
+    capabilities: frozenset[Capability]
     tokens_least: int  # tokens of the prompt and of the shortest reply, at the least
     tier: Tier
     max_cost_nanousd: int | None
@@ -45,7 +45,7 @@ def needs_of(request: InferenceRequest, options: RoutingOptions, models: Sequenc
         tokens = prompt_tokens_least(request, enough=max(contexts)) + _reply_least(request)
     return Needs(
         request=request,
-        abilities=needed_abilities(request),
+        capabilities=needed_capabilities(request),
         tokens_least=tokens,
         tier=options.tier,
         max_cost_nanousd=options.max_cost_nanousd,
@@ -56,7 +56,7 @@ def needs_of(request: InferenceRequest, options: RoutingOptions, models: Sequenc
 def can_serve(model: ModelSpec, needs: Needs) -> bool:
     """Whether nothing that the request needs is missing from the model."""
     return (
-        needs.abilities <= model.abilities
+        needs.capabilities <= model.capabilities
         and needs.tokens_least <= model.context
         and needs.tier in model.tiers
         and (needs.max_cost_nanousd is None or needs.are_affordable(model))
@@ -79,7 +79,7 @@ def is_smaller(model: ModelSpec, other: ModelSpec, catalog: Catalog) -> bool:
 
 def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
     """Return what keeps the model from serving the request, in words; nothing when it can."""
-    found = [f"lacks {ability}" for ability in missing_abilities(needs.abilities, model)]
+    found = [f"lacks {capability}" for capability in missing_capabilities(needs.capabilities, model)]
     if needs.tokens_least > model.context:
         found.append(f"holds {model.context} tokens, and {needs.tokens_least} or more are needed")
     if needs.tier not in model.tiers:
@@ -94,11 +94,11 @@ def explain_refusal(
 ) -> NoTargetFits:
     """Return the error for a request that none of ``models`` can serve: the first need that leaves none of them."""
     asked = needs.request.model
-    able = [model for model in models if needs.abilities <= model.abilities]
+    able = [model for model in models if needs.capabilities <= model.capabilities]
     if not able:
-        nearest = max(models, key=lambda model: len(needs.abilities & model.abilities))
-        missing = missing_abilities(needs.abilities, nearest)
-        return LacksAbility(
+        nearest = max(models, key=lambda model: len(needs.capabilities & model.capabilities))
+        missing = missing_capabilities(needs.capabilities, nearest)
+        return LacksCapability(
             f"'{asked}' cannot serve this request: it lacks {' and '.join(missing)}. "
             f"{_others(needs, options, catalog)}",
             param=FIELD_OF[missing[0]],
@@ -112,7 +112,7 @@ def explain_refusal(
         )
     timely = [model for model in wide if needs.tier in model.tiers]
     if not timely:
-        return LacksAbility(
+        return LacksCapability(
             f"'{asked}' is not served in tier {needs.tier}. {_others(needs, options, catalog)}", param="x-tier"
         )
     advice = "shorten the input" if isinstance(needs.request, EmbeddingRequest) else "lower max_tokens"

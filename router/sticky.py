@@ -1,4 +1,4 @@
-# Which kind of model a conversation needs. A thread keeps its kind unless the difficulty clearly changes: what earlier
+# Which kind of model a conversation needs. It keeps its kind unless the difficulty clearly changes: what earlier
 # turns were judged follows from the conversation itself, so any gateway finds the same, and nothing is remembered.
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from protocol.chat import ChatRequest
 from router.catalog.capabilities import InferenceRequest
-from router.catalog.targets import Verdict
+from router.catalog.targets import ComplexityDecision
 
 MARGIN = 0.04  # of score: closer than this to the quality asked, a turn changes nothing
 MOST_TURNS = 6  # earlier ones that are looked at
@@ -17,22 +17,22 @@ MOST_TURNS = 6  # earlier ones that are looked at
 Score = Callable[[InferenceRequest], float]  # the probability that a small model suffices
 
 
-def judge(request: InferenceRequest, quality: float, score: Score) -> Verdict:
+def judge(request: InferenceRequest, quality: float, score: Score) -> ComplexityDecision:
     """Return whether the chance that a small model suffices reaches ``quality``, with a margin between turns.
 
-    A turn within the margin leaves the thread as it was, so the newest turn beyond it decides. The last that is looked
-    at is the first of all, which decides by the quality alone: for it stays the same however long a thread wavers.
+    A turn within the margin leaves the conversation as it was, so the newest turn beyond it decides. The last that is
+    looked at is the first of all, which decides by the quality alone: for it stays the same however long it wavers.
     """
     first = found = score(request)
     if abs(found - quality) >= MARGIN or not isinstance(request, ChatRequest):
-        return Verdict(found >= quality, first, quality, 0)
+        return ComplexityDecision(found >= quality, first, quality, 0)
     earlier, back = turns_of(request)[:-1], 0
     for turn in reversed([*earlier[:1], *earlier[1:][1 - MOST_TURNS :]]):
         found = score(as_asked(request, turn))
         back = len(earlier) - earlier.index(turn)
         if abs(found - quality) >= MARGIN:
             break
-    return Verdict(found >= quality, first, quality, back)
+    return ComplexityDecision(found >= quality, first, quality, back)
 
 
 def turns_of(request: ChatRequest) -> list[int]:

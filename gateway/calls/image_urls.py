@@ -17,7 +17,7 @@ from protocol.chat import ChatRequest
 from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.inference import Request
 from protocol.serving.off_loop import off_loop
-from router.catalog.targets import Ability, Route, Target
+from router.catalog.targets import Capability, Route, Target
 from router.prompt_size.prompt_bounds import images_of
 
 # Makers' own APIs, which are known to fetch images from outside the deployment. Behind any other name, public or not,
@@ -48,7 +48,7 @@ class ImageUrls:
 
         Raises BadRequest where that is so of its first target, Overloaded while a name cannot be looked up.
         """
-        if not isinstance(request, ChatRequest) or Ability.VISION not in route.targets[0].model.abilities:
+        if not isinstance(request, ChatRequest) or Capability.VISION not in route.targets[0].model.capabilities:
             return route
         inside = [target for target in route.targets if not is_outside(target, providers)]
         if not inside:

@@ -21,14 +21,14 @@ from gateway.model_facts.claude_models import rules_of
 from gateway.model_facts.known_outputs import longest_output
 from gateway.model_facts.listed_models import ListedModel, NoPrice
 from gateway.model_facts.price_library import listed_model
-from router.catalog.targets import Ability, ModelSpec, Tier
+from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
-OWN_ABILITIES = (Ability.CHAT, Ability.COMPLETIONS, Ability.JSON, Ability.LOGPROBS)
-OUTSIDE_ABILITIES = (Ability.CHAT, Ability.TOOLS, Ability.JSON)
+OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
+OUTSIDE_CAPABILITIES = (Capability.CHAT, Capability.TOOLS, Capability.JSON)
 
 
 def read_model(
@@ -42,8 +42,8 @@ def read_model(
     upstream = fields.get("upstream_model", text, name_of(node))
     is_said = fields.has("price") and fields.has("context")
     listed = NoPrice("not asked for") if is_said else _listed(upstream, provider_name, provider)
-    usual = OWN_ABILITIES if own else OUTSIDE_ABILITIES
-    abilities = fields.get("abilities", list_of(one_of(*Ability), what="abilities", least=1), usual)
+    usual = OWN_CAPABILITIES if own else OUTSIDE_CAPABILITIES
+    abilities = fields.get("abilities", list_of(one_of(*Capability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
     known_context = listed.context if isinstance(listed, ListedModel) else None
     context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
@@ -62,11 +62,11 @@ def read_model(
         name=name_of(node),
         provider=provider_name,
         upstream_model=upstream,
-        price=_price(fields, upstream, set(abilities) == {Ability.EMBEDDINGS}, listed, own=own),
+        price=_price(fields, upstream, set(abilities) == {Capability.EMBEDDINGS}, listed, own=own),
         context=context,
         max_output=max_output,
         default_output=default_output,
-        abilities=frozenset(map(Ability, abilities)),
+        capabilities=frozenset(map(Capability, abilities)),
         tiers=frozenset(map(Tier, tiers)),
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),
         tokenizer=fields.find("tokenizer", _tokenizer) or _encoding(upstream, own=own),

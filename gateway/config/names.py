@@ -12,9 +12,9 @@ from gateway.config.models import name_in, name_of
 from gateway.config.readers import dollars, list_of, number, switch, text
 from gateway.config.tree import Node
 from router.catalog.catalog import AutoRoute, ShadowTraffic
-from router.catalog.targets import Ability, ModelSpec
+from router.catalog.targets import Capability, ModelSpec
 
-KINDS = {Ability.CHAT, Ability.COMPLETIONS, Ability.EMBEDDINGS}  # of requests: each needs one of these
+KINDS = {Capability.CHAT, Capability.COMPLETIONS, Capability.EMBEDDINGS}  # of requests: each needs one of these
 
 Models = Mapping[str, ModelSpec]  # those that the file has right
 Names = Mapping[str, str]  # every model by its own name, and by its aliases
@@ -33,7 +33,7 @@ def read_route(node: Node, faults: Faults, names: Names, models: Models) -> Auto
         complain(node, faults, "there is a model or an alias of this name; a route needs a name of its own")
 
     def why_never(model: ModelSpec) -> str | None:
-        if model.abilities & KINDS != {Ability.EMBEDDINGS}:
+        if model.capabilities & KINDS != {Capability.EMBEDDINGS}:
             return None
         return f"a route chooses who answers, and {model.name} only embeds; requests name it themselves"
 
@@ -54,7 +54,7 @@ def _shadow_of(route: Fields, names: Names, models: Models) -> ShadowTraffic | N
         return None
 
     def why_never(model: ModelSpec) -> str | None:
-        return None if Ability.CHAT in model.abilities else f"a judge is asked by chat, which {model.name} lacks"
+        return None if Capability.CHAT in model.capabilities else f"a judge is asked by chat, which {model.name} lacks"
 
     fields = Fields(node, node.path, route.faults)
     shadow = ShadowTraffic(
@@ -85,14 +85,14 @@ def _why_no_spare(first: ModelSpec | None, spare: ModelSpec) -> str | None:
     """Return why a model can never be asked in the place of ``first``, and what could; ``None`` where it can."""
     if first is None:
         return None
-    kinds = first.abilities & KINDS
+    kinds = first.capabilities & KINDS
     if spare.name == first.name:
         return "a model cannot fall back to itself"
-    if not (shared := kinds & spare.abilities):
+    if not (shared := kinds & spare.capabilities):
         return f"{spare.name} serves nothing that is asked of {first.name}: a model with {' or '.join(sorted(kinds))}"
     if not first.tiers & spare.tiers:
         return f"{spare.name} serves no tier that {first.name} does: a model with {' or '.join(sorted(first.tiers))}"
-    if shared == {Ability.EMBEDDINGS} and spare.upstream_model != first.upstream_model:
+    if shared == {Capability.EMBEDDINGS} and spare.upstream_model != first.upstream_model:
         return f"vectors of different models do not compare: one whose `upstream_model` is {first.upstream_model}, too"
     return None
 

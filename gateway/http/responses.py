@@ -207,8 +207,8 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
         (b"x-route-reason", reply.route.reason.encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
     ]
-    if reply.route.verdict is not None:
-        headers.append((b"x-route-score", b"%.4f" % reply.route.verdict.score))
+    if reply.route.decision is not None:
+        headers.append((b"x-route-score", b"%.4f" % reply.route.decision.score))
     if reply.dropped:
         headers.append((b"x-tollgate-dropped", names_of_fields(reply.dropped)))
     if log.queued:

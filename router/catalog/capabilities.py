@@ -5,55 +5,55 @@ from __future__ import annotations
 from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.targets import Ability, ModelSpec
+from router.catalog.targets import Capability, ModelSpec
 
 InferenceRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 
-# The field of a request that asks for each ability, for the ``param`` of a refusal.
+# The field of a request that asks for each capability, for the ``param`` of a refusal.
 FIELD_OF = {
-    Ability.CHAT: "model",
-    Ability.COMPLETIONS: "model",
-    Ability.EMBEDDINGS: "model",
-    Ability.TOOLS: "tools",
-    Ability.JSON: "response_format",
-    Ability.LOGPROBS: "logprobs",
-    Ability.VISION: "messages",
+    Capability.CHAT: "model",
+    Capability.COMPLETIONS: "model",
+    Capability.EMBEDDINGS: "model",
+    Capability.TOOLS: "tools",
+    Capability.JSON: "response_format",
+    Capability.LOGPROBS: "logprobs",
+    Capability.VISION: "messages",
 }
 
 
-_CHAT_ALONE = frozenset({Ability.CHAT})  # what most requests need
+_CHAT_ALONE = frozenset({Capability.CHAT})  # what most requests need
 
 
-def needed_abilities(request: InferenceRequest) -> frozenset[Ability]:
-    """Return every ability that a model must have to serve the request, its endpoint kind among them."""
+def needed_capabilities(request: InferenceRequest) -> frozenset[Capability]:
+    """Return every capability that a model must have to serve the request, its endpoint kind among them."""
     match request:
         case ChatRequest():
             needs = _chat_needs(request)
             return _CHAT_ALONE if len(needs) == 1 else frozenset(needs)
         case CompletionRequest():
-            logprobs = (Ability.LOGPROBS,) if request.logprobs is not None else ()
-            return frozenset((Ability.COMPLETIONS, *logprobs))
+            logprobs = (Capability.LOGPROBS,) if request.logprobs is not None else ()
+            return frozenset((Capability.COMPLETIONS, *logprobs))
         case EmbeddingRequest():
-            return frozenset((Ability.EMBEDDINGS,))
+            return frozenset((Capability.EMBEDDINGS,))
 
 
-def missing_abilities(needed: frozenset[Ability], model: ModelSpec) -> list[Ability]:
-    """Return what the model lacks, in the order in which the abilities are defined."""
-    return [ability for ability in Ability if ability in needed and ability not in model.abilities]
+def missing_capabilities(needed: frozenset[Capability], model: ModelSpec) -> list[Capability]:
+    """Return what the model lacks, in the order in which the capabilities are defined."""
+    return [capability for capability in Capability if capability in needed and capability not in model.capabilities]
 
 
-def _chat_needs(request: ChatRequest) -> list[Ability]:
-    needs = [Ability.CHAT]
+def _chat_needs(request: ChatRequest) -> list[Capability]:
+    needs = [Capability.CHAT]
     if request.tools:
-        needs.append(Ability.TOOLS)
+        needs.append(Capability.TOOLS)
     if isinstance(request.response_format, (JsonObjectFormat, JsonSchemaFormat)):
-        needs.append(Ability.JSON)
+        needs.append(Capability.JSON)
     if request.logprobs or request.top_logprobs:
-        needs.append(Ability.LOGPROBS)
+        needs.append(Capability.LOGPROBS)
     for message in request.messages:
         content = message.content
         if isinstance(content, tuple) and any(isinstance(part, ImagePart) for part in content):
-            needs.append(Ability.VISION)
+            needs.append(Capability.VISION)
         if message.tool_calls or message.role == "tool":
-            needs.append(Ability.TOOLS)  # a model without tools cannot read the calls of earlier turns either
+            needs.append(Capability.TOOLS)  # a model without tools cannot read the calls of earlier turns either
     return needs

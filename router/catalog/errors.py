@@ -6,7 +6,7 @@
 #   ├── ModelNotAllowed            403  model_not_allowed
 #   └── BadRequest
 #       └── NoTargetFits           400
-#           ├── LacksAbility            unsupported_parameter
+#           ├── LacksCapability            unsupported_parameter
 #           ├── ContextTooShort         context_length_exceeded
 #           └── CostLimitTooLow         max_cost_exceeded
 
@@ -33,8 +33,8 @@ class NoTargetFits(BadRequest):
     """No target of the route can serve this request, however healthy it is."""
 
 
-class LacksAbility(NoTargetFits):
-    """The request needs an ability, an endpoint kind or a tier that no target of the route has."""
+class LacksCapability(NoTargetFits):
+    """The request needs an capability, an endpoint kind or a tier that no target of the route has."""
 
     code = "unsupported_parameter"
 

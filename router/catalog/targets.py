@@ -10,7 +10,7 @@ from msgspec import Struct
 from billing.core.prices import Price
 
 
-class Ability(StrEnum):
+class Capability(StrEnum):
     """What a request may need of a model."""
 
     CHAT = "chat"
@@ -46,7 +46,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     context: int  # tokens, prompt and reply together
     max_output: int  # tokens
     default_output: int | None = None  # tokens, where a request names no limit; None: max_output
-    abilities: frozenset[Ability]
+    capabilities: frozenset[Capability]
     tiers: frozenset[Tier] = frozenset(Tier)
     weight: float = 1.0
     tokenizer: str | None = None  # that counts its prompts: a name or a path, as ``token_counts`` takes it
@@ -82,7 +82,7 @@ class TargetHealth(Struct, frozen=True):
 HEALTHY = TargetHealth()
 
 
-class Verdict(Struct, frozen=True):
+class ComplexityDecision(Struct, frozen=True):
     """Whether a small model suffices, and what that rests on."""
 
     is_small: bool
@@ -96,11 +96,11 @@ class Route(Struct, frozen=True):
 
     ``reason`` is a short stable word for headers, metrics and the ledger: ``named``, ``alias``, ``auto_small``,
     ``auto_large``, ``fallback``. ``complexity`` is the probability that a small model suffices, when it was asked;
-    ``verdict`` what an automatic route made of it.
+    ``decision`` what an automatic route made of it.
     """
 
     asked: str  # the model as the caller wrote it
     targets: tuple[Target, ...]
     reason: str
     complexity: float | None = None
-    verdict: Verdict | None = None
+    decision: ComplexityDecision | None = None

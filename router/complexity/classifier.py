@@ -14,7 +14,7 @@ import numpy.typing as npt
 from router.catalog.capabilities import InferenceRequest
 from router.complexity.artifact import Arrays, digest_of, read_artifact
 from router.complexity.features import HEAD, TAIL, read_text, text_of
-from router.complexity.text_stats import FORM_LIMIT
+from router.complexity.text_stats import STATS_LIMIT
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
@@ -27,9 +27,10 @@ WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAn
 class Complexity:
     """The fitted model, ready to score.
 
-    Two linear heads on words and form say how likely a strong model is right and a weak one; small trees on the form
-    alone say by how much the strong one does better. The gap of the heads and the trees are weighed, and one logistic
-    step turns their sum into a calibrated probability. (The logistic function of x is (1 + tanh(x / 2)) / 2.)
+    Two linear heads on words and text statistics say how likely a strong model is right and a weak one; small trees on
+    the statistics alone say by how much the strong one does better. The gap of the heads and the trees are weighed, and
+    one logistic step turns their sum into a calibrated probability: the logistic function of x is
+    (1 + tanh(x / 2)) / 2.
     """
 
     def __init__(self, weights: Arrays, version: str = "") -> None:
@@ -37,11 +38,11 @@ class Complexity:
         idf = weights["idf"][:, None]
         # Row by row in memory: of an array that is not, ``take`` copies the whole.
         self._words = np.ascontiguousarray(np.hstack([idf * idf, idf * weights["words"]]))  # (buckets, 1 + heads)
-        # Standardising and clipping a form feature is clipping it and a linear step, which the heads take in.
+        # Standardising and clipping a text statistic is clipping it and a linear step, which the heads take in.
         mean, scale = weights["mean"].astype(np.float64), weights["scale"].astype(np.float64)
-        self._least, self._most = mean - FORM_LIMIT * scale, mean + FORM_LIMIT * scale  # (form features,)
-        self._form = weights["form"] / scale[:, None]  # (form features, two heads)
-        self._strong, self._weak = (weights["bias"] - mean @ self._form).tolist()
+        self._least, self._most = mean - STATS_LIMIT * scale, mean + STATS_LIMIT * scale  # (text statistics,)
+        self._stats = weights["form"] / scale[:, None]  # (text statistics, two heads)
+        self._strong, self._weak = (weights["bias"] - mean @ self._stats).tolist()
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
         self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
@@ -62,8 +63,8 @@ class Complexity:
     def small_suffices(self, request: InferenceRequest) -> float:
         """Return the probability, 0..1, that a large model would not answer the request better than a small one.
 
-        The newest scores are remembered, because a thread that wavers has its earlier turns judged with every turn.
-        Where nothing can be read (images alone, token ids) it is what is known without a prompt.
+        The newest scores are remembered: a conversation that wavers has its earlier turns judged with every turn. Where
+        nothing can be read (images alone, token ids) it is what is known without a prompt.
         """
         text = text_of(request)
         if not text or text.isspace():
@@ -80,8 +81,8 @@ class Complexity:
 
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
-        buckets, is_first, form = read_text(text)
-        strong, weak = np.minimum(np.maximum(form, self._least), self._most).dot(self._form).tolist()
+        buckets, is_first, stats = read_text(text)
+        strong, weak = np.minimum(np.maximum(stats, self._least), self._most).dot(self._stats).tolist()
         strong, weak = strong + self._strong, weak + self._weak
         if len(buckets):
             known = buckets[is_first]  # each bucket once, however often it is there
@@ -89,7 +90,7 @@ class Complexity:
             norm = math.sqrt(square)
             strong, weak = strong + by_strong / norm, weak + by_weak / norm
         by_gap, by_gain, intercept = self._joint
-        gap, gain = (math.tanh(strong / 2) - math.tanh(weak / 2)) / 2, self._trees.gain(form)
+        gap, gain = (math.tanh(strong / 2) - math.tanh(weak / 2)) / 2, self._trees.gain(stats)
         return 0.5 + math.tanh((by_gap * gap + by_gain * gain + intercept) / 2) / 2
 
 
@@ -113,9 +114,9 @@ class Trees:
         self._leaf = weights["tree_leaf"].astype(np.float64)[:, at - inner].ravel()
         self._each = np.ones(trees)
 
-    def gain(self, form: npt.NDArray[np.float64]) -> float:
-        """Return the sum of the leaves that the form falls into: how much better a strong model is expected to be."""
-        goes_right = form.take(self._feature) > self._threshold
+    def gain(self, stats: npt.NDArray[np.float64]) -> float:
+        """Return the sum of the leaves that the statistics fall into: how much better a strong model should be."""
+        goes_right = stats.take(self._feature) > self._threshold
         return float(self._leaf.take(np.packbits(goes_right) + self._first).dot(self._each))
 
 

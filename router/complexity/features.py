@@ -1,4 +1,4 @@
-# What the complexity model reads of a request: its words hashed into buckets, and the numbers of its form. The same
+# What the complexity model reads of a request: its words hashed into buckets, and the numbers of its layout. The same
 # code serves requests and prepares the training data, so that both see the same.
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest
 from router.catalog.capabilities import InferenceRequest
 from router.complexity.plain import plain_bytes
-from router.complexity.text_stats import form_of, words_of
+from router.complexity.text_stats import stats_of, words_of
 
 BUCKETS = 1 << 14  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
@@ -52,17 +52,17 @@ class Reading(NamedTuple):
 
     buckets: npt.NDArray[np.intp]  # (hits,), rising: one for each word and each pair of neighbours
     is_first: npt.NDArray[np.bool_]  # (hits,), whether a bucket stands there for the first time
-    form: npt.NDArray[np.float64]  # (form features,)
+    stats: npt.NDArray[np.float64]  # (text statistics,)
 
 
 def read_text(text: str) -> Reading:
-    """Return the words of a text in their buckets and the numbers of its form."""
+    """Return the words of a text in their buckets and the numbers of its layout."""
     data = plain_bytes(text)
     lower = data.lower()
     words = words_of(lower)
     # Words in other letters were not fitted, and would be taken for those that share their buckets.
     known = words if data.isascii() else [word for word in words if word.isascii()]
-    return Reading(*_hits(known), form_of(data, lower, words))
+    return Reading(*_hits(known), stats_of(data, lower, words))
 
 
 def _hits(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:

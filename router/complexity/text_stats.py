@@ -1,4 +1,4 @@
-# The form of a prompt in numbers: what it is made of and how it is laid out, whatever it speaks of. So many to a word
+# A prompt in numbers: what it is made of and how it is laid out, whatever it speaks of. So many to a word
 # rather than counts, so that they carry over to any length. Few steps, each in C: every request waits for it.
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from router.complexity import word_lists
 from router.complexity.plain import WORD_MARKS
 
-FORM_LIMIT = 4.0  # standard deviations: beyond, a number says no more, so that odd texts get no absurd scores
+STATS_LIMIT = 4.0  # standard deviations: beyond, a number says no more, so that odd texts get no absurd scores
 
 _FOREIGN = bytes(range(128, 256))  # bytes of UTF-8 beyond ASCII; they count as letters
 # In lower case, whatever is neither letter nor digit parts words.
@@ -70,7 +70,7 @@ def _classes() -> tuple[bytes, npt.NDArray[np.float64]]:
 
 _CLASS_OF_BYTE, _KINDS_OF_CLASS = _classes()
 
-FORM_NAMES = (
+STATS_NAMES = (
     *_CHARACTERS,
     *word_lists.NAMES,
     "log_characters",
@@ -99,8 +99,8 @@ FORM_NAMES = (
     "option_digits",
     "log_stem",
 )
-_OF_LAYOUT = FORM_NAMES.index("log_characters")  # before it: kinds of characters and of words
-_NUMBERS = FORM_NAMES.index("numbers")
+_OF_LAYOUT = STATS_NAMES.index("log_characters")  # before it: kinds of characters and of words
+_NUMBERS = STATS_NAMES.index("numbers")
 
 
 def words_of(lower: bytes) -> list[bytes]:
@@ -108,15 +108,15 @@ def words_of(lower: bytes) -> list[bytes]:
     return lower.translate(_WORDS).split()
 
 
-def form_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
-    """Return the numbers of ``FORM_NAMES`` for a text, the same in lower case, and its words."""
+def stats_of(data: bytes, lower: bytes, words: list[bytes]) -> npt.NDArray[np.float64]:
+    """Return the numbers of ``STATS_NAMES`` for a text, the same in lower case, and its words."""
     count = len(words) or 1
     classes = np.frombuffer(word_lists.classes_of(words) + data.translate(_CLASS_OF_BYTE), np.uint8)
     kinds = np.bincount(classes, minlength=len(_KINDS_OF_CLASS)).dot(_KINDS_OF_CLASS)
-    form = np.empty(len(FORM_NAMES))
-    np.divide(kinds, count, form[:_OF_LAYOUT])
-    form[_OF_LAYOUT:] = _layout(data, lower, len(data) or 1, len(set(words)), count, kinds[_NUMBERS])
-    return form
+    stats = np.empty(len(STATS_NAMES))
+    np.divide(kinds, count, stats[:_OF_LAYOUT])
+    stats[_OF_LAYOUT:] = _layout(data, lower, len(data) or 1, len(set(words)), count, kinds[_NUMBERS])
+    return stats
 
 
 def _layout(data: bytes, lower: bytes, size: int, distinct: int, count: int, numbers: float) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from protocol.serving.listening import UNREAD, open_socket
 from router.catalog.catalog import AutoRoute
-from router.catalog.targets import Ability, Endpoint, ModelSpec
+from router.catalog.targets import Capability, Endpoint, ModelSpec
 from tests.support.waiting import until
 
 TEAM = "team_a"
@@ -82,7 +82,7 @@ def model(name: str, provider: str = "upstream", **more: object) -> ModelSpec:
         "price": Price(input=to_nano(1), cached_input=to_nano("0.5"), output=to_nano(2)),
         "context": 8192,
         "max_output": 1024,
-        "abilities": frozenset(Ability),
+        "capabilities": frozenset(Capability),
     }
     return ModelSpec(**(facts | more))  # type: ignore[arg-type]
 

@@ -56,7 +56,7 @@ from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import eligibility, sticky
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import Ability, ModelSpec
+from router.catalog.targets import Capability, ModelSpec
 from router.complexity import text_stats
 from router.prompt_size import bounds
 from router.prompt_size.prompt_bounds import bound_prompt
@@ -76,7 +76,7 @@ MODEL = ModelSpec(
     price=Price(input=NanoDollars(1), output=NanoDollars(1)),
     context=10**9,
     max_output=4096,
-    abilities=frozenset(Ability),
+    capabilities=frozenset(Capability),
 )
 REPLY: Any = SimpleNamespace(
     call=SimpleNamespace(request_id="0-1"),
@@ -99,7 +99,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "router.prompt_size.bounds.cost_most": lambda request: bounds.cost_most(request, MODEL),
     "router.eligibility.needs_of": lambda request: eligibility.needs_of(request, RoutingOptions(), [MODEL]),
     "router.prompt_size.token_counts.tokens_most": lambda text: tokens_most(text, None),
-    "router.complexity.text_stats.form_of": lambda data: text_stats.form_of(
+    "router.complexity.text_stats.stats_of": lambda data: text_stats.stats_of(
         data, data.lower(), text_stats.words_of(data.lower())
     ),
     "router.sticky.judge": lambda request: sticky.judge(request, 0.5, lambda asked: 0.5),
@@ -455,15 +455,15 @@ def _streams_for(kind: str) -> Mapping[str, Callable[[int], Any]]:
         case "stream":
             return {**shapes.upstream_streams(), **shapes.bodies()}
         case "form":
-            return {name: partial(_form, unit) for name, unit in texts().items()} | {
-                "dashes": lambda size: _form("\r\n--", size),
+            return {name: partial(_stats, unit) for name, unit in texts().items()} | {
+                "dashes": lambda size: _stats("\r\n--", size),
                 "parts": lambda size: b"--b\r\n\r\na\r\n" * (size // 10),
                 "a long head": lambda size: b"--b\r\n" + b"a: b\r\n" * (size // 6),
             }
     return shapes_of(str if kind == "text" else bytes)
 
 
-def _form(unit: str, size: int) -> bytes:
+def _stats(unit: str, size: int) -> bytes:
     head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
     return head + repeated(unit, size).encode() + b"\r\n--b--\r\n"
 

@@ -14,7 +14,7 @@ from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import Request
 from protocol.usage import Usage
-from router.catalog.targets import Ability, Endpoint, ModelSpec, Target
+from router.catalog.targets import Capability, Endpoint, ModelSpec, Target
 
 TARGET = Target(
     ModelSpec(
@@ -24,7 +24,7 @@ TARGET = Target(
         price=Price(input=1_000_000_000, output=2_000_000_000),
         context=128_000,
         max_output=4_096,
-        abilities=frozenset(Ability),
+        capabilities=frozenset(Capability),
     ),
     Endpoint("us", "https://upstream.example/v1"),
 )

@@ -30,7 +30,7 @@ class Outcomes(Struct, frozen=True):
     weak: npt.NDArray[np.float64]
     strong_model: npt.NDArray[np.str_]
     counts: csr_matrix  # (rows, buckets), words and pairs of words as serving counts them
-    form: npt.NDArray[np.float64]  # (rows, form features)
+    stats: npt.NDArray[np.float64]  # (rows, text statistics)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -46,7 +46,7 @@ class Outcomes(Struct, frozen=True):
             self.weak[rows],
             self.strong_model[rows],
             self.counts[rows],
-            self.form[rows],
+            self.stats[rows],
         )
 
     def __add__(self, other: Outcomes) -> Outcomes:
@@ -59,7 +59,7 @@ class Outcomes(Struct, frozen=True):
             np.concatenate([self.weak, other.weak]),
             np.concatenate([self.strong_model, other.strong_model]),
             vstack([self.counts, other.counts]).tocsr(),
-            np.vstack([self.form, other.form]),
+            np.vstack([self.stats, other.stats]),
         )
 
     @property
@@ -101,13 +101,13 @@ def outcomes_of(
 
 
 def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
-    """Return hashed word counts (rows, buckets) and form features (rows, form), as serving computes them."""
+    """Return hashed word counts (rows, buckets) and text statistics (rows, statistics), as serving computes them."""
     readings = [read_text(bounded(prompt)) for prompt in prompts]
     starts = np.cumsum([0, *(len(reading.buckets) for reading in readings)])
     buckets = np.concatenate([reading.buckets for reading in readings])
     counts = csr_matrix((np.ones(len(buckets)), buckets, starts), shape=(len(prompts), BUCKETS))
     counts.sum_duplicates()
-    return counts, np.array([reading.form for reading in readings])
+    return counts, np.array([reading.stats for reading in readings])
 
 
 def read_outcomes(path: Path) -> Outcomes:

@@ -16,14 +16,14 @@ from sklearn.preprocessing import StandardScaler
 
 from router.complexity.artifact import write_artifact
 from router.complexity.classifier import FORMAT, MANIFEST, WEIGHTS
-from router.complexity.text_stats import FORM_LIMIT
+from router.complexity.text_stats import STATS_LIMIT
 from tools.complexity_training.dataset import Outcomes
 
 SEED = 20260
 FOLDS = 3  # of the joint step
 REGULARISATION = 0.05  # scikit-learn's C
 TOPICS = 32  # directions in which prompts differ most by their words
-SHARE = 0.3  # of a standard deviation: what a topic or a form feature counts, before regularisation
+SHARE = 0.3  # of a standard deviation: what a topic or a text statistic counts, before regularisation
 OTHER_PAIRS = 0.1  # what a row of another pair of models weighs: it teaches other tasks, and knows other models
 OTHER_PAIRS_CALIBRATED = 0.5  # the same in the last step, which learns how often a small model suffices at all
 BELIEFS = 0.3  # what a written prompt weighs, in every step: it teaches open chat, of which there are no outcomes
@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class FittedComplexity:
-    """The model as scikit-learn has it: heads on topics and form, trees on form, and a joint step fitted out of fold.
+    """The model as scikit-learn has it: heads on topics and text statistics, trees on these, a joint step out of fold.
 
     A topic is a weighted sum of words, so that the heads are linear in words and served so.
     """
@@ -68,7 +68,7 @@ class FittedComplexity:
         self.topic_share = SHARE / topics.std(axis=0).mean()  # one for all, so that a larger one counts more
         outcomes = outcomes if believed is None else outcomes + believed
         weight = _weights(outcomes, OTHER_PAIRS)
-        self.scaler.fit(outcomes.form, sample_weight=weight)
+        self.scaler.fit(outcomes.stats, sample_weight=weight)
         signals = np.zeros((len(outcomes), len(MIX)))
         kind = np.char.add(outcomes.benchmark, outcomes.suffices.astype(str))
         for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(signals, kind):
@@ -111,13 +111,13 @@ class FittedComplexity:
         features = self._features(outcomes)
         self.strong.fit(features, outcomes.strong > 0.5, sample_weight=weight)
         self.weak.fit(features, outcomes.weak > 0.5, sample_weight=weight)
-        self.trees.fit(outcomes.form, outcomes.gain, sample_weight=weight)
+        self.trees.fit(outcomes.stats, outcomes.gain, sample_weight=weight)
 
     def _signals(self, outcomes: Outcomes) -> Floats:
         """Return what ``MIX`` weighs, (rows, 2): the gap is that of the chances of strong and weak to be right."""
         features = self._features(outcomes)
         gap = self.strong.predict_proba(features)[:, 1] - self.weak.predict_proba(features)[:, 1]
-        return np.column_stack([gap, self.trees.predict(outcomes.form)])
+        return np.column_stack([gap, self.trees.predict(outcomes.stats)])
 
     def _blended(self, signals: Floats) -> Floats:
         # Fixed weights: those fitted at home served worse abroad.
@@ -125,8 +125,8 @@ class FittedComplexity:
 
     def _features(self, outcomes: Outcomes) -> Floats:
         topics = self.topics.transform(self.tfidf.transform(outcomes.counts.sign())) * self.topic_share
-        form = np.clip(self.scaler.transform(outcomes.form), -FORM_LIMIT, FORM_LIMIT) * SHARE
-        return np.hstack([topics, form])
+        stats = np.clip(self.scaler.transform(outcomes.stats), -STATS_LIMIT, STATS_LIMIT) * SHARE
+        return np.hstack([topics, stats])
 
 
 def _weights(outcomes: Outcomes, of_other_pairs: float) -> Floats:

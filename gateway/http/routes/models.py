@@ -60,7 +60,7 @@ def _model_object(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
         "owned_by": spec.provider if spec else "tollgate",
     }
     if spec is not None:
-        shown |= {"context": spec.context, "max_output": spec.max_output, "abilities": sorted(spec.abilities)}
+        shown |= {"context": spec.context, "max_output": spec.max_output, "abilities": sorted(spec.capabilities)}
         shown |= {"note": spec.note} if spec.note else {}
     if meant != name:
         shown["alias_of"] = meant

@@ -26,8 +26,8 @@ from gateway.inference.services import Services
 from protocol.decoding import decode_with_extra
 from protocol.serving.off_loop import off_loop
 from router import Catalog, Route, Tier
-from router.catalog.capabilities import needed_abilities
-from router.catalog.targets import HEALTHY, Ability, ModelSpec, TargetHealth
+from router.catalog.capabilities import needed_capabilities
+from router.catalog.targets import HEALTHY, Capability, ModelSpec, TargetHealth
 from router.eligibility import needs_of, shortcomings
 from router.prompt_size.prompt_bounds import bound_prompt
 from router.ranking import expected_usage
@@ -70,15 +70,15 @@ class _AnyObject(Struct):
 
 def route_view(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
     """Return the decision, what it rests on, every target in order with its costs, and which models were left out."""
-    verdict = route.verdict
+    decision = route.decision
     return {
         "object": "route",
         "model": route.asked,
         "model_used": route.targets[0].model.name,
         "reason": route.reason,
-        "small_suffices": None if verdict is None else verdict.score,
-        "quality": None if verdict is None else verdict.quality,
-        "turns_back": None if verdict is None else verdict.turns_back,
+        "small_suffices": None if decision is None else decision.score,
+        "quality": None if decision is None else decision.quality,
+        "turns_back": None if decision is None else decision.turns_back,
         "explanation": explanation_of(call, route, services.catalog),
         "targets": _targets(call, route, health),
         "left_out": _left_out(services.catalog, call, route),
@@ -90,7 +90,7 @@ def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
     auto = catalog.auto.get(catalog.meaning(route.asked))
     if auto is None:
         return _reason(route)
-    if Ability.EMBEDDINGS in needed_abilities(call.request):
+    if Capability.EMBEDDINGS in needed_capabilities(call.request):
         return "Vectors of different models do not compare, so the first model of the route that embeds answers."
     used, wanted = route.targets[0].model.name, auto.small if route.reason == "auto_small" else auto.large
     kind = "small" if route.reason == "auto_small" else "large"
@@ -98,21 +98,21 @@ def explanation_of(call: Call, route: Route, catalog: Catalog) -> str:
 
 
 def _reason(route: Route) -> str:
-    used, verdict = route.targets[0].model.name, route.verdict
+    used, decision = route.targets[0].model.name, route.decision
     if route.reason == "named":
         return f"'{route.asked}' was named."
     if route.reason == "alias":
         return f"'{route.asked}' is another name of '{used}'."
     if route.reason == "fallback":
         return f"'{route.asked}' cannot be asked now; '{used}' is its fallback."
-    if verdict is None:
+    if decision is None:
         return "The route has one kind of model that can serve the request, so nothing was judged."
-    sides = "reaches" if verdict.score >= verdict.quality else "is below"
+    sides = "reaches" if decision.score >= decision.quality else "is below"
     words = (
-        f"The chance that a small model suffices, {verdict.score:.3f}, {sides} the quality asked, {verdict.quality:g}"
+        f"The chance that a small model suffices, {decision.score:.3f}, {sides} the quality asked, {decision.quality:g}"
     )
-    if verdict.turns_back:
-        turns = "the turn before it" if verdict.turns_back == 1 else f"{verdict.turns_back} turns earlier"
+    if decision.turns_back:
+        turns = "the turn before it" if decision.turns_back == 1 else f"{decision.turns_back} turns earlier"
         return f"{words}, but not clearly; the thread stays with what was right {turns}."
     return f"{words}."
 
@@ -154,7 +154,7 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
     found = []
     for model in models:
         why = shortcomings(model, needs)
-        if not why and Ability.EMBEDDINGS in needs.abilities:
+        if not why and Capability.EMBEDDINGS in needs.capabilities:
             why = ["has vectors of its own, which do not compare"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
     return found

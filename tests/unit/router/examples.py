@@ -7,17 +7,17 @@ from typing import Any
 from billing.core.money import to_nano
 from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
-from router import Ability, Catalog, Endpoint, ModelSpec, Target
+from router import Capability, Catalog, Endpoint, ModelSpec, Target
 from router.catalog.catalog import AutoRoute
 
-CHAT = frozenset({Ability.CHAT})
-EVERYTHING = frozenset(Ability)
+CHAT = frozenset({Capability.CHAT})
+EVERYTHING = frozenset(Capability)
 
 
 def model(name: str, provider: str = "us-only", dollars: str = "1.00", **fields: Any) -> ModelSpec:
     """A model that serves chat; output costs four times what input costs."""
     price = Price(input=to_nano(dollars), output=to_nano(f"{4 * float(dollars):.4f}"))
-    known = {"upstream_model": name, "context": 8_000, "max_output": 1_000, "abilities": CHAT, "price": price}
+    known = {"upstream_model": name, "context": 8_000, "max_output": 1_000, "capabilities": CHAT, "price": price}
     return ModelSpec(name=name, provider=provider, **known | fields)
 
 

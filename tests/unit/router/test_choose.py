@@ -14,10 +14,10 @@ from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Me
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router import Ability, RoutingOptions, TargetHealth, Tier, choose_route
+from router import Capability, RoutingOptions, TargetHealth, Tier, choose_route
 from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
-from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksAbility, ModelNotAllowed, UnknownModel
+from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, ModelNotAllowed, UnknownModel
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
 
 OPEN = TargetHealth(is_open=True)
@@ -81,7 +81,7 @@ def test_an_unknown_name_is_a_404(aliases: dict[str, str]) -> None:
 
 def test_fallbacks_follow_the_named_model() -> None:
     """Fallbacks come behind every endpoint of the model, in the order configured, if they can serve the request."""
-    models = (model("m", "us-eu"), model("deaf", abilities=frozenset()), model("spare"))
+    models = (model("m", "us-eu"), model("deaf", capabilities=frozenset()), model("spare"))
     known = catalog(*models, fallbacks={"m": ("deaf", "spare", "m")})
 
     route = choose_route(chat("m"), RoutingOptions(), known, {}, hard)
@@ -205,18 +205,18 @@ def test_complexity_is_asked_only_when_there_is_a_choice() -> None:
 )
 def test_auto_works_with_one_model_in_both_lists(request_: InferenceRequest) -> None:
     """A house with a single model answers auto with it, once, at every endpoint kind."""
-    known = catalog(model("only", abilities=EVERYTHING), small=("only",), large=("only",))
+    known = catalog(model("only", capabilities=EVERYTHING), small=("only",), large=("only",))
 
     assert names(choose_route(request_, RoutingOptions(), known, {}, hard).targets) == ["only@one"]
 
 
 def test_embeddings_fall_back_to_the_same_model_elsewhere_alone() -> None:
     """Whoever compares vectors would not be told that they come from another model."""
-    both = frozenset({Ability.CHAT, Ability.EMBEDDINGS})
+    both = frozenset({Capability.CHAT, Capability.EMBEDDINGS})
     known = catalog(
-        model("a", abilities=both),
-        model("other", abilities=both),
-        model("a-too", abilities=both, upstream_model="a"),
+        model("a", capabilities=both),
+        model("other", capabilities=both),
+        model("a-too", capabilities=both, upstream_model="a"),
         fallbacks={"a": ("other", "a-too")},
     )
     vectors = choose_route(EmbeddingRequest(model="a", input="x"), RoutingOptions(), known, {}, hard)
@@ -228,11 +228,11 @@ def test_embeddings_fall_back_to_the_same_model_elsewhere_alone() -> None:
 
 def test_embeddings_never_fall_over_to_another_model() -> None:
     """Vectors of different models do not compare: the first model that embeds answers, wherever it is served."""
-    embeds = frozenset({Ability.EMBEDDINGS})
+    embeds = frozenset({Capability.EMBEDDINGS})
     models = (
-        model("a", "us-eu", abilities=embeds, dollars="9.00"),
-        model("b", abilities=embeds),
-        model("a-too", abilities=embeds, upstream_model="a"),
+        model("a", "us-eu", capabilities=embeds, dollars="9.00"),
+        model("b", capabilities=embeds),
+        model("a-too", capabilities=embeds, upstream_model="a"),
     )
     known = catalog(*models, small=("a", "b", "a-too"))
 
@@ -403,10 +403,10 @@ PICTURE = (TextPart("What is this?"), ImagePart(ImageUrl("data:image/png;base64,
     ],
 )
 def test_a_refusal_names_what_is_lacking_and_who_could(request_: InferenceRequest, lacks: str, param: str) -> None:
-    """What no target can do is a 400 that names the ability, the field and the models that have it."""
-    known = catalog(model("plain"), model("able", abilities=EVERYTHING), model("secret", abilities=EVERYTHING))
+    """What no target can do is a 400 that names the capability, the field and the models that have it."""
+    known = catalog(model("plain"), model("able", capabilities=EVERYTHING), model("secret", capabilities=EVERYTHING))
 
-    with pytest.raises(LacksAbility) as caught:
+    with pytest.raises(LacksCapability) as caught:
         choose_route(request_, RoutingOptions(allowed_models=frozenset({"plain", "able"})), known, {}, easy)
 
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "unsupported_parameter", param)
@@ -416,7 +416,7 @@ def test_a_refusal_names_what_is_lacking_and_who_could(request_: InferenceReques
 
 def test_auto_passes_over_models_that_lack_an_ability() -> None:
     """What a small model cannot do goes to a large one without asking how hard it is."""
-    known = catalog(SMALL, model("large", abilities=EVERYTHING), small=("small",), large=("large",))
+    known = catalog(SMALL, model("large", capabilities=EVERYTHING), small=("small",), large=("large",))
 
     route = choose_route(chat(tools=TOOL), RoutingOptions(), known, {}, easy)
 
@@ -428,7 +428,7 @@ def test_earlier_tool_calls_need_tools_too() -> None:
     known = catalog(model("plain"))
     turns = (Message(role="user", content="Hi"), Message(role="tool", content="42", tool_call_id="c"))
 
-    with pytest.raises(LacksAbility, match="lacks tools"):
+    with pytest.raises(LacksCapability, match="lacks tools"):
         choose_route(ChatRequest(model="plain", messages=turns), RoutingOptions(), known, {}, easy)
 
 
@@ -449,7 +449,7 @@ def test_a_prompt_longer_than_a_named_model_holds_goes_to_its_fallbacks() -> Non
         model("m"),
         model("short"),
         model("wide", context=100_000),
-        model("deaf", context=100_000, abilities=frozenset()),
+        model("deaf", context=100_000, capabilities=frozenset()),
     )
     known = catalog(*models, fallbacks={"m": ("short", "deaf", "wide")})
 
@@ -458,13 +458,13 @@ def test_a_prompt_longer_than_a_named_model_holds_goes_to_its_fallbacks() -> Non
     assert (names(route.targets), route.reason) == (["wide@one"], "fallback")
     with pytest.raises(ContextTooShort, match="8000 tokens"):
         choose_route(chat("m", "word " * 200_000), RoutingOptions(), known, {}, easy)
-    with pytest.raises(LacksAbility):
+    with pytest.raises(LacksCapability):
         choose_route(chat("deaf"), RoutingOptions(), replace(known, fallbacks={"deaf": ("m",)}), {}, easy)
 
 
 def test_token_ids_count_exactly() -> None:
     """A prompt of token ids must leave room for one token of reply, and is not refused when it does."""
-    known = catalog(model("m", abilities=EVERYTHING))
+    known = catalog(model("m", capabilities=EVERYTHING))
 
     fits = choose_route(CompletionRequest(model="m", prompt=[1] * 7_999), RoutingOptions(), known, {}, easy)
 
@@ -478,7 +478,7 @@ def test_a_tier_that_is_not_served_is_refused() -> None:
     known = catalog(model("m", tiers=frozenset({Tier.BATCH})))
 
     assert choose_route(chat("m"), RoutingOptions(tier=Tier.BATCH), known, {}, easy).targets
-    with pytest.raises(LacksAbility, match="tier interactive") as caught:
+    with pytest.raises(LacksCapability, match="tier interactive") as caught:
         choose_route(chat("m"), RoutingOptions(), known, {}, easy)
     assert caught.value.param == "x-tier"
 

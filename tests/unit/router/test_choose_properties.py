@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from billing.core.prices import cost_of
 from protocol.chat import Function, JsonObjectFormat, Tool
 from protocol.embeddings import EmbeddingRequest
-from router import Ability, Catalog, RoutingOptions, Target, TargetHealth, Tier, choose_route
-from router.catalog.capabilities import InferenceRequest, needed_abilities
+from router import Capability, Catalog, RoutingOptions, Target, TargetHealth, Tier, choose_route
+from router.catalog.capabilities import InferenceRequest, needed_capabilities
 from router.catalog.errors import ModelNotAllowed, NoTargetFits
 from router.prompt_size.bounds import cost_most
 from router.prompt_size.prompt_bounds import bound_prompt, prompt_tokens_least
@@ -21,11 +21,11 @@ from tests.unit.router.examples import catalog, chat, model
 NAMES = ("a", "b", "c", "d")
 
 models = st.builds(
-    lambda name, provider, cents, abilities, context, tiers, weight: model(
+    lambda name, provider, cents, capabilities, context, tiers, weight: model(
         name,
         provider,
         f"{cents / 100:.2f}",
-        abilities=frozenset(abilities),
+        capabilities=frozenset(capabilities),
         context=context,
         tiers=frozenset(tiers),
         weight=weight,
@@ -33,7 +33,7 @@ models = st.builds(
     st.just("?"),
     st.sampled_from(["us-only", "us-eu", "own"]),
     st.integers(1, 300),
-    st.sets(st.sampled_from(list(Ability))).map(lambda some: some | {Ability.CHAT}),
+    st.sets(st.sampled_from(list(Capability))).map(lambda some: some | {Capability.CHAT}),
     st.sampled_from([40, 1_000, 10_000]),
     st.sampled_from([{Tier.INTERACTIVE}, {Tier.BATCH}, set(Tier)]),
     st.sampled_from([0.5, 1.0, 2.0]),
@@ -47,7 +47,7 @@ def catalogs(draw: st.DrawFn) -> Catalog:
             name,
             spec.provider,
             price=spec.price,
-            abilities=spec.abilities,
+            capabilities=spec.capabilities,
             context=spec.context,
             tiers=spec.tiers,
             weight=spec.weight,
@@ -101,7 +101,7 @@ def serves(target: Target, request: InferenceRequest, options: RoutingOptions) -
     room = 0 if isinstance(request, EmbeddingRequest) else 1
     return (
         (options.allowed_models is None or spec.name in options.allowed_models)
-        and needed_abilities(request) <= spec.abilities
+        and needed_capabilities(request) <= spec.capabilities
         and options.tier in spec.tiers
         and prompt_tokens_least(request) + room <= spec.context
         and (
@@ -139,7 +139,7 @@ def test_nobody_is_refused_while_something_fits(
     health = data.draw(healths(known))
     auto = known.auto["auto"]
     meant = {*auto.small, *auto.large} if request.model == "auto" else {"a"}
-    fitting = [
+    eligible = [
         target for name in meant for target in known.targets_of(known.models[name]) if serves(target, request, options)
     ]
     try:
@@ -152,9 +152,9 @@ def test_nobody_is_refused_while_something_fits(
     spares = known.fallbacks.get("a", ()) if is_too_long else ()
     targets = [target for name in spares for target in known.targets_of(known.models[name])]
     if refused:
-        assert not fitting
+        assert not eligible
     else:
-        assert fitting or any(serves(target, request, options) for target in targets)
+        assert eligible or any(serves(target, request, options) for target in targets)
 
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))

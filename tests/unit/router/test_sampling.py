@@ -9,7 +9,7 @@ from protocol.chat import ChatRequest, Message
 from protocol.embeddings import EmbeddingRequest
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import Ability, Endpoint, Route
+from router.catalog.targets import Capability, Endpoint, Route
 from router.sampling import ONE_IN, is_sampled, judge_named
 from tests.support.house import model
 
@@ -40,7 +40,7 @@ def test_a_call_that_named_a_large_model_is_judged() -> None:
 def test_what_no_small_model_can_serve_would_not_have_sufficed() -> None:
     """A prompt too long for the small models, or one with images they cannot see, counts as needing the large."""
     long = replace(REQUEST, messages=(Message(role="user", content="word, " * 500),))
-    blind = replace(CATALOG, models=CATALOG.models | {"small": replace(SMALL, abilities=frozenset[Ability]())})
+    blind = replace(CATALOG, models=CATALOG.models | {"small": replace(SMALL, capabilities=frozenset[Capability]())})
 
     assert judged("large", long) == 0.0
     assert judged("large", REQUEST, blind) == 0.0

@@ -13,7 +13,7 @@ QUALITY = 0.8
 CLOSE = MARGIN / 2
 
 
-def thread(*scores: float) -> ChatRequest:
+def conversation(*scores: float) -> ChatRequest:
     """A conversation whose user turns are their own scores, an answer after each but the last."""
     messages: list[Message] = [Message(role="system", content="Be kind.")]
     for score in scores:
@@ -41,45 +41,45 @@ def score_of(request: InferenceRequest) -> float:
 )
 def test_only_a_clear_change_moves_a_thread(scores: tuple[float, ...], is_small: bool, turns_back: int) -> None:
     """The newest turn that is clearly above or below the quality decides; the first one decides by itself."""
-    verdict = judge(thread(*scores), QUALITY, score_of)
+    decision = judge(conversation(*scores), QUALITY, score_of)
 
-    assert (verdict.is_small, verdict.turns_back, verdict.score) == (is_small, turns_back, scores[-1])
+    assert (decision.is_small, decision.turns_back, decision.score) == (is_small, turns_back, scores[-1])
 
 
 @pytest.mark.parametrize("begun", [0.95, 0.3, QUALITY + CLOSE, QUALITY - CLOSE])
 def test_a_thread_that_wavers_never_flips(begun: float) -> None:
     """However long scores waver about the quality, each turn goes where the one before it went, to the hundredth."""
     scores = [begun, *(QUALITY + (CLOSE if place % 2 else -CLOSE) for place in range(100))]
-    verdicts = [judge(thread(*scores[: place + 1]), QUALITY, score_of) for place in range(len(scores))]
+    decisions = [judge(conversation(*scores[: place + 1]), QUALITY, score_of) for place in range(len(scores))]
 
-    assert {verdict.is_small for verdict in verdicts} == {begun >= QUALITY}
-    assert [verdict.turns_back for verdict in verdicts] == list(range(101))
+    assert {decision.is_small for decision in decisions} == {begun >= QUALITY}
+    assert [decision.turns_back for decision in decisions] == list(range(101))
 
 
 def test_a_turn_that_was_clear_is_forgotten_once() -> None:
-    """When it is too far back the thread goes on as it began, and wavers no more for it."""
+    """When it is too far back the conversation goes on as it began, and wavers no more for it."""
     scores = [QUALITY + CLOSE, 0.3, *(QUALITY + (CLOSE if place % 2 else -CLOSE) for place in range(50))]
-    kinds = [judge(thread(*scores[: place + 1]), QUALITY, score_of).is_small for place in range(len(scores))]
+    kinds = [judge(conversation(*scores[: place + 1]), QUALITY, score_of).is_small for place in range(len(scores))]
 
     assert kinds == [True] + [False] * MOST_TURNS + [True] * (51 - MOST_TURNS)
 
 
 def test_what_is_looked_at_is_bounded() -> None:
-    """A thread of a thousand turns costs no more than one of a few."""
+    """A conversation of a thousand turns costs no more than one of a few."""
     asked = []
 
     def counted(request: InferenceRequest) -> float:
         asked.append(request)
         return QUALITY
 
-    judge(thread(*[QUALITY] * 1_000), QUALITY, counted)
+    judge(conversation(*[QUALITY] * 1_000), QUALITY, counted)
 
     assert len(asked) == MOST_TURNS + 1
 
 
 def test_results_of_tools_are_no_turns() -> None:
     """While an agent works, what its user asked decides, as it did when it was asked."""
-    asked = thread(0.3, QUALITY + CLOSE)
+    asked = conversation(0.3, QUALITY + CLOSE)
     working = ChatRequest(
         model="auto", messages=(*asked.messages, Message(role="tool", content="42", tool_call_id="call"))
     )

@@ -19,7 +19,7 @@ from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
 from gateway.core.settings import Settings, Tracing
 from router.catalog.catalog import AutoRoute, ShadowTraffic
-from router.catalog.targets import Ability, Endpoint, Tier
+from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
 
 ENV = {
@@ -72,11 +72,11 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
         input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25")
     )
     assert settings.models["gpt-4o"].context == 128_000
-    assert settings.models["llama"].abilities == {
-        Ability.CHAT,
-        Ability.COMPLETIONS,
-        Ability.JSON,
-        Ability.LOGPROBS,
+    assert settings.models["llama"].capabilities == {
+        Capability.CHAT,
+        Capability.COMPLETIONS,
+        Capability.JSON,
+        Capability.LOGPROBS,
     }
     assert (settings.drain, settings.queue.wait, settings.journal_fsync) == (60.0, 10.0, "never")
 
@@ -234,7 +234,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert settings.models["llama"].price.batch_discount == 0.25
     assert (model.upstream_model, model.context, model.weight) == ("gpt-4o-2024-08-06", 1000, 2)
     assert (model.max_output, model.usual_output) == (100, 50)
-    assert (model.abilities, model.tiers) == ({Ability.CHAT, Ability.VISION}, {Tier.BATCH})
+    assert (model.capabilities, model.tiers) == ({Capability.CHAT, Capability.VISION}, {Tier.BATCH})
     assert model.note == "an example"
     assert settings.models["llama"].gpu_hour_nanousd == to_nano("3.5")
     shadow = ShadowTraffic(

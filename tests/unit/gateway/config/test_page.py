@@ -43,7 +43,11 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (settings.Timeouts, "timeouts.", {}),
     (settings.Retries, "retries.", {}),
     (settings.BreakerPolicy, "breaker.", {}),
-    (ModelSpec, "", {"name": None, "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}),
+    (
+        ModelSpec,
+        "",
+        {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"},
+    ),
     (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {"shadow": "held_back"}),

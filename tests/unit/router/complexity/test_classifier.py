@@ -21,7 +21,7 @@ from protocol.completions import CompletionRequest
 from router.catalog.errors import ArtifactMismatch
 from router.complexity.classifier import MANIFEST, WEIGHTS, Complexity, _in_float64
 from router.complexity.features import HEAD, TAIL, read_text, text_of
-from router.complexity.text_stats import FORM_NAMES
+from router.complexity.text_stats import STATS_NAMES
 from tests.unit.router.examples import chat
 from tools.complexity_training.dataset import Outcomes, outcomes_of
 
@@ -188,7 +188,7 @@ def test_the_last_user_turn_is_read() -> None:
 
 
 def test_a_short_turn_is_read_with_the_one_before_it() -> None:
-    """ "And in Python?" means little alone, so a thread does not flip models for it."""
+    """ "And in Python?" means little alone, so a conversation does not flip models for it."""
     turns = (Message(role="user", content="Sort a list of dates."), Message(role="user", content="And in Python?"))
 
     assert text_of(ChatRequest(model="auto", messages=turns)) == "Sort a list of dates.\nAnd in Python?"
@@ -207,8 +207,8 @@ def test_every_text_has_finite_features(text: str) -> None:
     """No text, however odd, gives anything but finite numbers of the one shape."""
     reading = read_text(text)
 
-    assert reading.form.shape == (len(FORM_NAMES),)
-    assert np.isfinite(reading.form).all()
+    assert reading.stats.shape == (len(STATS_NAMES),)
+    assert np.isfinite(reading.stats).all()
     assert len(reading.buckets) == len(reading.is_first)
     assert reading.is_first.sum() == len(set(reading.buckets.tolist()))
 
@@ -240,7 +240,7 @@ def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
 
 
 def test_a_score_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier turns of a thread that wavers are remembered; what is remembered is what was said, and is bounded."""
+    """Earlier turns of a conversation that wavers are remembered; remembered is what was said, and bounded."""
     complexity = Complexity.load()
     asked: list[str] = []
     score = complexity.score

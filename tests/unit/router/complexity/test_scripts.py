@@ -70,7 +70,7 @@ def test_keyboards_change_nothing(typed: str, plain: str) -> None:
     """Quotation marks, dashes, spaces and line ends of telephones and word processors are those of plain text."""
     one, other = read_text(typed), read_text(plain)
 
-    assert np.array_equal(one.form, other.form) and np.array_equal(one.buckets, other.buckets)
+    assert np.array_equal(one.stats, other.stats) and np.array_equal(one.buckets, other.buckets)
 
 
 def test_words_of_other_letters_borrow_no_weights() -> None:
