@@ -13,13 +13,13 @@ from msgspec import Struct
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.turns import Waiting
+from gateway.batch.fair_schedule import RunnableBatch
 
 LEASE = 30.0  # seconds that a claim lasts without renewal
 SUSPECT_AFTER = 2  # losses, from which on an item runs alone
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class ClaimedItem(Struct, frozen=True, kw_only=True):
     """An item that a worker runs."""
 
     batch_id: str
@@ -30,7 +30,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     losses: int  # tries whose worker died, or let the lease expire
     is_first: bool  # whether it never waited for a try
     endpoint: str
-    lane: str  # the name of the concurrency limit that it counts against
+    concurrency_group: str  # whose limit it counts against
     key_id: str
     priority: str
     expires_at: float  # unix seconds; of its batch
@@ -39,7 +39,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     @property
     def is_of_several(self) -> bool:
         """Whether its batch names several models: one of them failing says nothing about the next."""
-        return self.lane == self.batch_id
+        return self.concurrency_group == self.batch_id
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         return f"{self.batch_id}:{self.position}"
 
 
-async def read_as_due(connection: AsyncConnection) -> None:
+async def use_due_index(connection: AsyncConnection) -> None:
     """Let this transaction read items in the order of batch_items_due_idx, whatever the statistics say.
 
     They lag by minutes: Postgres would estimate a new batch as small, and sort all of it for each claim.
@@ -55,37 +55,39 @@ async def read_as_due(connection: AsyncConnection) -> None:
     await connection.execute(BY_INDEX)
 
 
-async def waiting_batches(connection: AsyncConnection) -> list[Waiting]:
+async def waiting_batches(connection: AsyncConnection) -> list[RunnableBatch]:
     """Return the batches with items that may run now."""
     rows = (await connection.execute(WAITING)).mappings()
-    return [Waiting(**{**row, "expires_at": row["expires_at"].timestamp()}) for row in rows]
+    return [RunnableBatch(**{**row, "expires_at": row["expires_at"].timestamp()}) for row in rows]
 
 
-async def claim_items(connection: AsyncConnection, batch_id: str, owner: str, at_most: int, room: int) -> list[Claim]:
+async def claim_items(
+    connection: AsyncConnection, batch_id: str, owner: str, at_most: int, room: int
+) -> list[ClaimedItem]:
     """Claim up to ``at_most`` items of a batch, as they are due, until they have ``room`` bytes; at least one."""
     values = {"batch_id": batch_id, "owner": owner, "at_most": at_most, "room": room, "lease": timedelta(seconds=LEASE)}
     rows = (await connection.execute(CLAIM, values)).mappings()
-    return sorted((claim_of(row) for row in rows), key=lambda claim: claim.position)
+    return sorted((claimed_item(row) for row in rows), key=lambda claim: claim.position)
 
 
-def claim_of(row: Mapping[Any, Any]) -> Claim:
+def claimed_item(row: Mapping[Any, Any]) -> ClaimedItem:
     """Return the claim that a row of ``CLAIMED`` columns tells of."""
-    return Claim(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()})
+    return ClaimedItem(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()})
 
 
-async def renew_leases(connection: AsyncConnection, owner: str, claims: Sequence[Claim]) -> None:
+async def renew_leases(connection: AsyncConnection, owner: str, claims: Sequence[ClaimedItem]) -> None:
     """Renew the leases of items that still run here."""
     values = {"owner": owner, "tries": _tries(claims), "lease": timedelta(seconds=LEASE)}
     await connection.execute(RENEW, values)
 
 
-async def put_back(connection: AsyncConnection, owner: str, claim: Claim, wait: float, *, is_try: bool) -> None:
+async def requeue(connection: AsyncConnection, owner: str, claim: ClaimedItem, wait: float, *, is_try: bool) -> None:
     """Let an item wait ``wait`` seconds for its next try. ``is_try``: this one counts, because an upstream had it."""
     values = {"owner": owner, "tries": _tries([claim]), "wait": timedelta(seconds=wait), "less": 0 if is_try else 1}
-    await connection.execute(PUT_BACK, values)
+    await connection.execute(REQUEUE, values)
 
 
-def _tries(claims: Sequence[Claim]) -> str:
+def _tries(claims: Sequence[ClaimedItem]) -> str:
     told: list[dict[str, Any]] = [
         {"batch_id": each.batch_id, "position": each.position, "tries": each.tries}
         for each in sorted(claims, key=lambda each: (each.batch_id, each.position))  # the common lock order
@@ -109,10 +111,10 @@ STILL_OURS = """
     AND item.lease_owner = :owner AND item.status = 'running'
 """
 BY_INDEX = text("SET LOCAL enable_sort = off")
-LANE = "coalesce(batches.model, batches.id)"
+GROUP = "coalesce(batches.model, batches.id)"
 WAITING = text(f"""
     SELECT batches.id AS batch_id, team_id, teams.weight, priority, expires_at, total - completed - failed AS left,
-           {LANE} AS lane
+           {GROUP} AS concurrency_group
     FROM batches JOIN teams ON teams.id = team_id,
     LATERAL (
         SELECT FROM batch_items AS item WHERE batch_id = batches.id AND {READY} ORDER BY {DUE}, position LIMIT 1
@@ -124,8 +126,8 @@ RUNS = f"""
     lease_until = clock_timestamp() + CAST(:lease AS interval)
 """
 CLAIMED = f"""
-    item.batch_id, item.position, custom_id, body, item.tries, item.losses, endpoint, {LANE} AS lane, key_id,
-    priority, expires_at, is_aside AS is_internal, item.not_before IS NULL AS is_first
+    item.batch_id, item.position, custom_id, body, item.tries, item.losses, endpoint, {GROUP} AS concurrency_group,
+    key_id, priority, expires_at, is_aside AS is_internal, item.not_before IS NULL AS is_first
 """
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""
@@ -149,7 +151,7 @@ RENEW = text(f"""
     FROM {TRIES} WHERE {STILL_OURS}
 """)  # noqa: S608  (all of it is ours)
 # A cancelled batch takes nothing back.
-PUT_BACK = text(f"""
+REQUEUE = text(f"""
     UPDATE batch_items AS item
     SET status = CASE WHEN batches.status = 'in_progress' THEN 'queued' ELSE 'cancelled' END,
         body = CASE WHEN batches.status = 'in_progress' THEN item.body ELSE '' END,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.turns import SHARES, Waiting
+from gateway.batch.fair_schedule import SHARES, RunnableBatch
 from gateway.core.clock import Clock
 
 UNKNOWN_RATE = 1.0  # requests a second, while no batch has shown one
@@ -48,7 +48,7 @@ async def read_backlog(connection: AsyncConnection) -> tuple[dict[str, int], flo
     return {name: int(state[name] or 0) for name in SHARES}, float(rate) if rate else None
 
 
-def with_hurried(waiting: Sequence[Waiting], rate: float | None, now: float) -> list[Waiting]:
+def with_raised_priorities(waiting: Sequence[RunnableBatch], rate: float | None, now: float) -> list[RunnableBatch]:
     """Return batches with those raised to high priority that would end late, or hardly in time, at their own.
 
     ``rate``: requests that end in a second; ``now``: unix seconds. Before a batch come those of its priority whose

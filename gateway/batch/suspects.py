@@ -8,8 +8,8 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.claims import CLAIMED, IS_DUE, LEASE, LOSSES, RUNS, SUSPECT_AFTER, Claim, claim_of
-from gateway.batch.endings import Ended
+from gateway.batch.claims import CLAIMED, IS_DUE, LEASE, LOSSES, RUNS, SUSPECT_AFTER, ClaimedItem, claimed_item
+from gateway.batch.finishing import ItemResult
 from gateway.batch.results import error_of
 from gateway.core.clock import Clock
 
@@ -21,14 +21,14 @@ async def has_suspects(connection: AsyncConnection) -> bool:
     return (await connection.execute(FIRST)).first() is not None
 
 
-async def claim_suspect(connection: AsyncConnection, owner: str) -> Claim | None:
+async def claim_suspect(connection: AsyncConnection, owner: str) -> ClaimedItem | None:
     """Claim an item that must run alone; None: none is left for this worker."""
     rows = await connection.execute(CLAIM, {"owner": owner, "lease": timedelta(seconds=LEASE)})
     row = rows.mappings().one_or_none()
-    return None if row is None else claim_of(row)
+    return None if row is None else claimed_item(row)
 
 
-def how_it_is_given_up(claim: Claim, clock: Clock) -> Ended | None:
+def result_if_given_up(claim: ClaimedItem, clock: Clock) -> ItemResult | None:
     """Return the end of an item that crashed too many workers; None: it may run."""
     if claim.losses < SUSPECT_AFTER + MOST_ALONE:
         return None
@@ -36,7 +36,7 @@ def how_it_is_given_up(claim: Claim, clock: Clock) -> Ended | None:
         f"{claim.losses} workers died while they ran this request, the last {MOST_ALONE} of them while they ran "
         "nothing else. It is not tried again. Look for what is unusual in it."
     )
-    return Ended(claim=claim, status="failed", request_id=clock.new_id(), error=error_of("worker_lost", message))
+    return ItemResult(claim=claim, status="failed", request_id=clock.new_id(), error=error_of("worker_lost", message))
 
 
 FIND = f"""

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.accounts.team_keys import list_keys
 from gateway.accounts.teams import get_team
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
-from gateway.batch.keeping import check_kept
 from gateway.batch.limits import check_queue, check_storage
 from gateway.batch.results import ENDED, ERRORS, read_results
+from gateway.batch.retention import check_retained
 from gateway.batch.shapes import LARGEST_FILE, WINDOWS
 from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
@@ -123,7 +123,7 @@ def results(
 
     async def check(connection: AsyncConnection) -> None:
         batch = await _find(connection, batch_id)
-        await check_kept(connection, Clock(), batch, settings.retention.batch_files)
+        await check_retained(connection, Clock(), batch, settings.retention.batch_files)
 
     run(settings, check)
 

@@ -11,7 +11,7 @@ import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.file_store import purge_files
-from gateway.batch.keeping import purge_items
+from gateway.batch.retention import purge_items
 from gateway.idempotency.store import purge_expired
 from gateway.inference.services import Services
 from gateway.storage.audit_log import purge_outcomes

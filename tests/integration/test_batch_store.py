@@ -17,20 +17,20 @@ from gateway.accounts.teams import create_team
 from gateway.batch.claims import (
     CLAIM,
     WAITING,
-    Claim,
+    ClaimedItem,
     claim_items,
-    put_back,
-    read_as_due,
     renew_leases,
+    requeue,
+    use_due_index,
     waiting_batches,
 )
-from gateway.batch.endings import Ended, bury_cancelled, expire_batches, finish_items
 from gateway.batch.file_store import get_file, list_files
-from gateway.batch.keeping import check_kept, purge_items
+from gateway.batch.finishing import ItemResult, expire_batches, finish_cancelled, finish_items
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of
+from gateway.batch.retention import check_retained, purge_items
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
-from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
+from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.clock import Clock
 from gateway.core.errors import Gone
 from gateway.storage.audit_log import Act
@@ -71,13 +71,15 @@ async def batch_of(database: Database, key_id: str, count: int) -> str:
     return batch.id
 
 
-async def claim(database: Database, batch_id: str, owner: str, at_most: int = 100, room: int = 10**9) -> list[Claim]:
+async def claim(
+    database: Database, batch_id: str, owner: str, at_most: int = 100, room: int = 10**9
+) -> list[ClaimedItem]:
     """Claim items."""
     async with database.begin() as connection:
         return await claim_items(connection, batch_id, owner, at_most, room)
 
 
-async def finish(database: Database, owner: str, *ends: Ended) -> set[str]:
+async def finish(database: Database, owner: str, *ends: ItemResult) -> set[str]:
     """Say how items ended."""
     async with database.begin() as connection:
         return await finish_items(connection, CLOCK, owner, ends, KEEP)
@@ -101,10 +103,10 @@ async def one(database: Database, query: str) -> Any:
         return (await connection.execute(text(query))).scalar_one()
 
 
-def done(claim: Claim, cost: int = 100) -> Ended:
+def done(claim: ClaimedItem, cost: int = 100) -> ItemResult:
     """Return the end of an item that was answered."""
     record = make_record(CLOCK.new_id(), team_id=TEAM, client_request_id=claim.name, cost_nanousd=cost)
-    return Ended(
+    return ItemResult(
         claim=claim,
         status="completed",
         request_id=record.request_id,
@@ -116,9 +118,9 @@ def done(claim: Claim, cost: int = 100) -> Ended:
     )
 
 
-def failed(claim: Claim) -> Ended:
+def failed(claim: ClaimedItem) -> ItemResult:
     """Return the end of an item that was refused."""
-    return Ended(claim=claim, status="failed", request_id=CLOCK.new_id(), response=response_of(400, "r", b"{}"))
+    return ItemResult(claim=claim, status="failed", request_id=CLOCK.new_id(), response=response_of(400, "r", b"{}"))
 
 
 async def test_the_last_end_ends_the_batch(database: Database, key_id: str) -> None:
@@ -181,7 +183,7 @@ async def test_a_late_worker_changes_nothing(database: Database, key_id: str) ->
     late = await finish(database, "slow", done(stale, cost=999))
     async with database.begin() as connection:
         await renew_leases(connection, "slow", [stale])
-        await put_back(connection, "slow", stale, 0.0, is_try=True)
+        await requeue(connection, "slow", stale, 0.0, is_try=True)
     stored = await finish(database, "quick", done(fresh, cost=5))
 
     assert (late, stored, fresh.tries) == (set(), {fresh.name}, 2)
@@ -219,7 +221,7 @@ async def test_what_is_lost_twice_runs_alone_and_then_ends(database: Database, k
     for owner in ("a", "b"):
         lost, returned = await claim(database, batch_id, owner)
         async with database.begin() as connection:
-            await put_back(connection, owner, returned, 0.0, is_try=False)
+            await requeue(connection, owner, returned, 0.0, is_try=False)
             assert not await has_suspects(connection)
         await expire_leases(database)
     assert [each.position for each in await claim(database, batch_id, "c")] == [returned.position]
@@ -230,7 +232,7 @@ async def test_what_is_lost_twice_runs_alone_and_then_ends(database: Database, k
             alone = await claim_suspect(connection, "d")
             assert await claim_suspect(connection, "e") is None and not await has_suspects(connection)
         assert alone is not None and (alone.position, alone.losses) == (lost.position, losses)
-        end = how_it_is_given_up(alone, CLOCK)
+        end = result_if_given_up(alone, CLOCK)
         assert (end is None) == (losses < 5)
         if end is None:
             await expire_leases(database)
@@ -247,8 +249,8 @@ async def test_what_is_put_back_waits(database: Database, key_id: str) -> None:
     batch_id = await batch_of(database, key_id, 2)
     first, second = await claim(database, batch_id, "w")
     async with database.begin() as connection:
-        await put_back(connection, "w", first, 60.0, is_try=False)
-        await put_back(connection, "w", second, 0.0, is_try=True)
+        await requeue(connection, "w", first, 60.0, is_try=False)
+        await requeue(connection, "w", second, 0.0, is_try=True)
 
     (again,) = await claim(database, batch_id, "w")
     assert (again.position, again.tries) == (second.position, 2)
@@ -265,7 +267,7 @@ async def test_cancelling_lets_what_runs_end(database: Database, key_id: str) ->
         assert (await cancel_batch(connection, CLOCK, TEAM, batch_id, KEEP)).status == "cancelling"
     assert await claim(database, batch_id, "w") == []
     async with database.begin() as connection:
-        await put_back(connection, "w", returned, 0.0, is_try=False)
+        await requeue(connection, "w", returned, 0.0, is_try=False)
     await finish(database, "w", done(running))
 
     batch = await look(database, batch_id)
@@ -281,11 +283,11 @@ async def test_a_cancelled_batch_whose_worker_died_ends(database: Database, key_
     await claim(database, batch_id, "dead", 1)
     async with database.begin() as connection:
         await cancel_batch(connection, CLOCK, TEAM, batch_id, KEEP)
-        await bury_cancelled(connection, CLOCK, KEEP)
+        await finish_cancelled(connection, CLOCK, KEEP)
     assert (await look(database, batch_id)).status == "cancelling"
     await expire_leases(database)
     async with database.begin() as connection:
-        await bury_cancelled(connection, CLOCK, KEEP)
+        await finish_cancelled(connection, CLOCK, KEEP)
 
     assert (await look(database, batch_id)).status == "cancelled"
 
@@ -316,7 +318,7 @@ async def test_the_last_two_ends_at_once_end_it_once(database: Database, key_id:
 
     for start in range(0, times, 3):
         pairs = [(batch_id, place) for batch_id in batch_ids[start : start + 3] for place in (0, 1)]
-        ends = [finish(database, f"w{place}", done(claim_of(batch_id, place))) for batch_id, place in pairs]
+        ends = [finish(database, f"w{place}", done(claimed_item(batch_id, place))) for batch_id, place in pairs]
         await asyncio.gather(*ends)
 
     ended = "SELECT count(*) FROM batches WHERE status = 'completed' AND completed = 2 AND output_file_id IS NOT NULL"
@@ -350,9 +352,9 @@ async def many_of_two(database: Database, key_id: str, count: int) -> list[str]:
     return [first, *(f"{first}_{number}" for number in range(2, count + 1))]
 
 
-def claim_of(batch_id: str, position: int) -> Claim:
+def claimed_item(batch_id: str, position: int) -> ClaimedItem:
     """Return the first claim of an item."""
-    return Claim(
+    return ClaimedItem(
         batch_id=batch_id,
         position=position,
         custom_id=f"c{position}",
@@ -361,7 +363,7 @@ def claim_of(batch_id: str, position: int) -> Claim:
         losses=0,
         is_first=True,
         endpoint="/v1/chat/completions",
-        lane="m",
+        concurrency_group="m",
         key_id="",
         priority="normal",
         expires_at=0.0,
@@ -381,13 +383,13 @@ async def test_what_was_asked_is_erased_with_its_answer_and_what_was_answered_in
     batch = await look(database, batch_id)
 
     async with database.begin() as connection:
-        await check_kept(connection, CLOCK, batch, KEEP)
+        await check_retained(connection, CLOCK, batch, KEEP)
         assert await purge_items(connection, KEEP) == 0
         with pytest.raises(Gone, match="erased"):
-            await check_kept(connection, CLOCK, batch, -1.0)
+            await check_retained(connection, CLOCK, batch, -1.0)
         assert await purge_items(connection, -1.0) == 3
         with pytest.raises(Gone, match="erased"):
-            await check_kept(connection, CLOCK, batch, KEEP)
+            await check_retained(connection, CLOCK, batch, KEEP)
 
 
 async def test_cancelling_while_all_ends_never_locks_up(database: Database, key_id: str) -> None:
@@ -435,7 +437,7 @@ async def test_what_waits_holds_up_nothing_behind_it(database: Database, key_id:
         (each,) = await claim(database, batch_id, "w", 1)
         assert each.position == position
         async with database.begin() as connection:
-            await put_back(connection, "w", each, 60.0, is_try=True)
+            await requeue(connection, "w", each, 60.0, is_try=True)
             moved = "UPDATE batch_items SET not_before = now() + make_interval(secs => :wait) WHERE position = :place"
             await connection.execute(text(moved), {"wait": wait, "place": position})
 
@@ -460,7 +462,7 @@ async def test_a_claim_reads_little_however_much_there_is(database: Database, ke
 
     for query, values in ((CLAIM, asked), (WAITING, {})):
         async with database.begin() as connection:
-            await read_as_due(connection)
+            await use_due_index(connection)
             explain = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {query.text}")
             (plan,) = (await connection.execute(explain, values)).scalar_one()
         assert sum(rows_read(plan["Plan"])) < 150, plan

@@ -12,7 +12,7 @@ from itertools import accumulate
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
-from gateway.batch.endings import Ended, finish_items
+from gateway.batch.finishing import ItemResult, finish_items
 from gateway.inference.services import Services
 from protocol.errors import ServiceError
 
@@ -32,10 +32,10 @@ class Finisher:
     def __init__(self, services: Services, owner: str) -> None:
         self._services = services
         self._owner = owner
-        self._ended: list[tuple[Ended, asyncio.Future[bool]]] = []
+        self._ended: list[tuple[ItemResult, asyncio.Future[bool]]] = []
         self._courier: asyncio.Task[None] | None = None
 
-    async def store(self, ended: Ended) -> bool:
+    async def store(self, ended: ItemResult) -> bool:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
 
         The caller closes the call's accounting without an await: nothing is flushed and no counter rebuilt in between.
@@ -62,7 +62,7 @@ class Finisher:
             group, self._ended = self._ended[:count], self._ended[count:]
             await self._finish([(ended, answer) for ended, answer in group if not answer.done()])
 
-    async def _finish(self, group: list[tuple[Ended, asyncio.Future[bool]]]) -> None:
+    async def _finish(self, group: list[tuple[ItemResult, asyncio.Future[bool]]]) -> None:
         pause = 0.1
         while group:
             try:
@@ -81,13 +81,13 @@ class Finisher:
                     answer.set_result(ended.claim.name in stored)
             return
 
-    async def _say(self, ends: list[Ended]) -> set[str]:
+    async def _say(self, ends: list[ItemResult]) -> set[str]:
         services = self._services
         keep = services.settings.retention.batch_files
         async with services.database.begin() as connection:
             return await finish_items(connection, services.clock, self._owner, ends, keep)
 
-    async def _find_the_faulty(self, group: list[tuple[Ended, asyncio.Future[bool]]], exc: Exception) -> None:
+    async def _find_the_faulty(self, group: list[tuple[ItemResult, asyncio.Future[bool]]], exc: Exception) -> None:
         if len(group) > 1:
             half = len(group) // 2
             await self._finish(group[:half])

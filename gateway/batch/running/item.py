@@ -11,8 +11,8 @@ import structlog
 from msgspec import Struct
 
 from billing.core.records import UsageRecord
-from gateway.batch.claims import Claim
-from gateway.batch.endings import Ended, refused
+from gateway.batch.claims import ClaimedItem
+from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import response_of
 from gateway.calls.call import Call
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked
@@ -34,12 +34,12 @@ UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails: every try w
 CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
 # Stores how an item ended; False when another worker has it now.
-Store = Callable[[Ended], Awaitable[bool]]
+Store = Callable[[ItemResult], Awaitable[bool]]
 
 log = structlog.get_logger(__name__)
 
 
-class Wait(Struct, frozen=True):
+class RetryLater(Struct, frozen=True):
     """The item cannot run now: try again in so many seconds."""
 
     seconds: float
@@ -47,8 +47,10 @@ class Wait(Struct, frozen=True):
     is_try: bool  # an upstream received it
 
 
-async def run_item(services: Services, caller: Caller, claim: Claim, store: Store) -> Ended | Wait | None:
-    """Run an item. Its answer is stored through ``store``; an Ended that is returned has yet to be.
+async def run_item(
+    services: Services, caller: Caller, claim: ClaimedItem, store: Store
+) -> ItemResult | RetryLater | None:
+    """Run an item. Its answer is stored through ``store``; an ItemResult that is returned has yet to be.
 
     None: it was stored, or another worker has it.
     """
@@ -66,7 +68,7 @@ async def run_item(services: Services, caller: Caller, claim: Claim, store: Stor
     return None
 
 
-def read_item(services: Services, caller: Caller, claim: Claim, request_id: str) -> tuple[Call, ReplyWriter]:
+def read_item(services: Services, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
     """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
     endpoint = FOR_BATCHES[claim.endpoint]
     asked = endpoint.read(claim.body)
@@ -91,7 +93,7 @@ def read_item(services: Services, caller: Caller, claim: Claim, request_id: str)
     return call, endpoint.writer_of(call)
 
 
-async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: Claim, store: Store) -> None:
+async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: ClaimedItem, store: Store) -> None:
     async def keep(reply: Reply, ending: Ending) -> None:
         record: UsageRecord = reply.record
         if isinstance(ending, ContentPolicyViolation):
@@ -99,7 +101,7 @@ async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: Cl
         else:
             assert isinstance(ending, tuple)
             response = response_of(200, call.request_id, writer.whole(reply, *ending), reply.dropped)
-        ended = Ended(
+        ended = ItemResult(
             claim=claim,
             status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
             request_id=call.request_id,
@@ -123,7 +125,7 @@ async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: Cl
         reply.close()
 
 
-def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | Wait:
+def _wait_or_end(error: ServiceError, claim: ClaimedItem, request_id: str) -> ItemResult | RetryLater:
     """Decide what an error means: later, or never. A rate limit delays a request, a spent budget fails it."""
     is_final = error.headers.get("x-should-retry") == "false" or (error.status < 500 and error.status != 429)
     was_upstream = error.status in (500, 502, 504)
@@ -133,5 +135,5 @@ def _wait_or_end(error: ServiceError, claim: Claim, request_id: str) -> Ended | 
         if isinstance(error, ContentUnchecked):
             told = max(told, UNCHECKED_PAUSE)
         seconds = max(told, pause * random.uniform(0.5, 1.0))
-        return Wait(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
-    return refused(claim, request_id, error, is_upstreams_fault=was_upstream)
+        return RetryLater(seconds, is_congestion=isinstance(error, CONGESTED), is_try=was_upstream)
+    return failed_result(claim, request_id, error, is_upstreams_fault=was_upstream)

@@ -17,21 +17,21 @@ from gateway.accounts.senders import Senders
 from gateway.batch.checking import check_next_input
 from gateway.batch.claims import (
     LEASE,
-    Claim,
+    ClaimedItem,
     claim_items,
-    put_back,
-    read_as_due,
     renew_leases,
+    requeue,
+    use_due_index,
     waiting_batches,
 )
-from gateway.batch.endings import Ended, bury_cancelled, expire_batches, refused
-from gateway.batch.estimate import read_backlog, with_hurried
-from gateway.batch.running.adaptive_concurrency import Paces
-from gateway.batch.running.backpressure import GivingWay
+from gateway.batch.estimate import read_backlog, with_raised_priorities
+from gateway.batch.fair_schedule import FairSchedule, RunnableBatch
+from gateway.batch.finishing import ItemResult, expire_batches, failed_result, finish_cancelled
+from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
+from gateway.batch.running.backpressure import Backpressure
 from gateway.batch.running.finisher import Finisher
-from gateway.batch.running.item import Wait, run_item
-from gateway.batch.suspects import claim_suspect, has_suspects, how_it_is_given_up
-from gateway.batch.turns import Turns, Waiting
+from gateway.batch.running.item import RetryLater, run_item
+from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.background import stop_all
 from gateway.inference.services import Services
 from protocol.errors import ServiceError
@@ -43,7 +43,7 @@ RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
 LOOK_EVERY = 5.0  # seconds between looks at the batch rate, and at whether interactive calls wait
 CHECK_EVERY = 0.5  # seconds between looks for input to check
-PUT_BACK_WITHIN = 2.0  # seconds, at the end
+REQUEUE_WITHIN = 2.0  # seconds, at the end
 
 
 log = structlog.get_logger(__name__)
@@ -54,14 +54,14 @@ class BatchRunner:
 
     def __init__(self, services: Services, concurrency: int) -> None:
         self.owner = f"{socket.gethostname()}:{services.journal.token}"
-        self.paces = Paces(concurrency, services.clock)
+        self.limits = ConcurrencyLimits(concurrency, services.clock)
         self._services = services
         self._database = services.database
         self._finisher = Finisher(services, self.owner)
         self._senders = Senders(services.database, services.clock)
-        self._turns = Turns()
-        self._giving_way = GivingWay(self.paces, services.clock)
-        self._running: dict[str, Claim] = {}
+        self._schedule = FairSchedule()
+        self._backpressure = Backpressure(self.limits, services.clock)
+        self._running: dict[str, ClaimedItem] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[int] | None = None
         self._room = asyncio.Event()
@@ -94,9 +94,9 @@ class BatchRunner:
         self._services = edition
 
     async def finish(self, seconds: float, hurried: asyncio.Event) -> None:
-        """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is put back for others."""
+        """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is requeued for others."""
         if self._claiming is not None:
-            await asyncio.wait([self._claiming], timeout=PUT_BACK_WITHIN)
+            await asyncio.wait([self._claiming], timeout=REQUEUE_WITHIN)
         renewing = asyncio.create_task(self._keep_going(self._renew, RENEW_EVERY))
         hurry = asyncio.create_task(hurried.wait())
         ends = asyncio.create_task(_all_of(self._tasks))
@@ -104,11 +104,11 @@ class BatchRunner:
         left = list(self._running.values())
         await stop_all([renewing, hurry, ends, *self._tasks])
         if left:
-            log.warning("drain_over", put_back=len(left), asked_twice=hurried.is_set())
+            log.warning("drain_over", requeued=len(left), asked_twice=hurried.is_set())
             with suppress(*POSTGRES_AWAY):  # else their leases end by themselves
-                async with asyncio.timeout(PUT_BACK_WITHIN), self._database.begin() as connection:
+                async with asyncio.timeout(REQUEUE_WITHIN), self._database.begin() as connection:
                     for claim in left:
-                        await put_back(connection, self.owner, claim, 0.0, is_try=False)
+                        await requeue(connection, self.owner, claim, 0.0, is_try=False)
 
     async def _keep_going(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
@@ -124,12 +124,12 @@ class BatchRunner:
         if self._has_suspects and not self._running:
             await self._whole(self._claim_suspect())
             return
-        free = self.paces.most - len(self._running)
+        free = self.limits.most - len(self._running)
         room = MOST_BYTES - sum(len(claim.body) for claim in self._running.values())
         if self._has_suspects or free <= 0 or room <= 0 or self._is_doubtful():
             await self._until_room()
             return
-        if await self._whole(self._claim_in_turns(free, room)) < free:
+        if await self._whole(self._claim_in_schedule(free, room)) < free:
             await self._until_room(POLL)
 
     async def _whole(self, claiming: Coroutine[Any, Any, int]) -> int:
@@ -138,27 +138,27 @@ class BatchRunner:
         self._claiming = asyncio.create_task(claiming)
         return await asyncio.shield(self._claiming)
 
-    async def _claim_in_turns(self, free: int, room: int) -> int:
+    async def _claim_in_schedule(self, free: int, room: int) -> int:
         """Claim up to ``free`` items of ``room`` bytes, begin them, and return how many there were."""
-        claims: list[tuple[Claim, Waiting]] = []
+        claims: list[tuple[ClaimedItem, RunnableBatch]] = []
         now = self._services.clock.monotonic()
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
-            await read_as_due(connection)
+            await use_due_index(connection)
             found = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
-            waiting = with_hurried(found, self._rate, self._services.clock.now())
-            in_lane = Counter(claim.lane for claim in self._running.values())
+            waiting = with_raised_priorities(found, self._rate, self._services.clock.now())
+            in_group = Counter(claim.concurrency_group for claim in self._running.values())
             while waiting and len(claims) < free and room > 0:
-                batch = self._turns.next(waiting)
-                in_pace = self.paces.of(batch.lane).limit - in_lane[batch.lane]
-                if (wanted := min(CLAIM_AT_ONCE, free - len(claims), in_pace)) <= 0:
+                batch = self._schedule.next(waiting)
+                left = self.limits.of(batch.concurrency_group).current - in_group[batch.concurrency_group]
+                if (wanted := min(CLAIM_AT_ONCE, free - len(claims), left)) <= 0:
                     waiting.remove(batch)
                     continue
                 claimed = await claim_items(connection, batch.batch_id, self.owner, wanted, room)
                 room -= sum(len(claim.body) for claim in claimed)
-                self._turns.took(batch, len(claimed))
+                self._schedule.charge(batch, len(claimed))
                 claims += [(claim, batch) for claim in claimed]
-                in_lane[batch.lane] += len(claimed)
+                in_group[batch.concurrency_group] += len(claimed)
                 if len(claimed) < wanted:
                     waiting.remove(batch)
         if not self._running:
@@ -179,7 +179,7 @@ class BatchRunner:
         self._begin(claim)
         return 1
 
-    def _begin(self, claim: Claim, batch: Waiting | None = None) -> None:
+    def _begin(self, claim: ClaimedItem, batch: RunnableBatch | None = None) -> None:
         self._running[claim.name] = claim
         task = asyncio.create_task(self._run(claim, batch))
         self._tasks.add(task)
@@ -197,22 +197,22 @@ class BatchRunner:
         """Whether our claims may have passed to others, because the last renewal is too old."""
         return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
 
-    async def _run(self, claim: Claim, batch: Waiting | None) -> None:
-        pace = self.paces.of(claim.lane)
+    async def _run(self, claim: ClaimedItem, batch: RunnableBatch | None) -> None:
+        limit = self.limits.of(claim.concurrency_group)
         try:
             result = await self._result_of(claim)
-            if isinstance(result, Wait):
+            if isinstance(result, RetryLater):
                 if batch is not None:
-                    self._turns.gave_back(batch)
-                await self._put_back(claim, result)
+                    self._schedule.refund(batch)
+                await self._requeue(claim, result)
                 return
             if result is not None:
                 await self._finisher.store(result)
             if result is not None and result.is_upstreams_fault:
-                pace.failed()
-                pace.was_in_vain()
+                limit.failed()
+                limit.retried()
             else:
-                pace.went_well()
+                limit.succeeded()
         except POSTGRES_AWAY as exc:  # the lease ends by itself
             log.warning("batch_item_left", batch_id=claim.batch_id, position=claim.position, error=repr(exc))
         finally:
@@ -220,19 +220,19 @@ class BatchRunner:
                 del self._running[claim.name]
             self._room.set()
 
-    async def _result_of(self, claim: Claim) -> Ended | Wait | None:
-        if (given_up := how_it_is_given_up(claim, self._services.clock)) is not None:
+    async def _result_of(self, claim: ClaimedItem) -> ItemResult | RetryLater | None:
+        if (given_up := result_if_given_up(claim, self._services.clock)) is not None:
             return given_up
         try:
             caller = await self._senders.find(claim.key_id)
         except ServiceError as exc:
-            return refused(claim, self._services.clock.new_id(), exc)
+            return failed_result(claim, self._services.clock.new_id(), exc)
         return await run_item(self._services, caller, claim, self._store)
 
-    async def _store(self, ended: Ended) -> bool:
+    async def _store(self, ended: ItemResult) -> bool:
         record = ended.record
         if record is not None and record.attempts and not self._is_ours(record.provider):
-            self._giving_way.uses(ended.claim.lane, record.attempts[-1].target)
+            self._backpressure.note_use(ended.claim.concurrency_group, record.attempts[-1].target)
         return await self._finisher.store(ended)
 
     def _is_ours(self, provider: str) -> bool:
@@ -244,21 +244,21 @@ class BatchRunner:
         if self._running:
             async with self._database.begin() as connection:
                 _, self._rate = await read_backlog(connection)
-                await self._giving_way.look(connection)
+                await self._backpressure.check(connection)
 
-    async def _put_back(self, claim: Claim, wait: Wait) -> None:
-        pace = self.paces.of(claim.lane)
+    async def _requeue(self, claim: ClaimedItem, wait: RetryLater) -> None:
+        limit = self.limits.of(claim.concurrency_group)
         if wait.is_congestion:
-            pace.was_too_much()
+            limit.congested()
         elif wait.is_try:
-            pace.failed()
+            limit.failed()
         if (wait.is_congestion or wait.is_try) and not (claim.is_of_several and claim.is_first):
-            pace.was_in_vain()
+            limit.retried()
         if not wait.is_try and not (wait.is_congestion and claim.is_of_several):  # the rest would get the same answer
             until = self._services.clock.monotonic() + wait.seconds
             self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)
         async with self._database.begin() as connection:
-            await put_back(connection, self.owner, claim, wait.seconds, is_try=wait.is_try)
+            await requeue(connection, self.owner, claim, wait.seconds, is_try=wait.is_try)
 
     async def _renew(self) -> None:
         now = self._services.clock.monotonic()
@@ -273,7 +273,7 @@ class BatchRunner:
             for batch_id in await expire_batches(connection, self._services.clock, keep):
                 log.warning("batch_expired", batch_id=batch_id)
         async with self._database.begin() as connection:
-            await bury_cancelled(connection, self._services.clock, keep)
+            await finish_cancelled(connection, self._services.clock, keep)
             self._has_suspects = await has_suspects(connection)
 
     async def _check_inputs(self) -> None:

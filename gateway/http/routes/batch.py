@@ -12,8 +12,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from gateway.accounts.auth import team_guard
-from gateway.batch.keeping import check_kept
 from gateway.batch.results import ENDED, read_results
+from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
@@ -75,7 +75,7 @@ async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
     services = services_of(request)
     async with services.database.begin() as connection:
         batch = await get_batch(connection, caller_of(request).team.id, batch_id)
-        await check_kept(connection, services.clock, batch, services.settings.retention.batch_files)
+        await check_retained(connection, services.clock, batch, services.settings.retention.batch_files)
     return Stream(read_results(services.database, batch.id, ENDED), media_type=JSONL)
 
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gateway.batch.claims import Claim
-from gateway.batch.endings import Ended
+from gateway.batch.claims import ClaimedItem
+from gateway.batch.finishing import ItemResult
 from gateway.batch.running import finisher as module
 from gateway.batch.running.finisher import Finisher
 from protocol.errors import ServiceError
 
-ENDED = Ended(
-    claim=Claim(
+ENDED = ItemResult(
+    claim=ClaimedItem(
         batch_id="b",
         position=0,
         custom_id="c",
@@ -23,7 +23,7 @@ ENDED = Ended(
         tries=1,
         losses=0,
         is_first=True,
-        lane="",
+        concurrency_group="",
         endpoint="/v1/chat/completions",
         key_id="k",
         priority="normal",
@@ -40,7 +40,7 @@ class Slow(Finisher):
         super().__init__(cast(Any, None), "w")
         self.may_answer = asyncio.Event()
 
-    async def _say(self, ends: list[Ended]) -> set[str]:
+    async def _say(self, ends: list[ItemResult]) -> set[str]:
         await self.may_answer.wait()
         return {each.claim.name for each in ends}
 
@@ -76,7 +76,7 @@ class Noting(Finisher):
         super().__init__(cast(Any, None), "w")
         self.together: list[int] = []
 
-    async def _say(self, ends: list[Ended]) -> set[str]:
+    async def _say(self, ends: list[ItemResult]) -> set[str]:
         self.together.append(len(ends))
         return {each.claim.name for each in ends}
 
@@ -94,7 +94,7 @@ async def test_one_transaction_holds_few_megabytes(size: int, groups: list[int])
 class Choosy(Noting):
     """A store that cannot even be asked to take one of the answers."""
 
-    async def _say(self, ends: list[Ended]) -> set[str]:
+    async def _say(self, ends: list[ItemResult]) -> set[str]:
         if any(each.claim.position == 3 for each in ends):
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
         return await super()._say(ends)

@@ -1,4 +1,4 @@
-# The fair queue: which batches a worker takes its next requests from. Priorities have shares, so that low ones still
+# The fair schedule: which batches a worker takes its next requests from. Priorities have shares, so that low ones still
 # move; inside a priority teams take turns by their weights; a team's own batches go by their deadlines.
 #
 # Stride scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
@@ -14,7 +14,7 @@ from msgspec import Struct
 SHARES = {"high": 8.0, "normal": 4.0, "low": 1.0}
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
+class RunnableBatch(Struct, frozen=True, kw_only=True):
     """A batch with requests that may run now."""
 
     batch_id: str
@@ -23,10 +23,10 @@ class Waiting(Struct, frozen=True, kw_only=True):
     priority: str
     expires_at: float  # unix seconds
     left: int  # requests that have not ended
-    lane: str  # the name of its concurrency limit: its model, or its own id when it names several
+    concurrency_group: str  # whose limit its requests count against: its model's, or its own when it names several
 
 
-class Strides:
+class StrideScheduler:
     """Proportional shares among names that come and go: a late one gets no credit for the time before."""
 
     def __init__(self) -> None:
@@ -40,24 +40,24 @@ class Strides:
         self._now = passes[chosen]
         return chosen
 
-    def took(self, name: str, weight: float, count: float) -> None:
-        """Note that ``name`` took ``count`` turns."""
+    def charge(self, name: str, weight: float, count: float) -> None:
+        """Charge ``count`` turns to ``name``."""
         self._passes[name] = max(self._passes.get(name, 0.0), self._now) + count / weight
 
-    def gave_back(self, name: str, weight: float) -> None:
-        """Note that a turn that ``name`` took ran nothing."""
+    def refund(self, name: str, weight: float) -> None:
+        """Give ``name`` back a turn in which nothing ran."""
         if name in self._passes:
             self._passes[name] -= 1 / weight
 
 
-class Turns:
-    """How many turns each priority and team had at one worker."""
+class FairSchedule:
+    """Whose turn it is at one worker: how many each priority and team has had."""
 
     def __init__(self) -> None:
-        self._priorities = Strides()
-        self._teams: dict[str, Strides] = defaultdict(Strides)
+        self._priorities = StrideScheduler()
+        self._teams: dict[str, StrideScheduler] = defaultdict(StrideScheduler)
 
-    def next(self, waiting: Sequence[Waiting]) -> Waiting:
+    def next(self, waiting: Sequence[RunnableBatch]) -> RunnableBatch:
         """Return the batch that the next request should come from. ``waiting`` is not empty."""
         priority = self._priorities.next({each.priority: SHARES[each.priority] for each in waiting})
         of_priority = [each for each in waiting if each.priority == priority]
@@ -65,12 +65,12 @@ class Turns:
         of_team = [each for each in of_priority if each.team_id == team]
         return min(of_team, key=lambda each: (each.expires_at, each.batch_id))
 
-    def took(self, batch: Waiting, count: int) -> None:
-        """Note that ``count`` requests of ``batch`` were taken."""
-        self._priorities.took(batch.priority, SHARES[batch.priority], count)
-        self._teams[batch.priority].took(batch.team_id, batch.weight, count)
+    def charge(self, batch: RunnableBatch, count: int) -> None:
+        """Charge ``count`` requests to a batch, its team and its priority."""
+        self._priorities.charge(batch.priority, SHARES[batch.priority], count)
+        self._teams[batch.priority].charge(batch.team_id, batch.weight, count)
 
-    def gave_back(self, batch: Waiting) -> None:
-        """Note that a request of ``batch`` was taken and could not run: it will be taken again."""
-        self._priorities.gave_back(batch.priority, SHARES[batch.priority])
-        self._teams[batch.priority].gave_back(batch.team_id, batch.weight)
+    def refund(self, batch: RunnableBatch) -> None:
+        """Give back the turn of a request that could not run: it will be claimed again."""
+        self._priorities.refund(batch.priority, SHARES[batch.priority])
+        self._teams[batch.priority].refund(batch.team_id, batch.weight)

@@ -12,7 +12,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import Gone
 
 
-async def check_kept(connection: AsyncConnection, clock: Clock, batch: Batch, keep: float) -> None:
+async def check_retained(connection: AsyncConnection, clock: Clock, batch: Batch, keep: float) -> None:
     """Raise Gone if the results of a batch, or a part of them, have been erased. ``keep``: seconds from its end."""
     ended = batch.finalizing_at or batch.failed_at
     if ended is None or not batch.total:

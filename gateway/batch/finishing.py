@@ -13,17 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import UsageRecord
 from billing.ledger.ledger import insert_records
-from gateway.batch.claims import STILL_OURS, Claim
+from gateway.batch.claims import STILL_OURS, ClaimedItem
 from gateway.batch.results import error_of, response_of
 from gateway.batch.store import end_batch
 from gateway.core.clock import Clock
 from protocol.errors import ServiceError
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class ItemResult(Struct, frozen=True, kw_only=True):
     """How a try ended: for good, with ``status`` and what the line says."""
 
-    claim: Claim
+    claim: ClaimedItem
     status: str  # "completed" or "failed"
     request_id: str | None = None
     response: bytes | None = None
@@ -35,10 +35,12 @@ class Ended(Struct, frozen=True, kw_only=True):
     cost_nanousd: int = 0
 
 
-def refused(claim: Claim, request_id: str, error: ServiceError, *, is_upstreams_fault: bool = False) -> Ended:
+def failed_result(
+    claim: ClaimedItem, request_id: str, error: ServiceError, *, is_upstreams_fault: bool = False
+) -> ItemResult:
     """Return the end of an item whose answer is an error, as the endpoint would say it."""
     response = response_of(error.status, request_id, msgspec.json.encode(error.body()))
-    return Ended(
+    return ItemResult(
         claim=claim,
         status="failed",
         request_id=request_id,
@@ -48,7 +50,7 @@ def refused(claim: Claim, request_id: str, error: ServiceError, *, is_upstreams_
 
 
 async def finish_items(
-    connection: AsyncConnection, clock: Clock, owner: str, ends: Sequence[Ended], keep: float
+    connection: AsyncConnection, clock: Clock, owner: str, ends: Sequence[ItemResult], keep: float
 ) -> set[str]:
     """Store how items ended, record what they cost, count their batches down; return the names of items held here.
 
@@ -102,10 +104,10 @@ async def expire_batches(connection: AsyncConnection, clock: Clock, keep: float)
     return list(late)
 
 
-async def bury_cancelled(connection: AsyncConnection, clock: Clock, keep: float) -> None:
+async def finish_cancelled(connection: AsyncConnection, clock: Clock, keep: float) -> None:
     """End cancelled batches whose last items ran in a dead worker."""
     for batch_id in (await connection.execute(DYING)).scalars().all():
-        await connection.execute(BURY, {"batch_id": batch_id, "now": clock.moment()})
+        await connection.execute(FINISH_CANCELLED, {"batch_id": batch_id, "now": clock.moment()})
         await end_batch(connection, clock, batch_id, keep)
 
 
@@ -148,7 +150,7 @@ DYING = text("""
     )
     ORDER BY id LIMIT 10 FOR NO KEY UPDATE SKIP LOCKED
 """)
-BURY = text("""
+FINISH_CANCELLED = text("""
     UPDATE batch_items SET status = 'cancelled', body = '', finished_at = :now, lease_owner = NULL
     WHERE batch_id = :batch_id AND status IN ('queued', 'running')
 """)

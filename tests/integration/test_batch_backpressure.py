@@ -6,8 +6,8 @@ import pytest
 
 from billing.core.records import Attempt, UsageRecord
 from billing.ledger.ledger import insert_records
-from gateway.batch.running.adaptive_concurrency import Paces
-from gateway.batch.running.backpressure import LEARN_EVERY, LEAST_CALLS, SPELL, SPELLS, WINDOW, GivingWay
+from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
+from gateway.batch.running.backpressure import LEARN_EVERY, LEAST_CALLS, SAMPLE_SECONDS, SAMPLES, WINDOW, Backpressure
 from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -21,11 +21,11 @@ class Ledger:
     def __init__(self, database: Database) -> None:
         self.clock = SetClock()
         self.database = database
-        self.paces = Paces(16, self.clock)
-        self.giving_way = GivingWay(self.paces, self.clock)
-        for lane in ("slow", "other"):
+        self.limits = ConcurrencyLimits(16, self.clock)
+        self.backpressure = Backpressure(self.limits, self.clock)
+        for group in ("slow", "other"):
             for _ in range(1000):
-                self.paces.of(lane).went_well()
+                self.limits.of(group).succeeded()
 
     async def add(self, *calls: Attempt, ago: float = 1.0, count: int = LEAST_CALLS, tier: str = "interactive") -> None:
         """Add streamed calls that began ``ago`` seconds ago."""
@@ -39,69 +39,69 @@ class Ledger:
         waited = sum(each.ms for each in calls)
         return make_record(self.clock.new_id(), attempts=calls, tier=tier, first_token_ms=waited, total_ms=waited + 900)
 
-    async def add_usual(self, ms: float) -> None:
+    async def add_baseline(self, ms: float) -> None:
         """Add the hour before the present."""
-        for spell in range(SPELLS):
+        for sample in range(SAMPLES):
             for target in (SLOW, OTHER):
-                await self.add(Attempt(target, "ok", ms), ago=WINDOW + SPELL * spell + 60)
+                await self.add(Attempt(target, "ok", ms), ago=WINDOW + SAMPLE_SECONDS * sample + 60)
 
-    async def look(self) -> dict[str, int]:
-        """Have the worker look, some batches of which go on all the time; return what its lanes run at once."""
-        self.giving_way.uses("slow", SLOW)
-        self.giving_way.uses("other", OTHER)
+    async def check(self) -> dict[str, int]:
+        """Have the worker look, some batches of which go on all the time; return what each group runs at once."""
+        self.backpressure.note_use("slow", SLOW)
+        self.backpressure.note_use("other", OTHER)
         async with self.database.begin() as connection:
-            await self.giving_way.look(connection)
-        for lane in ("slow", "other"):
-            self.paces.of(lane).went_well()
-        return {lane: self.paces.of(lane).limit for lane in ("slow", "other")}
+            await self.backpressure.check(connection)
+        for group in ("slow", "other"):
+            self.limits.of(group).succeeded()
+        return {group: self.limits.of(group).current for group in ("slow", "other")}
 
 
 @pytest.fixture
 async def ledger(database: Database) -> Ledger:
     """A ledger of an hour in which first tokens took 400 ms."""
     ledger = Ledger(database)
-    await ledger.add_usual(400)
+    await ledger.add_baseline(400)
     return ledger
 
 
-async def test_a_lane_gives_way_where_people_wait_and_comes_back(ledger: Ledger) -> None:
-    """Only that lane, once for each time it is seen anew, held until people are served again."""
-    assert await ledger.look() == {"slow": 16, "other": 16}
+async def test_a_group_slows_where_people_wait_and_comes_back(ledger: Ledger) -> None:
+    """Only that group, once for each time it is seen anew, held until people are served again."""
+    assert await ledger.check() == {"slow": 16, "other": 16}
 
     await ledger.add(Attempt(SLOW, "ok", 900))
     await ledger.add(Attempt(OTHER, "ok", 450))
-    assert await ledger.look() == {"slow": 8, "other": 16}
+    assert await ledger.check() == {"slow": 8, "other": 16}
     ledger.clock.move(5)
-    assert await ledger.look() == {"slow": 8, "other": 16}  # of the calls since then nothing is known
+    assert await ledger.check() == {"slow": 8, "other": 16}  # of the calls since then nothing is known
     await ledger.add(Attempt(SLOW, "ok", 700))
-    assert (await ledger.look())["slow"] == 4
+    assert (await ledger.check())["slow"] == 4
 
     ledger.clock.move(5)
     await ledger.add(Attempt(SLOW, "ok", 410))
     for _ in range(5):
-        limits = await ledger.look()
+        limits = await ledger.check()
     assert limits == {"slow": 4 + 1, "other": 16}
 
 
-async def test_a_lane_goes_on_where_nobody_comes_any_more(ledger: Ledger) -> None:
+async def test_a_group_goes_on_where_no_caller_comes_any_more(ledger: Ledger) -> None:
     """After a minute without people there is nobody to give way to."""
     await ledger.add(Attempt(SLOW, "timeout", 20_000))
-    assert (await ledger.look())["slow"] == 8
+    assert (await ledger.check())["slow"] == 8
 
     ledger.clock.move(WINDOW)
 
-    assert [(await ledger.look())["slow"] for _ in range(20)][-1] > 8
+    assert [(await ledger.check())["slow"] for _ in range(20)][-1] > 8
 
 
 async def test_rate_limits_and_timeouts_of_people_count_for_the_target_that_gave_them(ledger: Ledger) -> None:
     """Even of calls that another target then answered; what it took there counts there."""
     ledger.clock.move(LEARN_EVERY)
     await ledger.add(Attempt(SLOW, "rate_limited", 20), Attempt(OTHER, "ok", 410), count=3)
-    assert await ledger.look() == {"slow": 8, "other": 16}
+    assert await ledger.check() == {"slow": 8, "other": 16}
 
     ledger.clock.move(WINDOW)
     await ledger.add(Attempt(SLOW, "timeout", 1500), Attempt(OTHER, "ok", 410))
-    assert (await ledger.look())["slow"] == 4
+    assert (await ledger.check())["slow"] == 4
 
 
 async def test_what_batches_wait_for_and_whole_answers_count_for_nothing(ledger: Ledger) -> None:
@@ -114,4 +114,4 @@ async def test_what_batches_wait_for_and_whole_answers_count_for_nothing(ledger:
     async with ledger.database.begin() as connection:
         await insert_records(connection, whole, today=ledger.clock.today())
 
-    assert await ledger.look() == {"slow": 16, "other": 16}
+    assert await ledger.check() == {"slow": 16, "other": 16}
