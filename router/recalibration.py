@@ -1,4 +1,4 @@
-# What measured outcomes say of a route's scores: the curve that a team really has, and the quality at which the chance
+# What comparisons say of a route's scores: the curve that a team really has, and the quality at which the chance
 # that it asks for is kept. Pure numbers in, numbers out.
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 PRIOR = 0.5  # standard deviation, in logits, of what is believed of a shift before anything is measured
-IMAGINED = 8.0  # outcomes at each hundredth of score, which go as believed
+IMAGINED = 8.0  # comparisons at each hundredth of score, which go as believed
 HUNDREDTHS = tuple((place + 0.5) / 100 for place in range(100))
 NEWTON_STEPS = 50
 EDGE = 1e-6  # scores are kept this far from 0 and 1
-LEAST_OUTCOMES = 100  # that a recalibration rests on
+LEAST_COMPARISONS = 100  # that a recalibration rests on
 SURE = 1.96  # standard deviations of a 95 % interval
 
 
-class Outcome(Struct, frozen=True):
+class Comparison(Struct, frozen=True):
     """One request that a small and a large model answered, one of them in a shadow call, and what comparing them
     showed."""
 
@@ -28,7 +28,7 @@ class Outcome(Struct, frozen=True):
     large_nanousd: int
 
 
-class Step(Struct, frozen=True):
+class CurveStep(Struct, frozen=True):
     """Scores from ``least`` up to the next step, which suffice equally often."""
 
     least: float
@@ -39,7 +39,7 @@ class Step(Struct, frozen=True):
 class Calibration(Struct, frozen=True):
     """The chance that scores really have, as steps that rise with the score."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[CurveStep, ...]
 
     def chance(self, score: float) -> float:
         """Return how likely a small model suffices where this score was said."""
@@ -69,15 +69,15 @@ class Point(Struct, frozen=True):
     nanousd: float  # a request, on average
 
 
-def calibration_of(outcomes: Sequence[Outcome]) -> Calibration:
+def calibration_of(comparisons: Sequence[Comparison]) -> Calibration:
     """Return the rising steps that fit best (isotonic regression) to what was found and to what is believed before.
 
-    Believed are the scores, all too low or too high by as much as was found: ``IMAGINED`` outcomes at each hundredth
-    that agree with it. So few outcomes change little, and where nothing was measured the scores hold.
+    Believed are the scores, all too low or too high by as much as was found: ``IMAGINED`` comparisons at each hundredth
+    that agree with it. So few comparisons change little, and where nothing was measured the scores hold.
     """
-    shift = _shift_of(outcomes)
+    shift = _shift_of(comparisons)
     points = {score: (IMAGINED * _sigmoid(_logit(score) + shift), IMAGINED) for score in HUNDREDTHS}
-    for one in outcomes:
+    for one in comparisons:
         found, weight = points.get(one.score, (0.0, 0.0))
         points[one.score] = found + one.suffices, weight + 1
     steps: list[tuple[float, float, float]] = []  # least score, what was found and of how many
@@ -87,27 +87,27 @@ def calibration_of(outcomes: Sequence[Outcome]) -> Calibration:
             found, weight = found + before, weight + of
         steps.append((least, found, weight))
     chances = [(least, found / weight, weight) for least, found, weight in steps]
-    return Calibration(tuple(Step(least, p, math.sqrt(p * (1 - p) / weight)) for least, p, weight in chances))
+    return Calibration(tuple(CurveStep(least, p, math.sqrt(p * (1 - p) / weight)) for least, p, weight in chances))
 
 
-def recalibrated(outcomes: Sequence[Outcome], quality: float, applied: float | None) -> float | None:
+def recalibrated(comparisons: Sequence[Comparison], quality: float, applied: float | None) -> float | None:
     """Return the score to ask for so that the measured chance is ``quality``; None while too little was measured.
 
     ``applied`` is what is asked for now, if anything: it stays while it is within a standard error of what was
     measured, so that chance alone moves nothing, and falls back to ``quality`` when what it rested on is forgotten. The
-    score never goes below those that were measured: a step down brings new outcomes, and they the next step.
+    score never goes below those that were measured: a step down brings new comparisons, and they the next step.
     """
-    if len(outcomes) < LEAST_OUTCOMES:
+    if len(comparisons) < LEAST_COMPARISONS:
         return None if applied is None else quality
-    found = calibration_of(outcomes)
+    found = calibration_of(comparisons)
     if applied is not None and found.threshold(quality, -1) <= applied <= found.threshold(quality, 1):
         return applied
-    return max(found.threshold(quality), min(quality, *(one.score for one in outcomes)))
+    return max(found.threshold(quality), min(quality, *(one.score for one in comparisons)))
 
 
-def curve_of(outcomes: Sequence[Outcome], qualities: Sequence[float]) -> list[Point]:
+def curve_of(comparisons: Sequence[Comparison], qualities: Sequence[float]) -> list[Point]:
     """Return a point for each quality. Each price is that of the tier in which the model was asked."""
-    return [_point(outcomes, quality) for quality in qualities]
+    return [_point(comparisons, quality) for quality in qualities]
 
 
 def interval_of(found: int, of: int) -> tuple[float, float]:
@@ -118,10 +118,10 @@ def interval_of(found: int, of: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _shift_of(outcomes: Sequence[Outcome]) -> float:
+def _shift_of(comparisons: Sequence[Comparison]) -> float:
     """Return by how much scores are too low, in logits: the most probable under a normal prior about 0."""
-    logits = [_logit(one.score) for one in outcomes]
-    found = sum(one.suffices for one in outcomes)
+    logits = [_logit(one.score) for one in comparisons]
+    found = sum(one.suffices for one in comparisons)
     value = 0.0
     for _ in range(NEWTON_STEPS):
         chances = [_sigmoid(logit + value) for logit in logits]
@@ -133,20 +133,20 @@ def _shift_of(outcomes: Sequence[Outcome]) -> float:
     return value
 
 
-def _point(outcomes: Sequence[Outcome], quality: float) -> Point:
-    small = [one for one in outcomes if one.score >= quality]
-    large = [one for one in outcomes if one.score < quality]
+def _point(comparisons: Sequence[Comparison], quality: float) -> Point:
+    small = [one for one in comparisons if one.score >= quality]
+    large = [one for one in comparisons if one.score < quality]
     found = sum(one.suffices for one in small)
     low, high = interval_of(found, len(small)) if small else (None, None)
     spent = sum(one.small_nanousd for one in small) + sum(one.large_nanousd for one in large)
     return Point(
         quality=quality,
         small=len(small),
-        share_large=len(large) / max(1, len(outcomes)),
+        share_large=len(large) / max(1, len(comparisons)),
         suffices=found / len(small) if small else None,
         low=low,
         high=high,
-        nanousd=spent / max(1, len(outcomes)),
+        nanousd=spent / max(1, len(comparisons)),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from gateway.fleet.instances import LoadReport, Replica, ask_load, replicas_of
+from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
 from gateway.inference.services import Services
 from gateway.overload.slots import Room
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -19,12 +19,12 @@ PART = 8  # an engine's queue is to be this part of what it runs; and a step up 
 TAKES_NONE = frozenset({"starting", "draining"})
 
 
-def is_full(report: LoadReport) -> bool:
+def is_full(report: EngineLoad) -> bool:
     """Whether an engine has a longer queue than it needs, from any gateway, or takes no calls."""
     return report.status in TAKES_NONE or (report.max_running > 0 and report.queue_depth > _queue_wanted(report))
 
 
-def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
+def slots_from(report: EngineLoad, held: int, limit: int | None) -> int | None:
     """Return how many calls of this process an engine takes, which holds ``held`` and took ``limit`` until now.
 
     ``None``: it does not say. Other gateways' calls count against its capacity. Steps down are small, since no call
@@ -43,7 +43,7 @@ def slots_from(report: LoadReport, held: int, limit: int | None) -> int | None:
     return most if not limit else min(most, limit + max(1, limit // PART))
 
 
-def _queue_wanted(report: LoadReport) -> int:
+def _queue_wanted(report: EngineLoad) -> int:
     return max(2, report.max_running // PART)
 
 

@@ -36,7 +36,7 @@ Number = Annotated[float, Meta(ge=0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]  # no replica is older than that
 
 
-class LoadReport(Struct, frozen=True, kw_only=True):
+class EngineLoad(Struct, frozen=True, kw_only=True):
     """What an engine's GET /load says; seconds are counted since its start. Fields that are missing are 0."""
 
     instance_id: Name
@@ -121,7 +121,7 @@ class InstanceWatcher:
             return None
 
 
-async def ask_load(services: Services, replica: Replica) -> LoadReport:
+async def ask_load(services: Services, replica: Replica) -> EngineLoad:
     """Return what a replica says of itself. Raises UpstreamFailure."""
     key = services.providers.next_key(replica.provider.name)
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
@@ -153,7 +153,7 @@ def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:
     return list(known.values())
 
 
-def look_from(report: LoadReport, replica: Replica, catalog: Catalog, now: float) -> Look:
+def look_from(report: EngineLoad, replica: Replica, catalog: Catalog, now: float) -> Look:
     """Return what is recorded of a report, at the price that the catalogue has now (unix seconds)."""
     model = model_of(report.model_id, replica.names, catalog)
     return Look(
@@ -180,4 +180,4 @@ def model_of(upstream_model: str, providers: frozenset[str], catalog: Catalog) -
     return next((model for model in served if model.gpu_hour_nanousd is not None), served[0] if served else None)
 
 
-read_report = msgspec.json.Decoder(LoadReport).decode
+read_report = msgspec.json.Decoder(EngineLoad).decode

@@ -38,7 +38,7 @@ async def answer(services: Services, call: Call, client: Client = STAYS) -> Repl
     Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed. Cancelled
     because ``client`` has left, the prompt is owed once a commercial upstream had all of it.
     """
-    services.guard.refuse_paused(call)
+    services.moderator.refuse_paused(call)
     if call.owes_parts:
         services.early_leaves.refuse(call.caller.key_id)
     health = services.health()
@@ -78,7 +78,7 @@ def route_of(services: Services, call: Call, snapshot: Health) -> Route:
 
 async def _answer_in_turn(services: Services, call: Call, turn: Turn, client: Client) -> Reply:
     """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
-    check = input_check_of(services.guard, call)
+    check = input_check_of(services.moderator, call)
     try:
         return await _answer_checked(services, call, turn, check, client)
     finally:
@@ -111,7 +111,7 @@ async def _answer_checked(
             raise
     except BaseException as exc:
         if isinstance(exc, UpstreamFiltered):
-            services.guard.note_filtered(call)
+            services.moderator.note_filtered(call)
         verdict = exc if check is None or check.violation is None else check.violation  # it may coincide with a leaving
         is_forbidden = isinstance(verdict, ContentPolicyViolation)
         is_left = client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered)

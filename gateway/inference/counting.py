@@ -37,7 +37,7 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     if (model := catalog.models.get(name)) is None:
         return estimate
     wire = services.providers.format(model.provider)
-    if isinstance(wire, AnthropicFormat) and await services.guard.may_leave(caller.team.safety, chat, asked):
+    if isinstance(wire, AnthropicFormat) and await services.moderator.may_leave(caller.team.safety, chat, asked):
         targets = catalog.targets_of(model)
         if not all(is_outside(target, services.providers) for target in targets):
             await services.images.check(chat, size, caller.team.id)

@@ -158,7 +158,7 @@ class Reply:
             except UpstreamFailure as exc:
                 self._failure = exc
                 if isinstance(exc, UpstreamFiltered):
-                    self._services.guard.note_filtered(self.call)
+                    self._services.moderator.note_filtered(self.call)
                 else:
                     rest, is_forbidden = self._held_by_hooks()
                     if is_forbidden:

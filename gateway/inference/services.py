@@ -23,7 +23,7 @@ from gateway.core.settings import Settings
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.limiter import Gate
 from gateway.inference.recalibrations import Recalibrations
-from gateway.moderation.guard import Guard
+from gateway.moderation.moderator import Moderator
 from gateway.overload.body_memory import BodyRoom
 from gateway.storage.database import Database
 from gateway.storage.readiness import Readiness
@@ -63,7 +63,7 @@ class Services:
     first_tokens: FirstTokens
     gate: Gate
     complexity: Complexity
-    guard: Guard
+    moderator: Moderator
     recalibrations: Recalibrations
     auth: Authenticator
     idempotency: IdempotencyStore

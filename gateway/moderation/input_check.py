@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from gateway.calls.call import Call
 from gateway.core.errors import ContentPolicyViolation, ContentUnchecked
 from gateway.moderation.classifier.findings import Finding
-from gateway.moderation.guard import Guard
+from gateway.moderation.moderator import Moderator
 from gateway.moderation.rules.policy import Policy
 from gateway.moderation.texts import judged_texts, texts_of, told_texts
 from protocol.errors import TooLarge
@@ -31,25 +31,25 @@ class Open(Protocol):
 Answer = TypeVar("Answer", bound=Open)
 
 
-def input_check_of(guard: Guard, call: Call) -> InputCheck | None:
+def input_check_of(moderator: Moderator, call: Call) -> InputCheck | None:
     """Return the check of a call's input, or ``None`` where no policy asks for one.
 
     It has begun, and has to be stopped. Raises TooLarge for more text than is looked at.
     """
-    policy = guard.policy_for(call)
+    policy = moderator.policy_for(call)
     if policy is None or policy.input == "off":
         return None
     if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.native))) > MOST_TEXT:
         raise TooLarge(f"The content policy reads at most {MOST_TEXT:,} characters of a request. Send it in parts.")
-    return InputCheck(guard, call, policy)
+    return InputCheck(moderator, call, policy)
 
 
 class InputCheck:
     """Runs once, beside one call. The rules begin as soon as something else is waited for."""
 
-    def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
+    def __init__(self, moderator: Moderator, call: Call, policy: Policy) -> None:
         self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
-        self._guard = guard
+        self._moderator = moderator
         self._call = call
         self._policy = policy
         self._loop = asyncio.get_running_loop()
@@ -59,8 +59,8 @@ class InputCheck:
         self._asking: asyncio.Task[list[Finding]] | None = None  # the outside checker
         self._judging: asyncio.Task[None] | None = None
         self._is_leaving = True
-        guard.leaving += 1
-        self._looking = asyncio.create_task(self._look(after=min(guard.leaving, TURNS)))
+        moderator.leaving += 1
+        self._looking = asyncio.create_task(self._look(after=min(moderator.leaving, TURNS)))
 
     def stop(self) -> None:
         """Look no further. After the call was answered, or was not, there is nothing to stop."""
@@ -103,7 +103,7 @@ class InputCheck:
             self._give_up()
             answering.close()
             raise
-        self._guard.metrics.safety_wait.observe(perf_counter() - answered)
+        self._moderator.metrics.safety_wait.observe(perf_counter() - answered)
         return answering
 
     async def _look(self, after: int) -> list[Finding]:
@@ -111,16 +111,16 @@ class InputCheck:
         meanwhile, holds above all, goes first."""
         for _ in range(after):
             await asyncio.sleep(0)
-        return await self._guard.find_by_form(self._call.request, self._call.extra, self._call.native)
+        return await self._moderator.find_by_form(self._call.request, self._call.extra, self._call.native)
 
     def _ask(self) -> None:
-        if self._guard.checker.is_on and (texts := judged_texts(self._call.request)):
-            self._asking = asyncio.create_task(self._guard.checker.check(texts))
+        if self._moderator.checker.is_on and (texts := judged_texts(self._call.request)):
+            self._asking = asyncio.create_task(self._moderator.checker.check(texts))
 
     def _ring(self) -> None:
         """Let the classifier begin, unless others are on their way out: calls that come together are all sent first."""
         self._rings += 1
-        if self._guard.leaving and self._rings < HEAD_STARTS:
+        if self._moderator.leaving and self._rings < HEAD_STARTS:
             self._timer = self._loop.call_later(HEAD_START, self._ring)
         else:
             self._begin()
@@ -130,13 +130,13 @@ class InputCheck:
         if self._judging is None:
             assert self._timer is not None
             self._timer.cancel()
-            self._judging = self._guard.keep(self._judge())
+            self._judging = self._moderator.keep(self._judge())
         return self._judging
 
     async def _judge(self) -> None:
         try:
-            found = await self._guard.judge(judged_texts(self._call.request))
-            found += await self._guard.judge_told(told_texts(self._call.request))
+            found = await self._moderator.judge(judged_texts(self._call.request))
+            found += await self._moderator.judge_told(told_texts(self._call.request))
             if self._asking is not None:
                 found += await self._asking
             self._apply(found)
@@ -158,7 +158,7 @@ class InputCheck:
     def _has_left(self) -> None:
         if self._is_leaving:
             self._is_leaving = False
-            self._guard.leaving -= 1
+            self._moderator.leaving -= 1
 
     def _apply(self, findings: Iterable[Finding]) -> None:
-        self._guard.apply(self._call, self._policy, "input", findings)
+        self._moderator.apply(self._call, self._policy, "input", findings)

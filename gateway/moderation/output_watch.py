@@ -12,7 +12,7 @@ from gateway.calls.hooks import ReplyHook
 from gateway.moderation.classifier.classifier import evened, findings_of
 from gateway.moderation.classifier.features import PASSAGE, passages
 from gateway.moderation.classifier.plain import plain, visible
-from gateway.moderation.guard import Guard
+from gateway.moderation.moderator import Moderator
 from gateway.moderation.rules.policy import CATEGORIES, Policy
 from gateway.moderation.texts import is_refused, texts_of_reply, tools_given
 from protocol.chat import FinishReason
@@ -28,17 +28,17 @@ JUDGED = tuple(name for name in CATEGORIES if name not in ("attack", "harm", "il
 GROUPS = ("secrets", "personal_data", "deny")  # an address in an answer is nothing to look at
 
 
-def output_watch_of(guard: Guard, call: Call, target: Target) -> ReplyHook:
+def output_watch_of(moderator: Moderator, call: Call, target: Target) -> ReplyHook:
     """Return what watches the answer to a call, whichever target gives it."""
-    policy = guard.policy_for(call)
-    return NOBODY if policy is None or policy.output == "off" else OutputWatch(guard, call, policy)
+    policy = moderator.policy_for(call)
+    return UNWATCHED if policy is None or policy.output == "off" else OutputWatch(moderator, call, policy)
 
 
 class OutputWatch(ReplyHook):
     """Looks at an answer as it passes; where nothing can be blocked, right after."""
 
-    def __init__(self, guard: Guard, call: Call, policy: Policy) -> None:
-        self._guard = guard
+    def __init__(self, moderator: Moderator, call: Call, policy: Policy) -> None:
+        self._moderator = moderator
         self._call = call
         self._policy = policy
         self._may_block = policy.may_block("output")
@@ -77,11 +77,11 @@ class OutputWatch(ReplyHook):
         if self._may_block:
             await looking
         else:
-            self._guard.keep(looking)
+            self._moderator.keep(looking)
 
     async def _look_through(self, whole: WholeReply) -> None:
         for text in texts_of_reply(whole, self._given):
-            async for piece in self._guard.slices(text):
+            async for piece in self._moderator.slices(text):
                 for window in passages(piece):
                     self._look(window)
                     await asyncio.sleep(0)
@@ -91,20 +91,20 @@ class OutputWatch(ReplyHook):
     def _note_refusal(self) -> None:
         if not self._is_refused:
             self._is_refused = True
-            self._guard.note_refusal(self._call)
+            self._moderator.note_refusal(self._call)
 
     def _look_at(self, windows: Iterable[str]) -> None:
         for window in windows:
             self._look(window)
 
     def _look(self, window: str) -> None:
-        guard = self._guard
-        found = [finding for finding in guard.rule_findings(window) if finding.group in GROUPS]
-        found += findings_of(guard.logits(evened(plain(window).lower())), JUDGED)
+        moderator = self._moderator
+        found = [finding for finding in moderator.rule_findings(window) if finding.group in GROUPS]
+        found += findings_of(moderator.logits(evened(plain(window).lower())), JUDGED)
         fresh = [finding for finding in found if finding.name not in self._noted]
         if fresh:
             self._noted.update(finding.name for finding in fresh)
-            guard.apply(self._call, self._policy, "output", fresh)
+            moderator.apply(self._call, self._policy, "output", fresh)
 
 
 class _Choice:
@@ -206,8 +206,8 @@ def _said_by(delta: Delta, given: frozenset[str]) -> Iterator[tuple[object, str]
             yield call.index, call.arguments
 
 
-class _Nobody(ReplyHook):
+class _Unwatched(ReplyHook):
     """Watches nothing."""
 
 
-NOBODY = _Nobody()
+UNWATCHED = _Unwatched()

@@ -11,7 +11,7 @@ LONGEST_WAIT = 3600.0  # also the most that a receiver's retry-after can ask for
 GONE = 410  # the receiver wants no more of this
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class DeliveryResult(Struct, frozen=True, kw_only=True):
     """How one try went: what the receiver answered, or why it did not."""
 
     status: int | None = None
@@ -38,19 +38,19 @@ class GiveUp(Struct, frozen=True):
     """Never; it stays as undelivered."""
 
 
-Step = Delivered | TryAgain | GiveUp
+NextStep = Delivered | TryAgain | GiveUp
 
 
-def next_step(outcome: Outcome, tries: int, now: float, expires_at: float, dice: float) -> Step:
-    """Return what follows from ``outcome``, the result of try number ``tries``. ``dice``: from 0 to 1.
+def next_step(result: DeliveryResult, tries: int, now: float, expires_at: float, dice: float) -> NextStep:
+    """Return what follows from ``result``, that of try number ``tries``. ``dice``: from 0 to 1.
 
     The waits have full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter"): a receiver that comes back is
     not met by everything at once. The last try is at ``expires_at``.
     """
-    if outcome.is_delivered:
+    if result.is_delivered:
         return Delivered()
-    if outcome.status == GONE or now >= expires_at:
+    if result.status == GONE or now >= expires_at:
         return GiveUp()
     most = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(tries - 1, 20))
-    wait = max(LEAST_WAIT, dice * most, min(outcome.retry_after or 0.0, LONGEST_WAIT))
+    wait = max(LEAST_WAIT, dice * most, min(result.retry_after or 0.0, LONGEST_WAIT))
     return TryAgain(min(now + wait, expires_at))

@@ -11,7 +11,7 @@ from msgspec import Struct
 from sqlalchemy import and_, delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.outbox.schedule import KEEP_TRYING, Delivered, GiveUp, Outcome, Step, TryAgain
+from gateway.outbox.schedule import KEEP_TRYING, Delivered, DeliveryResult, GiveUp, NextStep, TryAgain
 from gateway.outbox.signing import Event
 from gateway.storage.tables import callbacks
 
@@ -20,7 +20,7 @@ PER_RECEIVER = 4  # tries at once to one host and port, by one worker: a slow on
 PER_TEAM = 8  # tries at once for one team, by one worker, however many hosts it names
 
 
-class Claimed(Struct, frozen=True, kw_only=True):
+class ClaimedCallback(Struct, frozen=True, kw_only=True):
     """A callback that this worker is to try now."""
 
     id: str
@@ -58,8 +58,8 @@ async def enqueue(
 
 
 async def claim_due(
-    connection: AsyncConnection, *, owner: str, now: float, running: Sequence[Claimed], at_most: int
-) -> list[Claimed]:
+    connection: AsyncConnection, *, owner: str, now: float, running: Sequence[ClaimedCallback], at_most: int
+) -> list[ClaimedCallback]:
     """Claim up to ``at_most`` callbacks that are due, in turns between receivers. ``running``: what is tried here now.
 
     What one receiver or one team may have at once bounds what can be claimed, so that none can take all room.
@@ -76,16 +76,25 @@ async def claim_due(
         "at_most": at_most,
     }
     rows = (await connection.execute(CLAIM, values)).mappings()
-    return [Claimed(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()}) for row in rows]
+    return [
+        ClaimedCallback(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()})
+        for row in rows
+    ]
 
 
 async def record_try(
-    connection: AsyncConnection, claimed: Claimed, outcome: Outcome, step: Step, *, owner: str, now: float
+    connection: AsyncConnection,
+    claimed: ClaimedCallback,
+    result: DeliveryResult,
+    step: NextStep,
+    *,
+    owner: str,
+    now: float,
 ) -> None:
     """Write down what became of a try. A failure counts only while the lease is ours; a delivery always."""
     values: dict[str, Any] = {
-        "last_status": outcome.status,
-        "last_error": outcome.error,
+        "last_status": result.status,
+        "last_error": result.error,
         "lease_owner": None,
         "lease_until": None,
     }

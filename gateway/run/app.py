@@ -42,9 +42,9 @@ from gateway.inference.services import Services
 from gateway.moderation.abuse import AbuseWatch
 from gateway.moderation.checker import OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
-from gateway.moderation.guard import Guard
-from gateway.moderation.outcomes import Outcomes
+from gateway.moderation.moderator import Moderator
 from gateway.moderation.output_watch import output_watch_of
+from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
 from gateway.run.reload import Reloader
 from gateway.shadow.sampler import Sampler
@@ -131,9 +131,9 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers),
             retention=settings.retention.idempotency,
         )
-        outcomes, abuse = Outcomes(database), AbuseWatch(redis, clock, background)
+        policy_events, abuse = PolicyEvents(database), AbuseWatch(redis, clock, background)
         checker = OutsideChecker(client, metrics)
-        guard = Guard(settings.safety, Classifier.load(), outcomes, abuse, checker, metrics)
+        moderator = Moderator(settings.safety, Classifier.load(), policy_events, abuse, checker, metrics)
         complexity = Complexity.load()
         shared_by_vocabularies()  # no call waits for the reading
         sampler = Sampler(catalog, database, background, clock, complexity.version)
@@ -141,7 +141,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         refusals = Refusals(metrics, catalog)
 
         def follow(edition: Services) -> None:
-            guard.follow(edition.settings.safety)
+            moderator.follow(edition.settings.safety)
             breakers.follow(edition.providers, edition.catalog.targets())
             budgets.follow(edition.settings.providers)
             gate.follow(edition.providers, edition.catalog.targets(), edition.settings.queue)
@@ -155,7 +155,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
 
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
         tracer = _open_tracer(settings.tracing)
-        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, guard), sampler.watch)
+        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, moderator), sampler.watch)
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -173,7 +173,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             first_tokens=FirstTokens(clock),
             gate=gate,
             complexity=complexity,
-            guard=guard,
+            moderator=moderator,
             recalibrations=recalibrations,
             auth=Authenticator(
                 database,
@@ -210,7 +210,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
             idempotency,
             services.keeper,
             breakers,
-            outcomes,
+            policy_events,
             abuse,
             recalibrations,
             metrics,
@@ -225,7 +225,7 @@ async def open_services(settings: Settings, clock: Clock, drain: Drain) -> Async
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await books.flusher.flush_once()
         with suppress(Exception):
-            await outcomes.flush()
+            await policy_events.flush()
         if tracer is not None:
             with suppress(Exception):
                 await tracer.close()

@@ -21,9 +21,9 @@ from gateway.shadow.store import (
     Asked,
     Found,
     ask_waiting,
+    comparisons_of,
     ended_calls,
     keep_found,
-    outcomes_of,
     purge_shadow_calls,
 )
 from protocol.chat import ChatRequest
@@ -72,7 +72,7 @@ class Comparer:
                 sent = await ask_waiting(connection, services.clock)
 
     async def recalibrate(self) -> None:
-        """Work out the thresholds of teams that go by their own outcomes, and store those that change."""
+        """Work out the thresholds of teams that go by their own comparisons, and store those that change."""
         services = self._services
         routes = {name: route for name, route in services.catalog.auto.items() if recalibrating(route)}
         if not routes:
@@ -83,12 +83,12 @@ class Comparer:
                 for team_id in sorted(recalibrating(route)):
                     before = known.get((team_id, name))
                     now = before.applied if before is not None and before.quality == route.quality else None
-                    outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
-                    applied = recalibrated(outcomes, route.quality, now)
+                    comparisons = await comparisons_of(connection, team_id, name, route, services.complexity.version)
+                    applied = recalibrated(comparisons, route.quality, now)
                     if applied is None or applied == now:
                         continue
                     found = Recalibration(team_id=team_id, route=name, quality=route.quality, applied=applied)
-                    await keep_recalibration(connection, services.clock, found, len(outcomes))
+                    await keep_recalibration(connection, services.clock, found, len(comparisons))
                     log.info("route_recalibrated", team_id=team_id, route=name, before=now, applied=applied)
 
     async def compare(self) -> None:

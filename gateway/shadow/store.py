@@ -16,12 +16,12 @@ from gateway.batch.store import add_items, begin_batch, make_batch
 from gateway.core.clock import Clock
 from gateway.dialects.chat import ENDPOINT as CHAT
 from router.catalog.catalog import AutoRoute
-from router.recalibration import Outcome
+from router.recalibration import Comparison
 
 PURPOSE = {"purpose": "held_back"}  # in the metadata of the batches
 AT_ONCE = 500  # calls in one transaction
 TEXTS_LAST = timedelta(days=3)  # the longest that what was said is kept for a comparison that never came
-MOST_OUTCOMES = 2_000  # that a curve rests on, the newest
+MOST_COMPARISONS = 2_000  # that a curve rests on, the newest
 
 
 class ShadowCall(Struct, frozen=True, kw_only=True):
@@ -118,16 +118,16 @@ async def keep_found(connection: AsyncConnection, clock: Clock, found: Sequence[
         await connection.execute(KEEP, values | {"is_over": one.status in ("compared", "dropped")})
 
 
-async def outcomes_of(
+async def comparisons_of(
     connection: AsyncConnection, team_id: str, name: str, route: AutoRoute, scored_by: str
-) -> list[Outcome]:
+) -> list[Comparison]:
     """Return what was found of a team's calls on a route, the newest first.
 
     Others hold no more: those of models that the route has no longer, or scored by another complexity model.
     """
     values = {"team_id": team_id, "route": name, "small": list(route.small), "large": list(route.large)}
-    rows = await connection.execute(OUTCOMES, values | {"scored_by": scored_by, "limit": MOST_OUTCOMES})
-    return [Outcome(row.score, row.suffices, row.small_nanousd, row.large_nanousd) for row in rows]
+    rows = await connection.execute(COMPARISONS, values | {"scored_by": scored_by, "limit": MOST_COMPARISONS})
+    return [Comparison(row.score, row.suffices, row.small_nanousd, row.large_nanousd) for row in rows]
 
 
 async def counts_of(connection: AsyncConnection, team_id: str, route: str, clock: Clock) -> tuple[dict[str, int], int]:
@@ -195,7 +195,7 @@ KEEP = text("""
         ended_at = CASE WHEN :is_over THEN CAST(:now AS timestamptz) END
     WHERE request_id = :request_id
 """)
-OUTCOMES = text("""
+COMPARISONS = text("""
     SELECT score, suffices, small_nanousd, large_nanousd FROM held_back
     WHERE team_id = :team_id AND route = :route AND status = 'compared' AND scored_by = :scored_by
         AND small_model = ANY(:small) AND large_model = ANY(:large)

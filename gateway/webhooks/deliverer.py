@@ -16,9 +16,9 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.team_secrets import load_secrets
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
-from gateway.outbox.schedule import Delivered, GiveUp, Outcome, Step, TryAgain, next_step
+from gateway.outbox.schedule import Delivered, DeliveryResult, GiveUp, NextStep, TryAgain, next_step
 from gateway.outbox.signing import signed_headers
-from gateway.outbox.store import Claimed, claim_due, drop_old, give_back, record_try
+from gateway.outbox.store import ClaimedCallback, claim_due, drop_old, give_back, record_try
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
 from gateway.webhooks.sender import Sender
@@ -31,7 +31,7 @@ KEEP_FOR = 30 * 86400.0  # seconds that a finished callback stays to be looked a
 TIDY_EVERY = 3600.0  # seconds
 END_WITHIN = 3.0  # seconds for tries that run when the worker ends
 
-NO_SECRET = Outcome(error="The team has no usable webhook secret to sign with: create one.")
+NO_SECRET = DeliveryResult(error="The team has no usable webhook secret to sign with: create one.")
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class Deliverer:
         self._sealer = sealer
         self._dice = dice
         self._owner = f"worker-{secrets.token_hex(8)}"
-        self._running: dict[asyncio.Task[None], Claimed] = {}
+        self._running: dict[asyncio.Task[None], ClaimedCallback] = {}
         self._one_at_a_time = asyncio.Lock()  # deliveries share the worker's few connections with its other chores
 
     async def run(self) -> None:
@@ -98,18 +98,18 @@ class Deliverer:
         except POSTGRES_AWAY as exc:
             log.warning("outbox_unreachable", error=repr(exc))  # the leases run out by themselves
 
-    async def _deliver(self, claimed: Claimed, keys: list[bytes]) -> None:
-        outcome = await self._try(claimed, keys)
+    async def _deliver(self, claimed: ClaimedCallback, keys: list[bytes]) -> None:
+        result = await self._try(claimed, keys)
         now = self._clock.now()
-        step = next_step(outcome, claimed.tries, now, claimed.expires_at, self._dice())
-        _tell(claimed, outcome, step)
+        step = next_step(result, claimed.tries, now, claimed.expires_at, self._dice())
+        _tell(claimed, result, step)
         try:
             async with self._one_at_a_time, self._database.begin() as connection:
-                await record_try(connection, claimed, outcome, step, owner=self._owner, now=now)
+                await record_try(connection, claimed, result, step, owner=self._owner, now=now)
         except POSTGRES_AWAY as exc:  # the lease runs out, and it is tried again: at least once
             log.warning("callback_not_recorded", callback_id=claimed.id, error=repr(exc))
 
-    async def _try(self, claimed: Claimed, keys: list[bytes]) -> Outcome:
+    async def _try(self, claimed: ClaimedCallback, keys: list[bytes]) -> DeliveryResult:
         if not keys:
             return NO_SECRET
         now = self._clock.now()
@@ -119,7 +119,7 @@ class Deliverer:
             )
         except Exception as exc:  # one callback must not end the deliverer
             log.exception("callback_broke", callback_id=claimed.id)
-            return Outcome(error=f"It could not be sent: {type(exc).__name__}.")
+            return DeliveryResult(error=f"It could not be sent: {type(exc).__name__}.")
 
     def _done(self, task: asyncio.Task[None]) -> None:
         claimed = self._running.pop(task)
@@ -132,22 +132,22 @@ class Deliverer:
                 log.info("callbacks_dropped", count=dropped)
 
 
-def _tell(claimed: Claimed, outcome: Outcome, step: Step) -> None:
+def _tell(claimed: ClaimedCallback, result: DeliveryResult, step: NextStep) -> None:
     facts = {
         "callback_id": claimed.id,
         "type": claimed.event,
         "team_id": claimed.team_id,
         "receiver": claimed.receiver,
         "tries": claimed.tries,
-        "status": outcome.status,
+        "status": result.status,
     }
     match step:
         case Delivered():
             log.info("callback_delivered", **facts)
         case TryAgain(at):
-            log.warning("callback_failed", **facts, reason=outcome.error, next_try_at=_text(at))
+            log.warning("callback_failed", **facts, reason=result.error, next_try_at=_text(at))
         case GiveUp():
-            log.error("callback_given_up", **facts, reason=outcome.error)
+            log.error("callback_given_up", **facts, reason=result.error)
 
 
 def _text(seconds: float) -> str:

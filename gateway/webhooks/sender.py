@@ -1,5 +1,5 @@
 # The only module that speaks to receivers: one POST, to the checked addresses alone, within ten seconds whatever the
-# receiver does. aiohttp's errors become an Outcome here.
+# receiver does. aiohttp's errors become a DeliveryResult here.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.egress.destinations import Destination, Guard, Unreachable
 from gateway.egress.urls import Address, BadUrl, read_url
-from gateway.outbox.schedule import Outcome
+from gateway.outbox.schedule import DeliveryResult
 
 SEND_WITHIN = 10.0  # seconds, look-up, connection and answer together
 READ_AT_MOST = 4096  # bytes of an answer, which are thrown away: they let a polite receiver end in peace
@@ -33,30 +33,30 @@ class Sender:
         self._guard = guard
         self._tls = tls or ssl.create_default_context()
 
-    async def send(self, url: str, headers: Mapping[str, str], body: bytes, now: float) -> Outcome:
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes, now: float) -> DeliveryResult:
         """Post ``body`` and return how it went; ``now`` is unix seconds. Never raises but to be cancelled."""
         try:
             async with asyncio.timeout(SEND_WITHIN) as deadline:
                 destination = await self._guard.find(read_url(url))
                 return await self._post(destination, headers, body, now, deadline)
         except (BadUrl, Unreachable) as exc:
-            return Outcome(error=f"The URL {exc}.")
+            return DeliveryResult(error=f"The URL {exc}.")
         except TimeoutError:
-            return Outcome(error=f"No answer within {SEND_WITHIN:.0f} seconds.")
+            return DeliveryResult(error=f"No answer within {SEND_WITHIN:.0f} seconds.")
         except aiohttp.ClientConnectorCertificateError as exc:
-            return Outcome(error=f"The receiver's certificate is refused: {exc.certificate_error}"[:500])
+            return DeliveryResult(error=f"The receiver's certificate is refused: {exc.certificate_error}"[:500])
         except aiohttp.ClientConnectorError as exc:
-            return Outcome(error=f"No connection: {exc.os_error.strerror or exc.os_error}."[:500])
+            return DeliveryResult(error=f"No connection: {exc.os_error.strerror or exc.os_error}."[:500])
         except aiohttp.ServerDisconnectedError:
-            return Outcome(error="The receiver closed the connection without an answer.")
+            return DeliveryResult(error="The receiver closed the connection without an answer.")
         except aiohttp.ClientResponseError:
-            return Outcome(error="The answer is not HTTP.")
+            return DeliveryResult(error="The answer is not HTTP.")
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            return Outcome(error=f"The connection broke: {type(exc).__name__}.")
+            return DeliveryResult(error=f"The connection broke: {type(exc).__name__}.")
 
     async def _post(
         self, destination: Destination, headers: Mapping[str, str], body: bytes, now: float, deadline: asyncio.Timeout
-    ) -> Outcome:
+    ) -> DeliveryResult:
         pinned = _Pinned(destination.addresses)
         connector = aiohttp.TCPConnector(
             resolver=pinned, use_dns_cache=False, force_close=True, ssl=self._tls, socket_factory=pinned.open_socket
@@ -69,10 +69,10 @@ class Sender:
                 destination.url.parsed, data=body, headers={**headers, **more}, allow_redirects=False
             ) as response:
                 deadline.reschedule(None)  # answered: a body that drips changes nothing any more
-                outcome = _read(response, now)
-                if outcome.is_delivered:
+                result = _read(response, now)
+                if result.is_delivered:
                     await _end_politely(response)
-                return outcome
+                return result
 
 
 class _Pinned(AbstractResolver):
@@ -108,12 +108,14 @@ class _Pinned(AbstractResolver):
         """Nothing is open."""
 
 
-def _read(response: aiohttp.ClientResponse, now: float) -> Outcome:
+def _read(response: aiohttp.ClientResponse, now: float) -> DeliveryResult:
     status = response.status
     if 300 <= status < 400:
-        return Outcome(status=status, error="The receiver redirects; redirects are not followed.")
+        return DeliveryResult(status=status, error="The receiver redirects; redirects are not followed.")
     error = None if 200 <= status < 300 else f"The receiver answered {status}."
-    return Outcome(status=status, error=error, retry_after=_retry_after(response.headers.get("retry-after"), now))
+    return DeliveryResult(
+        status=status, error=error, retry_after=_retry_after(response.headers.get("retry-after"), now)
+    )
 
 
 def _retry_after(said: str | None, now: float) -> float | None:

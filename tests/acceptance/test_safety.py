@@ -16,11 +16,11 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import AbuseSettings, CheckerSettings, Safety
 from gateway.inference.attempt import Answering
 from gateway.inference.attempts import send_along_route
-from gateway.moderation.guard import Guard
+from gateway.moderation.moderator import Moderator
 from protocol.serving import leaving
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
-from tests.support.moderator import Moderator, moderating
+from tests.support.scripted_checker import ScriptedChecker, scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
@@ -71,15 +71,15 @@ def user(*content: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def moderator() -> Iterator[Moderator]:
+def checker() -> Iterator[ScriptedChecker]:
     """An outside checker that finds nothing wrong unless it is told to."""
-    with moderating() as moderator:
-        yield moderator
+    with scripted_checker() as checker:
+        yield checker
 
 
 @pytest.fixture(scope="module")
 def strict(
-    upstream: ScriptedUpstream, moderator: Moderator, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+    upstream: ScriptedUpstream, checker: ScriptedChecker, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
 ) -> Iterator[House]:
     """A house that blocks, in front of the scripted upstream."""
     data_dir: Path = tmp_path_factory.mktemp("strict")
@@ -87,8 +87,8 @@ def strict(
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
         models = settings.models | {"claude": model("claude", "anthropic")}
-        checker = CheckerSettings(url=moderator.url, deadline=3.0, on_failure="block")
-        safety = Safety(input="block", output="block", abuse=AbuseSettings(blocks=BLOCKS), checker=checker)
+        asked = CheckerSettings(url=checker.url, deadline=3.0, on_failure="block")
+        safety = Safety(input="block", output="block", abuse=AbuseSettings(blocks=BLOCKS), checker=asked)
         with running_house(replace(settings, providers=providers, models=models, safety=safety)) as house:
             yield house
 
@@ -344,41 +344,41 @@ def test_a_team_may_block_what_others_may_say(strict: House) -> None:
 
 
 def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker
 ) -> None:
     """The upstream is asked beside the checker, and left when the checker says no: the call costs nothing."""
     upstream.forget()
     upstream.script(Script(latency=10.0), model="small", times=1)
-    moderator.flags, moderator.waits_for = True, lambda: upstream.requests
+    checker.flags, checker.waits_for = True, lambda: upstream.requests
     try:
         with strict.client() as client:
             answer = client.post("/v1/chat/completions", json=PLAIN)
     finally:
-        moderator.calm()
+        checker.calm()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_policy_violation")
-    assert "checker:house_rules" in answer.text and moderator.texts[-1] == "What is the capital of Peru?"
+    assert "checker:house_rules" in answer.text and checker.texts[-1] == "What is the capital of Peru?"
     until(lambda: upstream.requests[0].closed_at)
     row = row_of(strict, answer.headers["x-request-id"])
     assert (row["status"], float(row["cost_usd"])) == ("blocked", 0)
 
 
 def test_a_client_that_leaves_before_the_verdict_owes_its_prompt(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker
 ) -> None:
     """An upstream has answered, and nothing of it was sent."""
     upstream.forget()
     with strict.client() as client:
         before = client.get("/v1/usage").json()
-        moderator.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
+        checker.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
         try:
             body = {**PLAIN, "stream": True}
             ask_and_leave(
                 strict, "/v1/chat/completions", body, lambda: upstream.requests and upstream.requests[0].answered_at
             )
-            until(moderator.waits_for)
+            until(checker.waits_for)
         finally:
-            moderator.calm()
+            checker.calm()
         after = client.get("/v1/usage").json()
 
     assert after["requests"] == before["requests"] + 1
@@ -387,7 +387,7 @@ def test_a_client_that_leaves_before_the_verdict_owes_its_prompt(
 
 
 def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain reply is in hand with its usage, which the upstream bills."""
     in_hand: list[Answering] = []
@@ -401,12 +401,12 @@ def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
     with strict.client() as client:
         before = client.get("/v1/usage").json()
-        moderator.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
+        checker.waits_for = lambda: client.get("/v1/usage").json()["requests"] > before["requests"]
         try:
             ask_and_leave(strict, "/v1/chat/completions", {**PLAIN, "stream": False}, lambda: in_hand)
-            until(moderator.waits_for)
+            until(checker.waits_for)
         finally:
-            moderator.calm()
+            checker.calm()
         after = client.get("/v1/usage").json()
 
     assert after["requests"] == before["requests"] + 1
@@ -415,47 +415,47 @@ def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_at_its_verdict_is_blocked(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch, stream: bool
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """The row says what the policy said, whichever the gateway hears of first in one turn of its event loop."""
     leaves: list[Callable[[], None]] = []
     ids: list[str] = []
-    have_told, apply = leaving._have_told, Guard.apply
+    have_told, apply = leaving._have_told, Moderator.apply
 
     def told(scope: Any, receive: Any, leave: Callable[[], None]) -> Callable[[], object]:
         leaves.append(leave)
         return have_told(scope, receive, leave)
 
-    def apply_and_leave(guard: Guard, call: Call, *rest: Any) -> None:
+    def apply_and_leave(moderator: Moderator, call: Call, *rest: Any) -> None:
         try:
-            apply(guard, call, *rest)
+            apply(moderator, call, *rest)
         except ContentPolicyViolation:
             ids.append(call.request_id)
             leaves[-1]()
             raise
 
     monkeypatch.setattr(leaving, "_have_told", told)
-    monkeypatch.setattr(Guard, "apply", apply_and_leave)
+    monkeypatch.setattr(Moderator, "apply", apply_and_leave)
     upstream.forget()
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
-    moderator.flags, moderator.delay = True, 0.3
-    moderator.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
+    checker.flags, checker.delay = True, 0.3
+    checker.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
     try:
         ask_and_leave(strict, "/v1/chat/completions", {**PLAIN, "stream": stream}, lambda: ids)
     finally:
-        moderator.calm()
+        checker.calm()
     row = row_of(strict, ids[0])
 
     assert row["status"] == "blocked" and float(row["cost_usd"]) > 0
 
 
 def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker
 ) -> None:
     """The first token waits for the verdict; nothing of an answer that may not go out does."""
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=2)
-    moderator.flags, moderator.delay = True, 0.3
-    moderator.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
+    checker.flags, checker.delay = True, 0.3
+    checker.waits_for = lambda: upstream.requests and upstream.requests[-1].answered_at
     try:
         with strict.client() as client:
             answers = []
@@ -463,7 +463,7 @@ def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed
                 upstream.requests.clear()
                 answers.append(client.post("/v1/chat/completions", json={**PLAIN, "stream": stream}))
     finally:
-        moderator.calm()
+        checker.calm()
 
     for answer in answers:
         assert answer.status_code == 400 and "Lima" not in answer.text
@@ -473,15 +473,15 @@ def test_a_verdict_after_the_answer_withholds_it_whole_and_what_was_used_is_owed
 
 @pytest.mark.parametrize(("delay", "status"), [(3.5, 200), (0.0, 500)], ids=["late", "failing"])
 def test_a_checker_that_fails_is_no_checker_or_a_no_as_the_house_says(
-    strict: House, moderator: Moderator, delay: float, status: int
+    strict: House, checker: ScriptedChecker, delay: float, status: int
 ) -> None:
     """This house says no: try again, for nothing was wrong with the call, which costs nothing."""
-    moderator.delay, moderator.status = delay, status
+    checker.delay, checker.status = delay, status
     try:
         with strict.client() as client:
             answer = client.post("/v1/chat/completions", json=PLAIN)
     finally:
-        moderator.calm()
+        checker.calm()
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "content_check_failed")
     assert answer.headers["retry-after"] == "1"
@@ -489,33 +489,33 @@ def test_a_checker_that_fails_is_no_checker_or_a_no_as_the_house_says(
     assert (row["status"], float(row["cost_usd"])) == ("failed", 0)
 
 
-def test_a_checker_that_fails_pauses_no_key(strict: House, moderator: Moderator) -> None:
+def test_a_checker_that_fails_pauses_no_key(strict: House, checker: ScriptedChecker) -> None:
     """However many calls it refuses: their callers have tried nothing."""
     key = key_with(strict, "unchecked")
-    moderator.status = 500
+    checker.status = 500
     try:
         with strict.client(key) as client:
             refused = [client.post("/v1/chat/completions", json=PLAIN).status_code for _ in range(BLOCKS + 1)]
-            moderator.calm()
+            checker.calm()
             passed = client.post("/v1/chat/completions", json=PLAIN)
     finally:
-        moderator.calm()
+        checker.calm()
 
     assert refused == [503] * (BLOCKS + 1)
     assert passed.status_code == 200
 
 
 def test_a_slow_verdict_that_is_good_changes_nothing(
-    strict: House, upstream: ScriptedUpstream, moderator: Moderator
+    strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker
 ) -> None:
     """The stream comes whole, later."""
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
-    moderator.delay = 0.3
+    checker.delay = 0.3
     try:
         with strict.client() as client:
             answer = client.post("/v1/chat/completions", json=PLAIN)
     finally:
-        moderator.calm()
+        checker.calm()
 
     pieces = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     said = "".join(choice["delta"].get("content") or "" for piece in pieces for choice in piece["choices"])

@@ -19,7 +19,7 @@ from gateway.core.draining import Drain
 from gateway.core.settings import CheckerSettings, Safety
 from gateway.run.app import open_services
 from tests.support.house import House, running_house, settings_for
-from tests.support.moderator import Moderator, moderating
+from tests.support.scripted_checker import ScriptedChecker, scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until_found
 
@@ -31,10 +31,10 @@ LINES = ("What is the capital of Peru?", ATTACK, "What is the capital of Chile?"
 
 
 @pytest.fixture
-def moderator() -> Iterator[Moderator]:
+def checker() -> Iterator[ScriptedChecker]:
     """An outside checker."""
-    with moderating() as moderator:
-        yield moderator
+    with scripted_checker() as checker:
+        yield checker
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 @pytest.fixture
 def house(
-    database_url: str, redis_url: str, upstream: ScriptedUpstream, moderator: Moderator, tmp_path: Path
+    database_url: str, redis_url: str, upstream: ScriptedUpstream, checker: ScriptedChecker, tmp_path: Path
 ) -> Iterator[House]:
     """A gateway whose policy lets nothing pass unjudged."""
-    checker = CheckerSettings(url=moderator.url, deadline=5.0, on_failure="block")
+    asked = CheckerSettings(url=checker.url, deadline=5.0, on_failure="block")
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
-    with running_house(replace(settings, safety=Safety(input="block", checker=checker))) as house:
+    with running_house(replace(settings, safety=Safety(input="block", checker=asked))) as house:
         yield house
 
 
@@ -66,7 +66,7 @@ async def worker(house: House) -> AsyncIterator[None]:
 
 @pytest.mark.usefixtures("worker")
 async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
-    house: House, upstream: ScriptedUpstream, moderator: Moderator, monkeypatch: pytest.MonkeyPatch
+    house: House, upstream: ScriptedUpstream, checker: ScriptedChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the checker fails nothing is sent; once it is back, each line leaves after it was judged, and those that
     may not, never do. What was refused meanwhile costs nothing."""
@@ -74,24 +74,24 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
     approved: dict[str, float] = {}  # monotonic seconds by text: when the checker, in order again, was asked of it
 
     def approve() -> bool:
-        if moderator.status == 200:
-            approved.setdefault(moderator.texts[-1], time.monotonic())
+        if checker.status == 200:
+            approved.setdefault(checker.texts[-1], time.monotonic())
         return True
 
-    moderator.status, moderator.waits_for = 500, approve
+    checker.status, checker.waits_for = 500, approve
     requests = [{"model": "small", "messages": [{"role": "user", "content": text}], "max_tokens": 9} for text in LINES]
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
         batch = (await client.post("/v1/batch", json={"requests": requests})).raise_for_status().json()["batch_id"]
 
         async def is_judged() -> bool:
-            return len(moderator.texts) >= 4
+            return len(checker.texts) >= 4
 
         async def has_ended() -> bool:
             return (await client.get(f"/v1/batch/{batch}")).json()["ended_at"] is not None
 
         await until_found(is_judged)
         assert not upstream.requests
-        moderator.status = 200
+        checker.status = 200
         await until_found(has_ended)
         results = [json.loads(line) for line in (await client.get(f"/v1/batch/{batch}/results")).text.splitlines()]
     answers = sorted(results, key=lambda result: result["custom_id"])
@@ -101,4 +101,4 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
     assert all(at > approved[text] for text, at in sent.items())
     assert [answer["response"]["status_code"] for answer in answers] == [200, 400, 200, 400]
     assert {answer["response"]["body"]["error"]["code"] for answer in answers[1::2]} == {"content_policy_violation"}
-    assert LINES[3] not in moderator.texts
+    assert LINES[3] not in checker.texts

@@ -26,7 +26,7 @@ from gateway.outbox.store import (
     LEASE,
     PER_RECEIVER,
     PER_TEAM,
-    Claimed,
+    ClaimedCallback,
     claim_due,
     drop_old,
     enqueue,
@@ -456,7 +456,7 @@ async def test_claims_are_bounded(database: Database, clock: SetClock, secret: s
     for number in range(6):
         await put(database, clock, f"https://host-{number % 2}.example/")
     async with database.begin() as connection:
-        claimed: list[Claimed] = await claim_due(connection, owner="a", now=clock.now(), running=[], at_most=3)
+        claimed: list[ClaimedCallback] = await claim_due(connection, owner="a", now=clock.now(), running=[], at_most=3)
 
     assert len(claimed) == 3
     assert len({each.receiver for each in claimed}) == 2

@@ -47,9 +47,9 @@ def names(*answers: Sequence[str]) -> Guard:
 
 async def test_a_receiver_gets_what_was_signed(receiver: Receiver) -> None:
     """One POST of the very bytes, with our headers and none of anybody else."""
-    outcome = await Sender(Guard(LOOPBACK)).send(receiver.url("/a?b=%20c"), HEADERS, b'{"x": 1}', NOW)
+    result = await Sender(Guard(LOOPBACK)).send(receiver.url("/a?b=%20c"), HEADERS, b'{"x": 1}', NOW)
 
-    assert outcome.is_delivered and outcome.status == 204 and outcome.error is None
+    assert result.is_delivered and result.status == 204 and result.error is None
     (delivery,) = receiver.deliveries
     assert (delivery.line, delivery.body) == ("POST /a?b=%20c HTTP/1.1", b'{"x": 1}')
     assert delivery.headers.keys() == {
@@ -72,9 +72,9 @@ async def test_the_second_answer_of_a_name_is_never_used(receiver: Receiver) -> 
         return left.pop(0) if len(left) > 1 else left[0]
 
     sender = Sender(Guard([ip_network("127.0.0.2/32")], resolve))
-    outcomes = [await sender.send(receiver.url(host="rebinding.example"), HEADERS, b"{}", NOW) for _ in range(3)]
+    results = [await sender.send(receiver.url(host="rebinding.example"), HEADERS, b"{}", NOW) for _ in range(3)]
 
-    assert [str(outcome.error)[:13] for outcome in outcomes] == ["No connection", "The URL leads", "The URL leads"]
+    assert [str(result.error)[:13] for result in results] == ["No connection", "The URL leads", "The URL leads"]
     assert receiver.connections == 0
 
 
@@ -82,9 +82,9 @@ async def test_the_connection_goes_where_the_first_answer_led(receiver: Receiver
     """Looked up once: an answer that comes later, to whomever, changes nothing."""
     guard = names(["127.0.0.1"], ["127.0.0.9"])
 
-    outcome = await Sender(guard).send(receiver.url(host="rebinding.example"), HEADERS, b"{}", NOW)
+    result = await Sender(guard).send(receiver.url(host="rebinding.example"), HEADERS, b"{}", NOW)
 
-    assert outcome.is_delivered
+    assert result.is_delivered
     assert receiver.deliveries[0].headers["host"] == f"rebinding.example:{receiver.port}"
 
 
@@ -118,9 +118,9 @@ async def test_tls_is_for_the_name_though_the_address_is_pinned(tmp_path: Path) 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/", "http://localhost:{port}/", "https://[::1]:{port}/"])
 async def test_without_leave_nothing_connects_inside(receiver: Receiver, url: str) -> None:
     """The guard speaks before a socket is opened."""
-    outcome = await Sender(Guard()).send(url.format(port=receiver.port), HEADERS, b"{}", NOW)
+    result = await Sender(Guard()).send(url.format(port=receiver.port), HEADERS, b"{}", NOW)
 
-    assert "loopback" in str(outcome.error)
+    assert "loopback" in str(result.error)
     assert receiver.connections == 0
 
 
@@ -129,10 +129,10 @@ async def test_redirects_are_not_followed(receiver: Receiver) -> None:
     target = receiver.url("/elsewhere")
     receiver.acts = [answer(307, f"location: {target}"), answer(302, "location: http://169.254.169.254/latest")]
 
-    outcomes = [await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW) for _ in range(2)]
+    results = [await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW) for _ in range(2)]
 
-    assert [outcome.status for outcome in outcomes] == [307, 302]
-    assert all("redirect" in str(outcome.error) for outcome in outcomes)
+    assert [result.status for result in results] == [307, 302]
+    assert all("redirect" in str(result.error) for result in results)
     assert receiver.paths() == ["/hook", "/hook"]
 
 
@@ -141,9 +141,9 @@ async def test_proxies_of_the_environment_are_not_used(receiver: Receiver, monke
     async with receiving() as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url(""))
-        outcome = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
+        result = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
 
-    assert outcome.is_delivered
+    assert result.is_delivered
     assert proxy.connections == 0
 
 
@@ -152,10 +152,10 @@ async def test_a_try_ends_in_time(receiver: Receiver, short_patience: None, act:
     """Neither silence nor headers without end hold us longer than our patience."""
     receiver.acts = [act]
 
-    outcome = await asyncio.wait_for(Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW), 30)
+    result = await asyncio.wait_for(Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW), 30)
 
-    assert outcome.status is None
-    assert outcome.error == "No answer within 1 seconds."
+    assert result.status is None
+    assert result.error == "No answer within 1 seconds."
 
 
 async def test_a_name_server_that_hangs_ends_in_time(short_patience: None) -> None:
@@ -165,11 +165,11 @@ async def test_a_name_server_that_hangs_ends_in_time(short_patience: None) -> No
         await asyncio.sleep(60)
         return ["127.0.0.1"]
 
-    outcome = await asyncio.wait_for(
+    result = await asyncio.wait_for(
         Sender(Guard(LOOPBACK, resolve)).send("https://slow.example/", HEADERS, b"{}", NOW), 30
     )
 
-    assert outcome.error is not None and outcome.status is None
+    assert result.error is not None and result.status is None
 
 
 @pytest.mark.parametrize("act", [ENDLESS, SLOW_BODY])
@@ -177,9 +177,9 @@ async def test_a_body_is_not_waited_for(receiver: Receiver, act: bytes) -> None:
     """Once a 2xx is here it is delivered; of its body a few kilobytes are read."""
     receiver.acts = [act]
 
-    outcome = await asyncio.wait_for(Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW), 30)
+    result = await asyncio.wait_for(Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW), 30)
 
-    assert outcome.is_delivered
+    assert result.is_delivered
     while receiver.running:  # it ends because we closed
         await asyncio.sleep(0.01)
     assert receiver.sent < 32 * 1024 * 1024
@@ -193,9 +193,9 @@ async def test_a_body_that_outlasts_our_patience_is_delivered(
     monkeypatch.setattr(sender_module, "READ_WITHIN", 3.0)
     receiver.acts = [SLOW_BODY]
 
-    outcome = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
+    result = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
 
-    assert outcome.is_delivered
+    assert result.is_delivered
 
 
 @pytest.mark.parametrize(
@@ -213,18 +213,18 @@ async def test_whatever_else_comes_is_a_failure(receiver: Receiver, act: bytes, 
     """Told in words that name no byte of the answer: it is none of the admin's to read."""
     receiver.acts = [act]
 
-    outcome = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
+    result = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
 
-    assert not outcome.is_delivered
-    assert outcome.status == status
-    assert outcome.error and "yyy" not in outcome.error and "nonsense" not in outcome.error
+    assert not result.is_delivered
+    assert result.status == status
+    assert result.error and "yyy" not in result.error and "nonsense" not in result.error
 
 
 async def test_nobody_there_is_a_failure() -> None:
     """A port that nobody listens on."""
-    outcome = await Sender(Guard(LOOPBACK)).send("http://127.0.0.1:9/", HEADERS, b"{}", NOW)
+    result = await Sender(Guard(LOOPBACK)).send("http://127.0.0.1:9/", HEADERS, b"{}", NOW)
 
-    assert "No connection" in str(outcome.error)
+    assert "No connection" in str(result.error)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,13 @@ async def test_retry_after_is_read(receiver: Receiver, said: str, seconds: float
     """Seconds or a date; anything else says nothing."""
     receiver.acts = [answer(503, f"retry-after: {said}")]
 
-    outcome = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
+    result = await Sender(Guard(LOOPBACK)).send(receiver.url(), HEADERS, b"{}", NOW)
 
-    assert outcome.retry_after == seconds
+    assert result.retry_after == seconds
 
 
 async def test_a_url_that_is_none_is_a_failure() -> None:
     """What an older release stored may be no URL any more."""
-    outcome = await Sender(Guard(LOOPBACK)).send("https://user@hooks.example.com/", HEADERS, b"{}", time.time())
+    result = await Sender(Guard(LOOPBACK)).send("https://user@hooks.example.com/", HEADERS, b"{}", time.time())
 
-    assert "user name" in str(outcome.error)
+    assert "user name" in str(result.error)

@@ -28,7 +28,7 @@ from gateway.shadow.store import ShadowCall, note_call
 from protocol.chat import ChatRequest
 from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.complexity.classifier import Complexity
-from router.recalibration import LEAST_OUTCOMES
+from router.recalibration import LEAST_COMPARISONS
 from tests.support.house import House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
@@ -300,11 +300,11 @@ async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: Hous
             return dict((await client.get("/v1/route/curve", params={"route": "own"}, headers=said)).json())
 
         before = await curve()
-        asked = [await ask(house.team_key) for _ in range(LEAST_OUTCOMES)]
+        asked = [await ask(house.team_key) for _ in range(LEAST_COMPARISONS)]
 
         async def is_done() -> bool:
             found = await rows(house, "SELECT status FROM held_back")
-            return [row["status"] for row in found] == ["compared"] * LEAST_OUTCOMES
+            return [row["status"] for row in found] == ["compared"] * LEAST_COMPARISONS
 
         async def work() -> None:
             await comparer.ask()
@@ -325,11 +325,11 @@ async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: Hous
 
     assert {answer.headers["x-model-used"] for answer in asked} == {"small"}
     assert (before["applied_quality"], before["small_suffices"]) == (before["quality"], None)
-    assert after["small_suffices"]["measured"] == 0 and after["calls"]["compared"] == LEAST_OUTCOMES
+    assert after["small_suffices"]["measured"] == 0 and after["calls"]["compared"] == LEAST_COMPARISONS
     assert told["quality"] == after["applied_quality"] > told["small_suffices"] > before["quality"]
     assert (told["reason"], told["model_used"]) == ("auto_large", "large")
     assert [answer.headers["x-model-used"] for answer in answers] == ["large", "small", "small"]
-    assert spent["n"] == LEAST_OUTCOMES
+    assert spent["n"] == LEAST_COMPARISONS
     assert 0 < spent["nano"] == round(float(after["used_usd_today"]) * 10**9) <= 10**9
 
 

@@ -28,7 +28,7 @@ from gateway.core.settings import (
 )
 from tests.support.audits import lasting_differences
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
-from tests.support.moderator import moderating
+from tests.support.scripted_checker import scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_scripts import Fault
@@ -82,8 +82,8 @@ def house(database_url: str, upstream: ScriptedUpstream, tmp_path: Path) -> Iter
     }
     providers["narrow"] = replace(providers["upstream"], name="narrow", concurrency=3)
     more = {"claude": model("claude", "anthropic"), "narrow": model("narrow", "narrow", upstream_model="small")}
-    with moderating() as moderator, temporary_valkey() as valkey:
-        checker = CheckerSettings(url=moderator.url, deadline=0.2)
+    with scripted_checker() as checker, temporary_valkey() as valkey:
+        asked = CheckerSettings(url=checker.url, deadline=0.2)
         hostile = replace(
             settings,
             redis_url=valkey.url,
@@ -92,7 +92,7 @@ def house(database_url: str, upstream: ScriptedUpstream, tmp_path: Path) -> Iter
             fallbacks={"small": ("claude",), "claude": ("large",)},
             queue=QueueSettings(wait=0.5, per_team=20),
             keep_alive=0.1,
-            safety=Safety(input="block", output="block", abuse=AbuseSettings(blocks=0), checker=checker),
+            safety=Safety(input="block", output="block", abuse=AbuseSettings(blocks=0), checker=asked),
         )
         with running_house(hostile) as house:
             yield house

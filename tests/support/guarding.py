@@ -1,5 +1,5 @@
-# A guard as gateways have it, with the policy of a test, and calls for it to look at. Redis and Postgres are away: what
-# it counts stays here.
+# A moderator as gateways have it, with the policy of a test, and calls for it to look at. Redis and Postgres are away:
+# what it counts stays here.
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.core.settings import Safety
 from gateway.moderation.abuse import AbuseWatch
 from gateway.moderation.checker import OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
-from gateway.moderation.guard import Guard
-from gateway.moderation.outcomes import Outcomes
+from gateway.moderation.moderator import Moderator
+from gateway.moderation.policy_events import PolicyEvents
 from gateway.storage.database import Database
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
@@ -30,15 +30,15 @@ BLOCKS = Safety(input="block", output="block")
 
 
 class Guarding:
-    """A guard and what it counts with. Made inside a running event loop; ``close`` it."""
+    """A moderator and what it counts with. Made inside a running event loop; ``close`` it."""
 
     def __init__(self, house: Safety = BLOCKS) -> None:
         self.clock, self.background, metrics = SetClock(), Background(), Metrics()
         self._database, self._client = Database(NOWHERE), UpstreamClient()
         self.abuse = AbuseWatch(Redis(port=1), self.clock, self.background)
-        self.outcomes = Outcomes(self._database)
+        self.events = PolicyEvents(self._database)
         checker = OutsideChecker(self._client, metrics)
-        self.guard = Guard(house, _CLASSIFIER, self.outcomes, self.abuse, checker, metrics)
+        self.moderator = Moderator(house, _CLASSIFIER, self.events, self.abuse, checker, metrics)
 
     def call(self, request: Request = HELLO, **more: Any) -> Call:
         """Return a call of one key."""

@@ -29,7 +29,7 @@ from gateway.dialects import messages
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.messages import MessagesWriter
-from gateway.moderation.guard import OVERLAP
+from gateway.moderation.moderator import OVERLAP
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
 from gateway.shadow import judging
@@ -420,7 +420,7 @@ BESIDE = {
     "gateway.inference.reply.Reply": "passes on what writers write",
     "gateway.http.responses.Written": "keeps what a writer wrote",
     "gateway.calls.hooks.ReplyHook": "does nothing",
-    "gateway.moderation.output_watch._Nobody": "does nothing",
+    "gateway.moderation.output_watch._Unwatched": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
     "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
     "gateway.upstreams.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
@@ -490,7 +490,7 @@ def test_the_content_policy_takes_time_in_proportion_to_what_is_said() -> None:
 
     def work(way: Callable[[Guarding, Any], Coroutine[Any, Any, None]], given: Any) -> Work:
         def run() -> None:
-            guarding.guard.forget()
+            guarding.moderator.forget()
             loop.run_until_complete(way(guarding, given))
 
         return run
@@ -518,12 +518,12 @@ async def _guarding() -> Guarding:
 
 
 async def _by_rules(guarding: Guarding, asked: ChatRequest) -> None:
-    await guarding.guard.find_by_form(asked)
+    await guarding.moderator.find_by_form(asked)
 
 
 async def _judged(guarding: Guarding, text: str) -> None:
-    await guarding.guard.judge([text])
-    await guarding.guard.judge_told([text])
+    await guarding.moderator.judge([text])
+    await guarding.moderator.judge_told([text])
 
 
 async def _watched(guarding: Guarding, text: str) -> None:
@@ -540,6 +540,6 @@ async def _streamed(guarding: Guarding, text: str) -> None:
 
 def _watch_of(guarding: Guarding) -> OutputWatch:
     call = guarding.call()
-    policy = guarding.guard.policy_for(call)
+    policy = guarding.moderator.policy_for(call)
     assert policy is not None
-    return OutputWatch(guarding.guard, call, policy)
+    return OutputWatch(guarding.moderator, call, policy)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from router.recalibration import Outcome, calibration_of
+from router.recalibration import Comparison, calibration_of
 from tools.complexity_training.baselines import SEED, Floats, HeldOut, calibration_error, calibration_noise
 
 COUNTS = (0, 50, 100, 200, 400, 800)
@@ -45,5 +45,5 @@ def _cells(held: HeldOut, rows: np.ndarray, count: int) -> tuple[str, str]:
 
 def _recalibrated(held: HeldOut, compared: np.ndarray, others: np.ndarray) -> Floats:
     found = zip(held.scores[compared].tolist(), held.suffices[compared].tolist(), strict=True)
-    calibration = calibration_of([Outcome(score, suffices, 0, 0) for score, suffices in found])
+    calibration = calibration_of([Comparison(score, suffices, 0, 0) for score, suffices in found])
     return np.array([calibration.chance(score) for score in held.scores[others].tolist()])

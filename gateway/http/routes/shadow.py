@@ -13,10 +13,10 @@ from gateway.accounts.teams import get_team
 from gateway.core.principals import Admin, Caller
 from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of, whoever_calls
 from gateway.http.routes.usage import team_in_question
-from gateway.shadow.store import counts_of, outcomes_of
+from gateway.shadow.store import comparisons_of, counts_of
 from protocol.errors import NotFound
 from router.catalog.catalog import Catalog, ShadowTraffic
-from router.recalibration import Outcome, Point, calibration_of, curve_of, interval_of
+from router.recalibration import Comparison, Point, calibration_of, curve_of, interval_of
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
 
@@ -44,7 +44,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     async with services.database.begin() as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)
-        outcomes = await outcomes_of(connection, team_id, name, route, services.complexity.version)
+        comparisons = await comparisons_of(connection, team_id, name, route, services.complexity.version)
         counts, today = await counts_of(connection, team_id, name, services.clock)
     shadow = route.shadow
     return answer(
@@ -60,7 +60,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "budget_usd_per_day": None if shadow is None else to_text(shadow.budget_nanousd),
             "used_usd_today": to_text(today),
             "calls": counts,
-            **curve_view(outcomes, route.quality),
+            **curve_view(comparisons, route.quality),
         }
     )
 
@@ -72,25 +72,25 @@ def _judge_shown(shadow: ShadowTraffic, catalog: Catalog) -> str:
     return shadow.judge if shadow.judge in catalog.models else "a model"
 
 
-def curve_view(outcomes: list[Outcome], quality: float) -> dict[str, Any]:
+def curve_view(comparisons: list[Comparison], quality: float) -> dict[str, Any]:
     """Return what was said and measured, the quality that keeps the chance asked for, and the curve."""
-    if not outcomes:
+    if not comparisons:
         return {"small_suffices": None, "recalibrated_quality": None, "curve": []}
-    calibration = calibration_of(outcomes)
-    found = sum(one.suffices for one in outcomes)
-    least = math.floor(min(one.score for one in outcomes) * 1e4) / 1e4
+    calibration = calibration_of(comparisons)
+    found = sum(one.suffices for one in comparisons)
+    least = math.floor(min(one.score for one in comparisons) * 1e4) / 1e4
     steps = [step for step in STEPS if step >= least]
     return {
         "small_suffices": {
-            "said": round(sum(one.score for one in outcomes) / len(outcomes), 4),
-            "measured": round(found / len(outcomes), 4),
-            "interval": [round(edge, 4) for edge in interval_of(found, len(outcomes))],
+            "said": round(sum(one.score for one in comparisons) / len(comparisons), 4),
+            "measured": round(found / len(comparisons), 4),
+            "interval": [round(edge, 4) for edge in interval_of(found, len(comparisons))],
         },
         "recalibrated_quality": {
             "value": round(calibration.threshold(quality), 4),
             "interval": [round(calibration.threshold(quality, by), 4) for by in (-1.96, 1.96)],
         },
-        "curve": [_point_view(point) for point in curve_of(outcomes, (least, *steps))],
+        "curve": [_point_view(point) for point in curve_of(comparisons, (least, *steps))],
     }
 
 

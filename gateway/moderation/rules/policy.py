@@ -50,7 +50,7 @@ class Policy(Struct, frozen=True):
         usual = self.input if stage == "input" else self.output
         return usual != "off" and "block" in (usual, *self.levels.values(), *self.own.values())
 
-    def verdict(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    def blocked_and_flagged(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
         """Return the findings that are blocked, and those that are flagged."""
         blocked: list[Finding] = []
         flagged: list[Finding] = []
@@ -63,30 +63,30 @@ class Policy(Struct, frozen=True):
         return blocked, flagged
 
 
-def policy_of(house: Safety, team: TeamSafety | None) -> Policy:
+def policy_of(deployment: Safety, team: TeamSafety | None) -> Policy:
     """Return what holds for a team: the stricter of its levels and the deployment's, or its own where that is
     allowed."""
     own = team or TeamSafety()
     return Policy(
-        _joined(house.input, own.input, house.teams_may_loosen),
-        _joined(house.output, own.output, house.teams_may_loosen),
-        house.levels,
+        _joined(deployment.input, own.input, deployment.teams_may_loosen),
+        _joined(deployment.output, own.output, deployment.teams_may_loosen),
+        deployment.levels,
         own.levels,
-        None if house.teams_may_loosen else Policy(house.input, house.output, house.levels),
+        None if deployment.teams_may_loosen else Policy(deployment.input, deployment.output, deployment.levels),
     )
 
 
-def loosens(team: TeamSafety, house: Safety) -> tuple[str, Level] | None:
+def loosens(team: TeamSafety, deployment: Safety) -> tuple[str, Level] | None:
     """Return which of a team's levels is looser than the deployment allows, and what the deployment has; None where
     none is."""
-    if house.teams_may_loosen:
+    if deployment.teams_may_loosen:
         return None
     stages: tuple[Stage, ...] = ("input", "output")
     for stage in stages:
-        own, least = getattr(team, stage), getattr(house, stage)
+        own, least = getattr(team, stage), getattr(deployment, stage)
         if own is not None and _stricter(own, least) != own:
             return stage, least
-    floor = Policy(house.input, house.output, house.levels)
+    floor = Policy(deployment.input, deployment.output, deployment.levels)
     for name, level in team.levels.items():
         for stage in stages:
             least = floor.level(stage, Finding(name, name))
@@ -95,10 +95,10 @@ def loosens(team: TeamSafety, house: Safety) -> tuple[str, Level] | None:
     return None
 
 
-def _joined(house: Level, own: Level | None, may_loosen: bool) -> Level:
+def _joined(deployment: Level, own: Level | None, may_loosen: bool) -> Level:
     if own is None:
-        return house
-    return own if may_loosen else _stricter(house, own)
+        return deployment
+    return own if may_loosen else _stricter(deployment, own)
 
 
 def _stricter(one: Level, other: Level) -> Level:

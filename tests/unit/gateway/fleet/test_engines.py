@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gateway.fleet.engines import PART, is_full, slots_from
-from gateway.fleet.instances import LoadReport
+from gateway.fleet.instances import EngineLoad
 
 
-def report(running: int, queued: int = 0, most: int = 256, status: str = "active") -> LoadReport:
-    return LoadReport(
+def report(running: int, queued: int = 0, most: int = 256, status: str = "active") -> EngineLoad:
+    return EngineLoad(
         instance_id="i", model_id="m", status=status, running=running, queue_depth=queued, max_running=most
     )
 
@@ -41,7 +41,7 @@ def test_an_engine_that_starts_or_goes_takes_none(status: str) -> None:
         (report(3, 9, most=0), False),  # nobody knows what it runs
     ],
 )
-def test_an_engine_is_full_when_more_waits_there_than_it_needs(said: LoadReport, full: bool) -> None:
+def test_an_engine_is_full_when_more_waits_there_than_it_needs(said: EngineLoad, full: bool) -> None:
     """Whoever sent it: this is what has calls go elsewhere first."""
     assert is_full(said) is full
 

@@ -70,7 +70,7 @@ async def test_no_sign_of_a_secret_is_out_however_a_reply_is_cut_and_mixed(kind:
     dice, guarding = random.Random(kind), Guarding(Safety(output="block", levels=dict.fromkeys(CATEGORIES, "off")))
     parts = ["words", "thinking", "refusal", "arguments", "other call"]
     for _ in range(40):
-        hook = output_watch_of(guarding.guard, guarding.call(), TARGET)
+        hook = output_watch_of(guarding.moderator, guarding.call(), TARGET)
         secret, others = list(cut_at_random(SECRET, dice)), [part for part in parts if part != kind]
         room = (SHARED - 1) // len(secret)  # characters of others between two pieces
         script = [(dice.randrange(3), dice.choice(parts), filler(dice, 90)) for _ in range(dice.randrange(25))]
@@ -139,9 +139,9 @@ async def test_a_name_is_looked_at_unless_the_caller_gave_it_to_a_tool() -> None
         delta = Delta(tool_calls=(ToolCallDelta(0, "", "call_1", name),))
         whole = replied(ToolCall("call_1", FunctionCall(name, "{}")))
 
-        assert list(output_watch_of(guarding.guard, call, TARGET).delta(delta)) == ([delta] if passes else [])
+        assert list(output_watch_of(guarding.moderator, call, TARGET).delta(delta)) == ([delta] if passes else [])
         with nullcontext() if passes else pytest.raises(ContentPolicyViolation, match="aws_key"):
-            await output_watch_of(guarding.guard, call, TARGET).whole(whole)
+            await output_watch_of(guarding.moderator, call, TARGET).whole(whole)
     await guarding.close()
 
 

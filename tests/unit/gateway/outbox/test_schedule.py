@@ -12,18 +12,18 @@ from gateway.outbox.schedule import (
     LEAST_WAIT,
     LONGEST_WAIT,
     Delivered,
+    DeliveryResult,
     GiveUp,
-    Outcome,
-    Step,
+    NextStep,
     TryAgain,
     next_step,
 )
 
-FAILED = Outcome(status=500)
+FAILED = DeliveryResult(status=500)
 
 
-def step(outcome: Outcome, tries: int = 1, now: float = 0.0, dice: float = 1.0) -> Step:
-    return next_step(outcome, tries, now, KEEP_TRYING, dice)
+def step(result: DeliveryResult, tries: int = 1, now: float = 0.0, dice: float = 1.0) -> NextStep:
+    return next_step(result, tries, now, KEEP_TRYING, dice)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def step(outcome: Outcome, tries: int = 1, now: float = 0.0, dice: float = 1.0) 
 )
 def test_any_2xx_is_delivered(status: int | None, expected: bool) -> None:
     """Nothing else is: neither a redirect nor silence."""
-    assert isinstance(step(Outcome(status=status)), Delivered) == expected
+    assert isinstance(step(DeliveryResult(status=status)), Delivered) == expected
 
 
 def test_gone_is_the_end() -> None:
     """410 says that nobody wants it any more."""
-    assert step(Outcome(status=410, retry_after=5.0)) == GiveUp()
+    assert step(DeliveryResult(status=410, retry_after=5.0)) == GiveUp()
 
 
 def test_waits_double_up_to_an_hour() -> None:
@@ -57,11 +57,11 @@ def test_the_dice_spread_the_whole_wait() -> None:
 @pytest.mark.parametrize(("asked", "wait"), [(600.0, 600.0), (86400.0, LONGEST_WAIT), (0.0, LEAST_WAIT)])
 def test_retry_after_is_obeyed_within_bounds(asked: float, wait: float) -> None:
     """A receiver may ask for an hour at most."""
-    assert step(Outcome(status=503, retry_after=asked), dice=0.0) == TryAgain(wait)
+    assert step(DeliveryResult(status=503, retry_after=asked), dice=0.0) == TryAgain(wait)
 
 
 def test_the_last_try_is_at_the_end_of_24_hours() -> None:
     """No wait leads past it, and after it there is none."""
     assert step(FAILED, 20, now=KEEP_TRYING - 1.5) == TryAgain(KEEP_TRYING)
     assert step(FAILED, 21, now=KEEP_TRYING) == GiveUp()
-    assert step(Outcome(status=200), 21, now=KEEP_TRYING + 1) == Delivered()
+    assert step(DeliveryResult(status=200), 21, now=KEEP_TRYING + 1) == Delivered()

@@ -165,7 +165,7 @@ async def test_no_rule_is_deceived_by_a_disguise(guarding: Guarding, disguise: s
     missed = [
         name
         for name, find in FINDS.items()
-        if name not in {one.name for one in guarding.guard.rule_findings(visible(sentence(find, disguise)))}
+        if name not in {one.name for one in guarding.moderator.rule_findings(visible(sentence(find, disguise)))}
     ]
 
     assert missed == []
@@ -223,7 +223,7 @@ async def test_no_rule_is_passed_by_on_any_way_out(guarding: Guarding, way: str)
             asked, extra = decode_with_extra(json.dumps({"model": "small", **body}).encode(), kind)
             native = asked if isinstance(asked, MessagesRequest) else None
             request = asked.as_chat() if isinstance(asked, MessagesRequest) else asked
-            found = await guarding.guard.find_by_form(request, extra, native)
+            found = await guarding.moderator.find_by_form(request, extra, native)
             if name not in {one.name for one in found}:
                 missed.append((name, disguise))
 
@@ -251,7 +251,7 @@ async def test_no_field_of_a_request_is_passed_by(guarding: Guarding, kind: type
         except BadRequest:
             continue
         tried += 1
-        if "aws_key" not in {one.name for one in await guarding.guard.find_by_form(request, extra, native)}:
+        if "aws_key" not in {one.name for one in await guarding.moderator.find_by_form(request, extra, native)}:
             missed.append(path)
 
     assert missed == [] and tried >= 3
@@ -317,7 +317,7 @@ async def test_no_rule_is_passed_by_in_an_answer(guarding: Guarding, piece: str)
             if len(written) > SHARED and disguise != "zero-width":  # longer than what two windows share
                 continue
             before = "".join(dice.choices("aeiou ", k=dice.randrange(500))) + " "
-            hook, out = output_watch_of(guarding.guard, guarding.call(), TARGET), ""
+            hook, out = output_watch_of(guarding.moderator, guarding.call(), TARGET), ""
             with pytest.raises(ContentPolicyViolation, match=name):
                 for said in pieces_of(f"{before}{written} and so on.", dice):
                     out += "".join(map(said_by, hook.delta(PIECES[piece](said))))

@@ -47,13 +47,15 @@ def test_a_team_that_loosens_is_told_where() -> None:
 
 def test_a_group_or_a_category_may_have_a_level_of_its_own() -> None:
     """In place of the stage's, but not where the stage is off; an address is flagged at the most by default."""
-    assert Policy("block").verdict("input", [SECRET, EMAIL]) == ([SECRET], [EMAIL])
-    assert Policy("block", levels={"contacts": "block", "secrets": "off"}).verdict("input", [SECRET, EMAIL]) == (
+    assert Policy("block").blocked_and_flagged("input", [SECRET, EMAIL]) == ([SECRET], [EMAIL])
+    assert Policy("block", levels={"contacts": "block", "secrets": "off"}).blocked_and_flagged(
+        "input", [SECRET, EMAIL]
+    ) == (
         [EMAIL],
         [],
     )
-    assert Policy("flag", levels={"secrets": "block"}).verdict("input", [SECRET]) == ([SECRET], [])
-    assert Policy("off", "block", {"secrets": "block"}).verdict("input", [SECRET]) == ([], [])
+    assert Policy("flag", levels={"secrets": "block"}).blocked_and_flagged("input", [SECRET]) == ([SECRET], [])
+    assert Policy("off", "block", {"secrets": "block"}).blocked_and_flagged("input", [SECRET]) == ([], [])
 
 
 @pytest.mark.parametrize(

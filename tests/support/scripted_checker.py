@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 
 @dataclass
-class Moderator:
+class ScriptedChecker:
     """What it says of the next texts, and what it was sent."""
 
     url: str = ""
@@ -30,19 +30,19 @@ class Moderator:
 
 
 @contextmanager
-def moderating() -> Iterator[Moderator]:
+def scripted_checker() -> Iterator[ScriptedChecker]:
     """Run a checker until the end of the block."""
-    moderator = Moderator()
+    checker = ScriptedChecker()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            moderator.texts.append(json.loads(body)["input"])
-            flags, status = moderator.flags, moderator.status
-            until(moderator.waits_for)
-            time.sleep(moderator.delay)
+            checker.texts.append(json.loads(body)["input"])
+            flags, status = checker.flags, checker.status
+            until(checker.waits_for)
+            time.sleep(checker.delay)
             result = {"flagged": flags, "categories": {"house rules": flags}}
             answer = json.dumps({"results": [result]}).encode()
             self.send_response(status)
@@ -55,11 +55,11 @@ def moderating() -> Iterator[Moderator]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    moderator.url = f"http://127.0.0.1:{server.server_port}/v1/moderations"
+    checker.url = f"http://127.0.0.1:{server.server_port}/v1/moderations"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield moderator
+        yield checker
     finally:
         server.shutdown()
         server.server_close()

@@ -23,7 +23,7 @@ from gateway.moderation.classifier.features import passages
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain, visible
-from gateway.moderation.outcomes import Outcomes
+from gateway.moderation.policy_events import PolicyEvents
 from gateway.moderation.rules.policy import Policy, Stage, policy_of
 from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
@@ -45,14 +45,14 @@ PARAMS = {"embeddings": "input", "completions": "prompt"}  # else "messages"
 log = structlog.get_logger()
 
 
-class Guard:
+class Moderator:
     """Keeps the content policy of one process, for all editions of its services; ``follow`` changes the policy."""
 
     def __init__(
         self,
-        house: Safety,
+        deployment: Safety,
         classifier: Classifier,
-        outcomes: Outcomes,
+        events: PolicyEvents,
         abuse: AbuseWatch,
         checker: OutsideChecker,
         metrics: Metrics,
@@ -61,26 +61,26 @@ class Guard:
         self.metrics = metrics
         self.leaving = 0  # calls that are looked at and have not been sent yet
         self._classifier = classifier
-        self._outcomes = outcomes
+        self._events = events
         self._abuse = abuse
         self._pause = asyncio.Lock()  # of the checks of long texts one at a time goes on in a turn of the loop
         self._behind: set[asyncio.Task[None]] = set()  # what is looked at now, waited for or not
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
         self._open: set[int] = set()  # hashes of texts that hide nothing: the classifier reads what the rules read
-        self.follow(house)
+        self.follow(deployment)
 
-    def follow(self, house: Safety) -> None:
+    def follow(self, deployment: Safety) -> None:
         """Go by another policy of the deployment from now on."""
-        self._house = house
-        self._is_off = house.input == "off" == house.output
+        self._deployment = deployment
+        self._is_off = deployment.input == "off" == deployment.output
         self._policies: dict[TeamSafety | None, Policy] = {}
         self.forget()
-        self._deny = frozenset(folded for phrase in house.deny for folded in foldings(phrase))
+        self._deny = frozenset(folded for phrase in deployment.deny for folded in foldings(phrase))
         # What was spelt letter by letter comes out without the spaces between its words.
         self._deny_spelt = self._deny | {phrase.replace(" ", "") for phrase in self._deny}
-        self._abuse.follow(house.abuse)
-        self.checker.follow(house.checker)
+        self._abuse.follow(deployment.abuse)
+        self.checker.follow(deployment.checker)
 
     def forget(self) -> None:
         """Remember no text: what was found in it went by the phrases of another policy."""
@@ -92,7 +92,7 @@ class Guard:
         """Return what holds for a team."""
         policy = self._policies.get(team)
         if policy is None:
-            policy = self._policies[team] = policy_of(self._house, team)
+            policy = self._policies[team] = policy_of(self._deployment, team)
         return policy
 
     def refuse_paused(self, call: Call) -> None:
@@ -156,7 +156,7 @@ class Guard:
         policy = self.policy(team)
         if policy.input == "off":
             return True
-        return not policy.verdict("input", await self.find_by_form(request, native=native))[0]
+        return not policy.blocked_and_flagged("input", await self.find_by_form(request, native=native))[0]
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
@@ -205,7 +205,7 @@ class Guard:
     def apply(self, call: Call, policy: Policy, stage: Stage, findings: Iterable[Finding]) -> None:
         """Note what was found. Raises ContentPolicyViolation when it is blocked, ContentUnchecked where nothing else
         than the checker's failure stands against it."""
-        blocked, flagged = policy.verdict(stage, findings)
+        blocked, flagged = policy.blocked_and_flagged(stage, findings)
         if flagged:
             self._note(call, stage, "flagged", flagged)
         if blocked:
@@ -262,14 +262,14 @@ class Guard:
 
     def _count(self, call: Call) -> None:
         if not call.is_internal:
-            tell = partial(self._outcomes.note, call, "safety.key_paused", {})
+            tell = partial(self._events.note, call, "safety.key_paused", {})
             self._abuse.count(call.caller.key_id, call.caller.team.id, tell)
 
     def _note(self, call: Call, stage: Stage, outcome: str, findings: list[Finding]) -> None:
         scores = {finding.name: round(finding.score, 3) for finding in findings}
         for name in scores:
             counter_of(self.metrics.safety_findings, stage, outcome, name).inc()
-        self._outcomes.note(call, f"safety.{stage}_{outcome}", scores)
+        self._events.note(call, f"safety.{stage}_{outcome}", scores)
         log.info("content_policy", request_id=call.request_id, team=call.caller.team.id, stage=stage, outcome=outcome)
 
 

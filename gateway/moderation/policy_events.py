@@ -16,7 +16,7 @@ from gateway.storage.database import Database
 from gateway.storage.tables import audit_log
 
 ACTOR = "system"
-MOST = 10_000  # outcomes that wait
+MOST = 10_000  # events that wait
 AT_ONCE = 500  # that one statement writes
 TOGETHER = 0.2  # seconds that the first waits for others
 AGAIN = 1.0  # seconds until Postgres is tried again
@@ -24,11 +24,11 @@ AGAIN = 1.0  # seconds until Postgres is tried again
 log = structlog.get_logger()
 
 
-class Outcomes:
-    """The outcomes of one process that are not in Postgres yet."""
+class PolicyEvents:
+    """The events of one process that are not in Postgres yet."""
 
     def __init__(self, database: Database) -> None:
-        self.lost = 0  # outcomes that found no room
+        self.lost = 0  # events that found no room
         self._database = database
         self._waiting: deque[dict[str, Any]] = deque()
         self._news = asyncio.Event()
@@ -53,7 +53,7 @@ class Outcomes:
             try:
                 await self.flush()
             except POSTGRES_AWAY as exc:
-                log.warning("safety_outcomes_wait", waiting=len(self._waiting), error=repr(exc))
+                log.warning("safety_events_wait", waiting=len(self._waiting), error=repr(exc))
                 await asyncio.sleep(AGAIN)
 
     async def flush(self) -> None:

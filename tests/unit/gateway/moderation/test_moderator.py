@@ -19,7 +19,7 @@ from protocol.events import Delta
 from router.catalog.targets import Endpoint, Target
 from tests.support.guarding import Guarding
 from tests.support.house import model
-from tests.support.moderator import moderating
+from tests.support.scripted_checker import scripted_checker
 
 TARGET = Target(model("small"), Endpoint("here", "http://upstream"))
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -32,7 +32,7 @@ STRICT = Safety(input="block", output="block", abuse=AbuseSettings(blocks=2))
 
 @pytest.fixture
 async def guarding() -> AsyncIterator[Guarding]:
-    """A guard that pauses keys after two calls."""
+    """A moderator that pauses keys after two calls."""
     guarding = Guarding(STRICT)
     yield guarding
     await guarding.close()
@@ -57,7 +57,7 @@ async def test_an_answer_that_a_model_refuses_counts_once(
     """Whole or streamed, however many choices it has: the second call that is refused pauses the key."""
     for number in range(2):
         assert guarding.abuse.pause_of("key_a") == 0
-        hook = output_watch_of(guarding.guard, guarding.call(), TARGET)
+        hook = output_watch_of(guarding.moderator, guarding.call(), TARGET)
         if is_streamed:
             for index in range(5):
                 hook.delta(Delta(index, "I will not.", refusal=refusal or ""))
@@ -72,7 +72,7 @@ async def test_what_a_providers_filter_refuses_counts_where_there_is_a_policy(ho
     """Whoever keeps asking for such is probing; a house without a policy has said nothing of pauses."""
     guarding = Guarding(house)
     for _ in range(2):
-        guarding.guard.note_filtered(guarding.call())
+        guarding.moderator.note_filtered(guarding.call())
 
     assert (guarding.abuse.pause_of("key_a") > 0) == pauses
     await guarding.close()
@@ -85,10 +85,10 @@ async def test_what_a_providers_filter_refuses_counts_where_there_is_a_policy(ho
 async def test_a_forbidden_phrase_is_found_however_it_is_spelt(text: str) -> None:
     """Its words in any spacing, letter by letter, where nothing tells its spaces, and in another code."""
     guarding = Guarding(Safety(input="block", deny=("blue heron",)))
-    found = [finding.name for finding in guarding.guard.rule_findings(text)]
+    found = [finding.name for finding in guarding.moderator.rule_findings(text)]
 
     assert found == ["phrase"]
-    assert guarding.guard.rule_findings("A heron is blue.") == []
+    assert guarding.moderator.rule_findings("A heron is blue.") == []
     await guarding.close()
 
 
@@ -96,17 +96,17 @@ async def test_what_the_house_asks_for_a_team_counts_against_no_key(guarding: Gu
     """Blocked on its way out, or in its answer, or refused: the house tried it, and the audit log says so."""
     for number in range(4):
         call = guarding.call(asking(f"The key is {SECRET}, {number}."), is_internal=True, is_batch_item=True)
-        check = input_check_of(guarding.guard, call)
+        check = input_check_of(guarding.moderator, call)
         assert check is not None
         with pytest.raises(ContentPolicyViolation):
             await check.beside(never)
-        hook = output_watch_of(guarding.guard, guarding.call(is_internal=True), TARGET)
+        hook = output_watch_of(guarding.moderator, guarding.call(is_internal=True), TARGET)
         await hook.whole(refused(1, FinishReason.CONTENT_FILTER, None))
         with pytest.raises(ContentPolicyViolation):
             hook.delta(Delta(text=f"{SECRET} ", finish_reason=FinishReason.STOP))
 
     assert guarding.abuse.pause_of("key_a") == 0
-    noted = list(guarding.outcomes._waiting)
+    noted = list(guarding.events._waiting)
     assert {row["action"] for row in noted} == {"safety.input_blocked", "safety.output_blocked"}
     assert all(row["details"]["is_aside"] for row in noted)
 
@@ -115,21 +115,21 @@ async def test_what_the_house_asks_for_a_team_counts_against_no_key(guarding: Gu
 async def test_a_line_of_a_batch_leaves_after_its_verdict_and_a_call_before(is_batch_item: bool) -> None:
     """Nobody waits for a line's first token, and what is not sent costs nothing. A call is sent while it is judged."""
     order: list[str] = []
-    with moderating() as moderator:
-        checker = CheckerSettings(url=moderator.url, deadline=9.0, on_failure="block")
-        guarding = Guarding(replace(STRICT, checker=checker))
+    with scripted_checker() as checker:
+        asked = CheckerSettings(url=checker.url, deadline=9.0, on_failure="block")
+        guarding = Guarding(replace(STRICT, checker=asked))
         may_answer = threading.Event()
-        moderator.waits_for = may_answer.is_set
+        checker.waits_for = may_answer.is_set
 
         async def send() -> Begun:
             order.append("sent")
             may_answer.set()  # a call is sent before; a line has been judged already
             return Begun()
 
-        check = input_check_of(guarding.guard, guarding.call(is_batch_item=is_batch_item))
+        check = input_check_of(guarding.moderator, guarding.call(is_batch_item=is_batch_item))
         assert check is not None
         answering = asyncio.create_task(check.beside(send))
-        while not moderator.texts:
+        while not checker.texts:
             await asyncio.sleep(0.005)
         for _ in range(20):  # there is time to send what may be sent
             await asyncio.sleep(0.005)
@@ -156,24 +156,24 @@ async def test_a_line_that_may_not_leave_never_does(
 ) -> None:
     """Whoever says no; and once the checker is back and everything is well, it leaves."""
     sent: list[str] = []
-    with moderating() as moderator:
-        checker = CheckerSettings(url=moderator.url, deadline=9.0, on_failure="block")
-        guarding = Guarding(replace(STRICT, checker=checker))
-        moderator.flags, moderator.status = flags, status
+    with scripted_checker() as checker:
+        asked = CheckerSettings(url=checker.url, deadline=9.0, on_failure="block")
+        guarding = Guarding(replace(STRICT, checker=asked))
+        checker.flags, checker.status = flags, status
 
         async def send() -> Begun:
             sent.append("sent")
             return Begun()
 
         async def leave(said: str) -> None:
-            check = input_check_of(guarding.guard, guarding.call(asking(said), is_batch_item=True))
+            check = input_check_of(guarding.moderator, guarding.call(asking(said), is_batch_item=True))
             assert check is not None
             await check.beside(send)
 
         with pytest.raises(error):
             await leave(words)
         assert not sent
-        moderator.calm()
+        checker.calm()
         await leave("What is the capital of Peru?")
         await guarding.close()
 
@@ -182,7 +182,7 @@ async def test_a_line_that_may_not_leave_never_does(
 
 async def test_the_rules_look_at_one_call_of_a_crowd_in_each_turn(guarding: Guarding) -> None:
     """Between two of them the loop hears what has come: the hold of a call that could leave."""
-    checks = [input_check_of(guarding.guard, guarding.call(asking(f"Number {number}."))) for number in range(3)]
+    checks = [input_check_of(guarding.moderator, guarding.call(asking(f"Number {number}."))) for number in range(3)]
     looked = [0]
     while looked[-1] < 3:
         await asyncio.sleep(0)
@@ -196,29 +196,29 @@ async def test_the_rules_look_at_one_call_of_a_crowd_in_each_turn(guarding: Guar
 
 async def test_no_answer_waits_for_a_verdict_that_can_forbid_nothing() -> None:
     """Where everything is flagged at the most, it comes behind the call, and is noted."""
-    with moderating() as moderator:
-        checker = CheckerSettings(url=moderator.url, deadline=9.0)
-        guarding = Guarding(Safety(input="flag", checker=checker))
+    with scripted_checker() as checker:
+        asked = CheckerSettings(url=checker.url, deadline=9.0)
+        guarding = Guarding(Safety(input="flag", checker=asked))
         may_answer = threading.Event()
-        moderator.flags, moderator.waits_for = True, may_answer.is_set
-        check = input_check_of(guarding.guard, guarding.call())
+        checker.flags, checker.waits_for = True, may_answer.is_set
+        check = input_check_of(guarding.moderator, guarding.call())
         assert check is not None
 
         await check.beside(begin)
 
-        assert not may_answer.is_set() and not guarding.outcomes._waiting
+        assert not may_answer.is_set() and not guarding.events._waiting
         may_answer.set()
-        while not guarding.outcomes._waiting:
+        while not guarding.events._waiting:
             await asyncio.sleep(0.005)
         await guarding.close()
-    assert guarding.outcomes._waiting[0]["details"]["findings"] == {"checker:house_rules": 1.0}
+    assert guarding.events._waiting[0]["details"]["findings"] == {"checker:house_rules": 1.0}
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_no_answer_waits_to_be_looked_at_where_nothing_can_be_blocked(is_streamed: bool) -> None:
     """It passes first, and what it held is noted then."""
     guarding = Guarding(Safety(output="flag"))
-    hook = output_watch_of(guarding.guard, guarding.call(), TARGET)
+    hook = output_watch_of(guarding.moderator, guarding.call(), TARGET)
     if is_streamed:
         end = Delta(text=f"The key is {SECRET}.", finish_reason=FinishReason.STOP)
         assert list(hook.delta(end)) == [end]
@@ -226,10 +226,10 @@ async def test_no_answer_waits_to_be_looked_at_where_nothing_can_be_blocked(is_s
         message = ReplyMessage(content=f"The key is {SECRET}.")
         await hook.whole(ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.STOP),)))
 
-    assert not guarding.outcomes._waiting
-    while not guarding.outcomes._waiting:
+    assert not guarding.events._waiting
+    while not guarding.events._waiting:
         await asyncio.sleep(0.005)
-    assert [row["action"] for row in guarding.outcomes._waiting] == ["safety.output_flagged"]
+    assert [row["action"] for row in guarding.events._waiting] == ["safety.output_flagged"]
     await guarding.close()
 
 
@@ -259,12 +259,12 @@ async def test_the_classifier_finds_the_same_whether_rules_looked_before_or_not(
     """What they learnt of a text, that it hides nothing, spares it the looking and nothing else."""
     said = base64.b64encode(ATTACK.encode()).decode() if is_hidden else ATTACK
     texts = [f"Please read this: {said}", "What is the capital of Peru?"]
-    alone = [await guarding.guard.score(text) for text in texts]
+    alone = [await guarding.moderator.score(text) for text in texts]
 
     for text in texts:
-        guarding.guard.rule_findings(text)
+        guarding.moderator.rule_findings(text)
 
-    assert [await guarding.guard.score(text) for text in texts] == alone
+    assert [await guarding.moderator.score(text) for text in texts] == alone
     assert alone[0]["attack"] >= 0.5 > alone[1]["attack"]
 
 
@@ -286,7 +286,7 @@ async def test_an_attack_inside_what_a_tool_told_is_found(guarding: Guarding) ->
     for document, is_refused in ((LETTER + ORDER + 3 * LETTER, True), (4 * LETTER, False)):
         told = Message(role="tool", content=document, tool_call_id="call_1")
         asked = ChatRequest(model="small", messages=(Message(role="user", content="What is on when?"), told))
-        check = input_check_of(guarding.guard, guarding.call(asked, is_batch_item=True))
+        check = input_check_of(guarding.moderator, guarding.call(asked, is_batch_item=True))
         assert check is not None
         if is_refused:
             with pytest.raises(ContentPolicyViolation, match="attack"):
@@ -294,4 +294,4 @@ async def test_an_attack_inside_what_a_tool_told_is_found(guarding: Guarding) ->
         else:
             assert isinstance(await check.beside(begun), Begun)
 
-    assert await guarding.guard.judge_told([]) == []
+    assert await guarding.moderator.judge_told([]) == []
