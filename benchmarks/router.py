@@ -11,8 +11,8 @@ from pathlib import Path
 from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import Price
 from protocol.chat import ChatRequest, Message
+from protocol.inference import Request
 from router import Capability, Catalog, Endpoint, ModelSpec, RoutingOptions, choose_route
-from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import TargetHealth
 from router.complexity.classifier import Complexity
@@ -67,7 +67,7 @@ def conversation(dice: random.Random, turns: int, words: int) -> ChatRequest:
     return ChatRequest(model="auto", messages=tuple(messages))
 
 
-def wavering(complexity: Complexity) -> Callable[[InferenceRequest], float]:
+def wavering(complexity: Complexity) -> Callable[[Request], float]:
     """Return a judge that takes the trouble and finds every turn so near the quality that six more are looked at."""
     return lambda request: complexity(request) * 0 + QUALITY
 

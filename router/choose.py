@@ -8,7 +8,7 @@ from functools import partial
 
 from billing.core.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
 from router.catalog.routing_options import RoutingOptions
@@ -19,7 +19,7 @@ from router.sticky import Score, judge
 
 
 def choose_route(
-    request: InferenceRequest,
+    request: Request,
     options: RoutingOptions,
     catalog: Catalog,
     health: Health,
@@ -62,7 +62,7 @@ def choose_route(
 
 
 def _named_route(
-    request: InferenceRequest, options: RoutingOptions, catalog: Catalog, health: Health, name: str, spread: float
+    request: Request, options: RoutingOptions, catalog: Catalog, health: Health, name: str, spread: float
 ) -> Route:
     """Return the model's endpoints in order of preference, then its fallbacks', what is unavailable last.
 
@@ -140,7 +140,7 @@ def _resolve(asked: str, catalog: Catalog) -> str | None:
 
 
 def _eligible(
-    models: Sequence[ModelSpec], request: InferenceRequest, options: RoutingOptions, catalog: Catalog
+    models: Sequence[ModelSpec], request: Request, options: RoutingOptions, catalog: Catalog
 ) -> Sequence[ModelSpec]:
     needs = needs_of(request, options, models)
     eligible = [model for model in models if can_serve(model, needs)]

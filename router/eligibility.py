@@ -10,7 +10,8 @@ from billing.core.money import to_text
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.capabilities import FIELD_OF, InferenceRequest, missing_capabilities, needed_capabilities
+from protocol.inference import Request
+from router.catalog.capabilities import FIELD_OF, missing_capabilities, needed_capabilities
 from router.catalog.catalog import Catalog
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoTargetFits
 from router.catalog.routing_options import RoutingOptions
@@ -22,7 +23,7 @@ from router.prompt_size.prompt_bounds import PromptBound, bound_prompt, prompt_c
 class Needs(Struct, frozen=True, kw_only=True):
     """What a request asks of a model, measured once for all of them."""
 
-    request: InferenceRequest
+    request: Request
     capabilities: frozenset[Capability]
     tokens_least: int  # tokens of the prompt and of the shortest reply, at the least
     tier: Tier
@@ -36,7 +37,7 @@ class Needs(Struct, frozen=True, kw_only=True):
         return cost_most(self.request, model, self.prompt, batch=self.tier is Tier.BATCH)
 
 
-def needs_of(request: InferenceRequest, options: RoutingOptions, models: Sequence[ModelSpec]) -> Needs:
+def needs_of(request: Request, options: RoutingOptions, models: Sequence[ModelSpec]) -> Needs:
     """Measure the request, as far as it matters to ``models``."""
     contexts = [model.context for model in models]
     tokens = 0
@@ -131,11 +132,11 @@ def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
     return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."
 
 
-def _reply_least(request: InferenceRequest) -> int:
+def _reply_least(request: Request) -> int:
     return 0 if isinstance(request, EmbeddingRequest) or request.output_limit == 0 else 1
 
 
-def _prompt_field(request: InferenceRequest) -> str:
+def _prompt_field(request: Request) -> str:
     match request:
         case ChatRequest():
             return "messages"

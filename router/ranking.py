@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from billing.core.prices import Price
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 from protocol.usage import Usage
-from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import Catalog
 from router.catalog.targets import HEALTHY, ModelSpec, Target, TargetHealth
 from router.prompt_size.bounds import replies_asked
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _VALUE = itemgetter(0)
 
 
-def expected_usage(request: InferenceRequest) -> Usage:
+def expected_usage(request: Request) -> Usage:
     """Return what the request will use, as far as one can tell before it runs: good enough to compare prices."""
     prompt = -(-prompt_characters(request) // CHARACTERS_PER_TOKEN)
     if isinstance(request, EmbeddingRequest):

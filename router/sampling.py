@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route
@@ -23,7 +23,7 @@ def is_sampled(request_id: str) -> bool:
 
 def judge_named(
     route: Route,
-    request: InferenceRequest,
+    request: Request,
     options: RoutingOptions,
     catalog: Catalog,
     complexity: Score,

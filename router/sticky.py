@@ -8,16 +8,16 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from protocol.chat import ChatRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.catalog.targets import ComplexityDecision
 
 MARGIN = 0.04  # of score: closer than this to the quality asked, a turn changes nothing
 MOST_TURNS = 6  # earlier ones that are looked at
 
-Score = Callable[[InferenceRequest], float]  # the probability that a small model suffices
+Score = Callable[[Request], float]  # the probability that a small model suffices
 
 
-def judge(request: InferenceRequest, quality: float, score: Score) -> ComplexityDecision:
+def judge(request: Request, quality: float, score: Score) -> ComplexityDecision:
     """Return whether the chance that a small model suffices reaches ``quality``, with a margin between turns.
 
     A turn within the margin leaves the conversation as it was, so the newest turn beyond it decides. The last that is

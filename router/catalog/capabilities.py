@@ -5,9 +5,8 @@ from __future__ import annotations
 from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 from router.catalog.targets import Capability, ModelSpec
-
-InferenceRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 
 # The field of a request that asks for each capability, for the ``param`` of a refusal.
 FIELD_OF = {
@@ -24,7 +23,7 @@ FIELD_OF = {
 _CHAT_ALONE = frozenset({Capability.CHAT})  # what most requests need
 
 
-def needed_capabilities(request: InferenceRequest) -> frozenset[Capability]:
+def needed_capabilities(request: Request) -> frozenset[Capability]:
     """Return every capability that a model must have to serve the request, its endpoint kind among them."""
     match request:
         case ChatRequest():

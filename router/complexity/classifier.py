@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 import numpy as np
 import numpy.typing as npt
 
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.complexity.artifact import Arrays, digest_of, read_artifact
 from router.complexity.features import HEAD, TAIL, read_text, text_of
 from router.complexity.text_stats import STATS_LIMIT
@@ -60,7 +60,7 @@ class Complexity:
             model.score(text)
         return model
 
-    def small_suffices(self, request: InferenceRequest) -> float:
+    def small_suffices(self, request: Request) -> float:
         """Return the probability, 0..1, that a large model would not answer the request better than a small one.
 
         The newest scores are remembered: a conversation that wavers has its earlier turns judged with every turn. Where

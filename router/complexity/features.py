@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.complexity.plain import plain_bytes
 from router.complexity.text_stats import stats_of, words_of
 
@@ -20,7 +20,7 @@ HEAD = TAIL = 1000  # characters looked at from either end: what a decision cost
 SHORT_TURN = 80  # characters; a shorter turn ("and in Python?") leans on the one before it
 
 
-def text_of(request: InferenceRequest) -> str:
+def text_of(request: Request) -> str:
     """Return the text that the difficulty is read from, bounded: the last user turn, or the prompt.
 
     A short turn is read together with the user turn before it, for it means little alone.

@@ -14,8 +14,8 @@ from billing.core.prices import most_cost
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 from protocol.usage import Usage
-from router.catalog.capabilities import InferenceRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.prompt_bounds import (
     PromptBound,
@@ -39,7 +39,7 @@ THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|deepseek-r|.*(reason|think)", re.IG
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
-def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
+def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens that all replies together can have on ``model``.
 
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
@@ -57,7 +57,7 @@ def output_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: Prom
     return max(0, min(limit, room)) * replies_asked(request)
 
 
-def output_limit(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int | None:
+def output_limit(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int | None:
     """Return the output limit that the upstream is told, in tokens for each reply; ``None``: none.
 
     The caller's, up to ``max_output``, or else the model's usual one: without one, an upstream that can say more would
@@ -75,7 +75,7 @@ def output_limit(request: InferenceRequest, model: ModelSpec, prompt: PromptBoun
     return model.usual_output if _likely_most(prompt) + model.usual_output <= model.context else None
 
 
-def worthwhile_limit(request: InferenceRequest, models: Iterable[ModelSpec]) -> int:
+def worthwhile_limit(request: Request, models: Iterable[ModelSpec]) -> int:
     """Return the output limit below which a caller who named none is better refused than answered by ``models``."""
     if not isinstance(request, ChatRequest):
         return COMPLETION_LIMIT
@@ -87,7 +87,7 @@ def worthwhile_limit(request: InferenceRequest, models: Iterable[ModelSpec]) -> 
 
 
 def limit_within(
-    request: InferenceRequest,
+    request: Request,
     models: Iterable[ModelSpec],
     headroom: Headroom,
     prompt: PromptBound,
@@ -110,7 +110,7 @@ def limit_within(
 
 
 def _limit_within(
-    request: InferenceRequest,
+    request: Request,
     model: ModelSpec,
     headroom: Headroom,
     prompt: PromptBound,
@@ -129,7 +129,7 @@ def _limit_within(
     return bisect_left(range(model.max_output + 1), True, key=is_too_much) - 1
 
 
-def with_output_limit(request: InferenceRequest, limit: int | None) -> InferenceRequest:
+def with_output_limit(request: Request, limit: int | None) -> Request:
     """Return the request with another output limit, whatever it was called."""
     if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
         return request
@@ -143,7 +143,7 @@ def _likely_most(prompt: PromptBound) -> int:
     return prompt.size // FEWEST_TOKEN_BYTES + USUAL_IMAGE_TOKENS * len(prompt.images)
 
 
-def replies_asked(request: InferenceRequest) -> int:
+def replies_asked(request: Request) -> int:
     """Return how many replies the upstream makes and bills: ``n``, or ``best_of``, for each prompt; none to embed."""
     match request:
         case ChatRequest():
@@ -154,13 +154,13 @@ def replies_asked(request: InferenceRequest) -> int:
             return 0
 
 
-def input_tokens_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> int:
+def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
     prompt = bound_prompt(request) if prompt is None else prompt
     return min(prompt.tokens_on(model), model.context * number_of_prompts(request))
 
 
-def usage_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
+def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
     """Return a usage that the request never exceeds on ``model``: what a hold covers.
 
     ``prompt`` is ``bound_prompt(request)``, for callers that have it already. What it costs at the most,
@@ -173,7 +173,7 @@ def usage_most(request: InferenceRequest, model: ModelSpec, prompt: PromptBound 
 
 
 def cost_most(
-    request: InferenceRequest, model: ModelSpec, prompt: PromptBound | None = None, *, batch: bool = False
+    request: Request, model: ModelSpec, prompt: PromptBound | None = None, *, batch: bool = False
 ) -> NanoDollars:
     """Return nano-dollars that the request never exceeds on ``model``, whenever it runs. ``prompt`` as in
     ``usage_most``."""

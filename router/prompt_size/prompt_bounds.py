@@ -31,7 +31,7 @@ from protocol.chat import (
 )
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pictures import Picture, picture_of, picture_tokens_most
 from router.prompt_size.token_counts import tokens_most
@@ -110,7 +110,7 @@ class PromptBound(Struct, frozen=True, dict=True):
         return {}
 
 
-def bound_prompt(request: InferenceRequest) -> PromptBound:
+def bound_prompt(request: Request) -> PromptBound:
     """Return the upper bound of a request's prompt, by its bytes.
 
     Counts everything that reaches the prompt and the overheads stated in this module; prompts given as token ids count
@@ -127,7 +127,7 @@ def bound_prompt(request: InferenceRequest) -> PromptBound:
             return _plain_bound(_prompts(request.input))
 
 
-def prompt_tokens_likely(request: InferenceRequest) -> int:
+def prompt_tokens_likely(request: Request) -> int:
     """Return about how many tokens the prompt has: its bytes by those of a usual token, an image as most models count a
     large one; prompts given as token ids count exactly."""
     match request:
@@ -148,7 +148,7 @@ def prompt_tokens_likely(request: InferenceRequest) -> int:
             return sum(map(_prompt_likely, _prompts(request.input)))
 
 
-def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) -> int:
+def prompt_tokens_least(request: Request, enough: int | None = None) -> int:
     """Return a number of tokens that the longest single prompt of the request has at the least.
 
     Tokenizers of the field split at white space before anything else, so each word is a token or more; without
@@ -164,7 +164,7 @@ def prompt_tokens_least(request: InferenceRequest, enough: int | None = None) ->
             return max((_prompt_least(prompt, enough) for prompt in _prompts(request.input)), default=0)
 
 
-def prompt_characters(request: InferenceRequest) -> int:
+def prompt_characters(request: Request) -> int:
     """Return the length of everything written in the request in characters (or token ids), images left out."""
     match request:
         case ChatRequest():
@@ -179,7 +179,7 @@ def prompt_characters(request: InferenceRequest) -> int:
             return sum(len(prompt) for prompt in _prompts(request.input))
 
 
-def number_of_prompts(request: InferenceRequest) -> int:
+def number_of_prompts(request: Request) -> int:
     """Return how many prompts, or inputs, a request has."""
     match request:
         case ChatRequest():

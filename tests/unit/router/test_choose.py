@@ -14,8 +14,8 @@ from protocol.chat import ChatRequest, ImagePart, ImageUrl, JsonObjectFormat, Me
 from protocol.chat import Function as ToolFunction
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 from router import Capability, RoutingOptions, TargetHealth, Tier, choose_route
-from router.catalog.capabilities import InferenceRequest
 from router.catalog.catalog import AutoRoute
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, ModelNotAllowed, UnknownModel
 from tests.unit.router.examples import EVERYTHING, catalog, chat, model, names
@@ -24,11 +24,11 @@ OPEN = TargetHealth(is_open=True)
 FULL = TargetHealth(is_full=True)
 
 
-def easy(request: InferenceRequest) -> float:
+def easy(request: Request) -> float:
     return 0.95
 
 
-def hard(request: InferenceRequest) -> float:
+def hard(request: Request) -> float:
     return 0.10
 
 
@@ -38,7 +38,7 @@ class Asked:
 
     times: int = 0
 
-    def __call__(self, request: InferenceRequest) -> float:
+    def __call__(self, request: Request) -> float:
         self.times += 1
         return 0.95
 
@@ -203,7 +203,7 @@ def test_complexity_is_asked_only_when_there_is_a_choice() -> None:
     [chat(), CompletionRequest(model="auto", prompt="Once"), EmbeddingRequest(model="auto", input=["a", "b"])],
     ids=["chat", "completions", "embeddings"],
 )
-def test_auto_works_with_one_model_in_both_lists(request_: InferenceRequest) -> None:
+def test_auto_works_with_one_model_in_both_lists(request_: Request) -> None:
     """A house with a single model answers auto with it, once, at every endpoint kind."""
     known = catalog(model("only", capabilities=EVERYTHING), small=("only",), large=("only",))
 
@@ -402,7 +402,7 @@ PICTURE = (TextPart("What is this?"), ImagePart(ImageUrl("data:image/png;base64,
         (EmbeddingRequest(model="plain", input="x"), "embeddings", "model"),
     ],
 )
-def test_a_refusal_names_what_is_lacking_and_who_could(request_: InferenceRequest, lacks: str, param: str) -> None:
+def test_a_refusal_names_what_is_lacking_and_who_could(request_: Request, lacks: str, param: str) -> None:
     """What no target can do is a 400 that names the capability, the field and the models that have it."""
     known = catalog(model("plain"), model("able", capabilities=EVERYTHING), model("secret", capabilities=EVERYTHING))
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from billing.core.prices import cost_of
 from protocol.chat import Function, JsonObjectFormat, Tool
 from protocol.embeddings import EmbeddingRequest
+from protocol.inference import Request
 from router import Capability, Catalog, RoutingOptions, Target, TargetHealth, Tier, choose_route
-from router.catalog.capabilities import InferenceRequest, needed_capabilities
+from router.catalog.capabilities import needed_capabilities
 from router.catalog.errors import ModelNotAllowed, NoTargetFits
 from router.prompt_size.bounds import cost_most
 from router.prompt_size.prompt_bounds import bound_prompt, prompt_tokens_least
@@ -95,7 +96,7 @@ def healths(draw: st.DrawFn, known: Catalog) -> dict[str, TargetHealth]:
     return draw(st.dictionaries(st.sampled_from(keys), states))
 
 
-def serves(target: Target, request: InferenceRequest, options: RoutingOptions) -> bool:
+def serves(target: Target, request: Request, options: RoutingOptions) -> bool:
     """Whether a target can answer, written out anew: the judge of the code under test."""
     spec = target.model
     room = 0 if isinstance(request, EmbeddingRequest) else 1
@@ -114,7 +115,7 @@ def serves(target: Target, request: InferenceRequest, options: RoutingOptions) -
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
 def test_a_route_holds_only_what_can_serve(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float, share: float
+    data: st.DataObject, known: Catalog, request: Request, options: RoutingOptions, score: float, share: float
 ) -> None:
     """Every target of a route can serve the request, and none is on it twice."""
     health = data.draw(healths(known))
@@ -130,7 +131,7 @@ def test_a_route_holds_only_what_can_serve(
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1))
 def test_nobody_is_refused_while_something_fits(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float
+    data: st.DataObject, known: Catalog, request: Request, options: RoutingOptions, score: float
 ) -> None:
     """A refusal means that no model which the name may mean can serve the request, whatever their health.
 
@@ -159,7 +160,7 @@ def test_nobody_is_refused_while_something_fits(
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1), st.floats(0, 0.999))
 def test_equal_arguments_give_equal_routes(
-    data: st.DataObject, known: Catalog, request: InferenceRequest, options: RoutingOptions, score: float, share: float
+    data: st.DataObject, known: Catalog, request: Request, options: RoutingOptions, score: float, share: float
 ) -> None:
     """Choosing is a function of its arguments."""
     health = data.draw(healths(known))

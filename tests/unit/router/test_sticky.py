@@ -6,7 +6,7 @@ import pytest
 
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
-from router.catalog.capabilities import InferenceRequest
+from protocol.inference import Request
 from router.sticky import MARGIN, MOST_TURNS, judge
 
 QUALITY = 0.8
@@ -21,7 +21,7 @@ def conversation(*scores: float) -> ChatRequest:
     return ChatRequest(model="auto", messages=tuple(messages[:-1]))
 
 
-def score_of(request: InferenceRequest) -> float:
+def score_of(request: Request) -> float:
     assert isinstance(request, ChatRequest)
     return float(next(message.text() for message in reversed(request.messages) if message.role == "user"))
 
@@ -68,7 +68,7 @@ def test_what_is_looked_at_is_bounded() -> None:
     """A conversation of a thousand turns costs no more than one of a few."""
     asked = []
 
-    def counted(request: InferenceRequest) -> float:
+    def counted(request: Request) -> float:
         asked.append(request)
         return QUALITY
 

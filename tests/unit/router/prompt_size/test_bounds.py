@@ -39,8 +39,8 @@ from protocol.completions import CompletionRequest
 from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.inference import Request
 from protocol.usage import Usage
-from router.catalog.capabilities import InferenceRequest
 from router.prompt_size.bounds import cost_most, output_limit, output_tokens_most, replies_asked, usage_most
 from router.prompt_size.pictures import DEAREST, LOW_DETAIL_DEAREST
 from router.prompt_size.prompt_bounds import (
@@ -56,7 +56,7 @@ DEMO_CHECKPOINT = Path(gpu_backend.demo_model.__file__).parent / "checkpoint"
 texts = st.text(max_size=200)
 
 
-def prompt_tokens_most(request: InferenceRequest) -> int:
+def prompt_tokens_most(request: Request) -> int:
     return bound_prompt(request).tokens_on(model("m"))
 
 
