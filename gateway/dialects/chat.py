@@ -76,9 +76,9 @@ class ChatWriter:
         self._id = "chatcmpl-" + request_id.replace("-", "")
         self._created = created
         options = request.stream_options
-        self._tells_usage = bool(options and options.include_usage)
+        self._includes_usage = bool(options and options.include_usage)
         self._head = b""  # of every chunk, up to its choices
-        self._tail = b',"usage":null}\n\n' if self._tells_usage else b"}\n\n"
+        self._tail = b',"usage":null}\n\n' if self._includes_usage else b"}\n\n"
         self._begun: set[int] = set()
         self._thoughts: dict[int, _Thoughts] = {}  # by choice, where there are any
 
@@ -112,7 +112,7 @@ class ChatWriter:
                 choice = self._choice(event)
                 return (self._head or self._begin(reply)) + choice + self._tail if choice else b""
             case UsageReport(usage):
-                if not self._tells_usage:
+                if not self._includes_usage:
                     return b""
                 counted = msgspec.json.encode(usage_object(usage, reply.record.cost_nanousd))
                 return (self._head or self._begin(reply)) + b'[],"usage":' + counted + b"}\n\n"

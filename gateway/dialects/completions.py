@@ -39,7 +39,7 @@ class CompletionWriter:
             "created": created,
             "model": request.model,
         }
-        self._tells_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._includes_usage = bool(request.stream_options and request.stream_options.include_usage)
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``text_completion`` object."""
@@ -74,9 +74,9 @@ class CompletionWriter:
                         }
                     ],
                 )
-                return encode_event(msgspec.json.encode(chunk | {"usage": None} if self._tells_usage else chunk))
+                return encode_event(msgspec.json.encode(chunk | {"usage": None} if self._includes_usage else chunk))
             case UsageReport(usage):
-                if not self._tells_usage:
+                if not self._includes_usage:
                     return b""
                 report = {"usage": usage_object(usage, reply.record.cost_nanousd)}
                 return encode_event(msgspec.json.encode(self._object(reply, []) | report))

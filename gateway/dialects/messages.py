@@ -51,9 +51,9 @@ class MessagesWriter:
         self._open = ""  # kind of the block that is open
         self._tool = -1  # index of the tool call whose block is the newest
         self._arguments = _Arguments()  # of that call, so far
-        self._told: set[int] = set()  # calls that have or had a block
+        self._started: set[int] = set()  # calls that have or had a block
         # What came and is not written, in order: words, and the pieces of each call together.
-        self._waiting: OrderedDict[object, list[Delta | ToolCallDelta]] = OrderedDict()
+        self._pending: OrderedDict[object, list[Delta | ToolCallDelta]] = OrderedDict()
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
 
@@ -105,16 +105,16 @@ class MessagesWriter:
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
         if delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
-            self._waiting[object()] = [delta]
+            self._pending[object()] = [delta]
         for piece in delta.tool_calls:
             if self._open == "tool_use" and piece.index == self._tool:
                 self._add_arguments(piece, out)
-            elif piece.index not in self._told:  # what comes for a call that was whole is none of its arguments
-                self._waiting.setdefault(piece.index, []).append(piece)
+            elif piece.index not in self._started:  # what comes for a call that was whole is none of its arguments
+                self._pending.setdefault(piece.index, []).append(piece)
             self._write(out)
         self._write(out)
         if delta.finish_reason is not None:
-            while self._waiting:  # a call that is not whole will not be
+            while self._pending:  # a call that is not whole will not be
                 self._end(out)
                 self._write(out)
             self._end(out)
@@ -122,11 +122,11 @@ class MessagesWriter:
 
     def _write(self, out: list[bytes]) -> None:
         """Write what may be. Blocks come one after the other: until a call is whole, all else waits in order."""
-        while self._waiting and (self._open != "tool_use" or self._arguments.are_whole()):
-            for one in self._waiting.popitem(last=False)[1]:
+        while self._pending and (self._open != "tool_use" or self._arguments.are_whole()):
+            for one in self._pending.popitem(last=False)[1]:
                 if isinstance(one, Delta):
                     self._add_words(one, out)
-                elif one.index in self._told:
+                elif one.index in self._started:
                     self._add_arguments(one, out)
                 else:
                     self._begin_call(one, out)
@@ -149,7 +149,7 @@ class MessagesWriter:
     def _begin_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         self._end(out)
         self._tool, self._arguments = piece.index, _Arguments()
-        self._told.add(piece.index)
+        self._started.add(piece.index)
         self._begin("tool_use", {"type": "tool_use", "id": piece.id or "", "name": piece.name or "", "input": {}}, out)
         self._add_arguments(piece, out)
 
@@ -180,7 +180,7 @@ class _Arguments:
     _SIGNS = re.compile(r'\\.?|["{}]', re.DOTALL)
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._pieces: list[str] = []
         self._looked_at = 0  # pieces
         self._depth = 0
         self._in_string = False
@@ -189,12 +189,12 @@ class _Arguments:
 
     def add(self, piece: str) -> None:
         """Take in what came."""
-        self._said.append(piece)
+        self._pieces.append(piece)
 
     def are_whole(self) -> bool:
         """Whether they are an object: then nothing of it can follow."""
-        while self._are_whole is None and self._looked_at < len(self._said):
-            self._look_at(self._said[self._looked_at])
+        while self._are_whole is None and self._looked_at < len(self._pieces):
+            self._look_at(self._pieces[self._looked_at])
             self._looked_at += 1
         return bool(self._are_whole)
 
@@ -216,7 +216,7 @@ class _Arguments:
 
     def _is_object(self) -> bool:
         try:
-            return isinstance(msgspec.json.decode("".join(self._said)), dict)
+            return isinstance(msgspec.json.decode("".join(self._pieces)), dict)
         except NOT_JSON:
             return False
 

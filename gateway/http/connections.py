@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.inference.services import Services
 
 LOOPBACK: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-TELL_EVERY = 60.0  # seconds between lines in the log
+WARN_EVERY = 60.0  # seconds between lines in the log
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ class ConnectionLimit:
         self._exempt = exempt
         self._open: Counter[str] = Counter()
         self._services: Callable[[], Services] | None = None
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
 
     def follow(self, services: Callable[[], Services]) -> None:
         """Go by the settings of these services from now on, whichever edition they are."""
@@ -58,8 +58,8 @@ class ConnectionLimit:
         if is_among(address, self._exempt) or is_among(address, services.settings.trusted_proxies):
             return False
         services.metrics.connections_refused.inc()
-        if (now := services.clock.monotonic()) - self._told > TELL_EVERY:
-            self._told = now
+        if (now := services.clock.monotonic()) - self._warned_at > WARN_EVERY:
+            self._warned_at = now
             log.warning(
                 "connections_refused",
                 client=client,

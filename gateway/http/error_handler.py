@@ -58,14 +58,14 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
         case HTTPException() if exc.status_code < 500:
             return ServiceError(exc.detail, status=exc.status_code, type="invalid_request_error")
         case OperationalError() | InterfaceError() | PoolTimeout() | ConnectionError() | TimeoutError():
-            return _without_a_part(exc)
+            return _dependency_unavailable(exc)
         case _ if postgres_cannot_now(exc):
-            return _without_a_part(exc)
+            return _dependency_unavailable(exc)
     request_id = request.scope["state"].get("request_id", "")
     log.error("unexpected_error", request_id=request_id, exc_info=exc)
     return ServiceError(f"The gateway failed in an unexpected way. Mention the request id {request_id}.")
 
 
-def _without_a_part(exc: Exception) -> ServiceError:
-    log.warning("house_part_away", error=repr(exc))
+def _dependency_unavailable(exc: Exception) -> ServiceError:
+    log.warning("dependency_unavailable", error=repr(exc))
     return Overloaded("A part of the gateway that this request needs does not answer in time. Try again.", 2)

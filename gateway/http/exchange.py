@@ -44,7 +44,7 @@ async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T,
         begun = await _first_of(pieces)
         if len(begun) <= HEAVY:
             return read(begun), len(begun)
-    caller = whoever_calls(request)
+    caller = principal_of(request)
     team_id = caller.team.id if isinstance(caller, Caller) else ""
     async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
         body = begun + b"".join([piece async for piece in pieces])
@@ -72,7 +72,7 @@ def caller_of(request: AnyRequest) -> Caller:
     return caller
 
 
-def whoever_calls(request: AnyRequest) -> Caller | Admin:
+def principal_of(request: AnyRequest) -> Caller | Admin:
     """Return the caller or admin of a request to a route of teams and admins."""
     caller: Caller | Admin = request.scope["state"]["caller"]
     return caller

@@ -80,7 +80,7 @@ class Telemetry:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the drain is over
             if not status:
-                await self._say_closing(scope, send_with_id)
+                await self._send_closing_error(scope, send_with_id)
             elif "write_error" in state and not is_whole:
                 broken = state["write_error"](Unavailable("The gateway is closing and breaks this answer off."))
                 await send_with_id({"type": "http.response.body", "body": broken, "more_body": False})
@@ -104,7 +104,7 @@ class Telemetry:
                 ms=round(seconds * 1000, 3),
             )
 
-    async def _say_closing(self, scope: dict[str, Any], send: App) -> None:
+    async def _send_closing_error(self, scope: dict[str, Any], send: App) -> None:
         error = Unavailable("The gateway is closing and could not wait for this call's end. Try again.")
         if self.refusals is not None:
             self.refusals.note(scope, error)

@@ -77,16 +77,16 @@ class ReplyResponse:
         try:
             yield reply
         finally:
-            _let_go(reply, client)
+            _close_reply(reply, client)
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
-        written = Written(self._writer)
+        recorder = RecordingWriter(self._writer)
 
         async def keep_ending(reply: Reply, ending: Ending) -> None:
-            written.end(reply, ending)
-            await keep(written.answer(reply), reply.record)
+            recorder.end(reply, ending)
+            await keep(recorder.answer(reply), reply.record)
 
-        await self._run(call, written, send, Client(), keep_ending)  # a Client that never leaves
+        await self._run(call, recorder, send, Client(), keep_ending)  # a Client that never leaves
 
     async def _send_whole(
         self, call: Call, client: Client, keep_ending: KeepEnding | None, writer: ReplyWriter, send: Any
@@ -99,27 +99,27 @@ class ReplyResponse:
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
             await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
-            _let_go(reply, client)
+            _close_reply(reply, client)
 
     async def _stream(self, opening: AbstractAsyncContextManager[Reply], writer: ReplyWriter, send: Any) -> None:
         sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
         try:
             async with opening as reply:
                 await sender.begin(reply_headers(reply))
-                reply.relay(lambda words: sender.can_say_now() and sender.say_now(writer.pieces(reply, words)))
+                reply.relay(lambda words: sender.can_send_now() and sender.send_now(writer.pieces(reply, words)))
                 async for events in reply.pieces():
                     if body := writer.pieces(reply, events):
-                        await sender.say(body, is_last=type(events[-1]) is ReplyEnd)
+                        await sender.send(body, is_last=type(events[-1]) is ReplyEnd)
         except ServiceError as exc:
             if not sender.has_begun:
                 raise
             # Too late for another status: the stream itself says it, and ends without [DONE].
-            await sender.say(self._write_error(exc))
+            await sender.send(self._write_error(exc))
         except Exception:
             if not sender.has_begun:
                 raise
             log.exception("reply_failed", request_id=self._call.request_id)
-            await sender.say(self._write_error(ServiceError("The answer broke off inside the gateway.")))
+            await sender.send(self._write_error(ServiceError("The answer broke off inside the gateway.")))
         finally:
             sender.close()
         await sender.end()
@@ -135,14 +135,14 @@ class ReplyResponse:
         return self._writer.error(error)
 
 
-def _let_go(reply: Reply, client: Client) -> None:
+def _close_reply(reply: Reply, client: Client) -> None:
     """Close a reply by whichever way it ended."""
     if client.has_left:
         reply.abandon()
     reply.close()
 
 
-class Written:
+class RecordingWriter:
     """A writer that stores what it wrote; it writes the end before the accounting closes, and sends it after."""
 
     def __init__(self, writer: ReplyWriter) -> None:

@@ -31,11 +31,11 @@ class StreamSender:
         self._write = write  # the server's, where it has one
         self._silence = silence
         self._loop = asyncio.get_running_loop()
-        self._said_at = self._loop.time()
+        self._sent_at = self._loop.time()
         self._comment: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None  # moved when it rings, not with every word
+        self._idle_timer: asyncio.TimerHandle | None = None  # set anew when it fires, not with every send
         if silence:
-            self._alarm = self._loop.call_at(self._said_at + BEFORE_FIRST * silence, self._ring)
+            self._idle_timer = self._loop.call_at(self._sent_at + BEFORE_FIRST * silence, self._on_idle)
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send 200, with ``headers`` beside an event stream's own; nothing when a comment had to send it before."""
@@ -44,49 +44,49 @@ class StreamSender:
             headers = [*EVENT_STREAM, *headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def say(self, body: bytes, *, is_last: bool = False) -> None:
+    async def send(self, body: bytes, *, is_last: bool = False) -> None:
         """Send bytes; wait while the client has too much unread."""
         while self._comment is not None:  # another may begin in the moment in which one ends
             await self._comment
         self._has_ended = is_last
-        self._said_at = self._loop.time()
+        self._sent_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    def can_say_now(self) -> bool:
+    def can_send_now(self) -> bool:
         """Whether bytes may go out without a wait, none being before them."""
         is_free = self.has_begun and not self._has_ended and self._comment is None
         return is_free and self._write is not None and self._write(b"")
 
-    def say_now(self, body: bytes) -> bool:
+    def send_now(self, body: bytes) -> bool:
         """Send bytes at once, if there are any; tell whether that was possible."""
         if body and (self._write is None or not self._write(body)):
             return False
-        self._said_at = self._loop.time()
+        self._sent_at = self._loop.time()
         return True
 
     async def end(self) -> None:
         """End the body, if the last bytes did not."""
         if not self._has_ended:
-            await self.say(b"", is_last=True)
+            await self.send(b"", is_last=True)
 
     def close(self) -> None:
         """Send nothing more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        if self._comment is not None and not self.has_begun:  # or the next to say something waits for it
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._comment is not None and not self.has_begun:  # or the next to send something waits for it
             self._comment.cancel()
 
-    def _ring(self) -> None:
+    def _on_idle(self) -> None:
         silence = self._silence if self.has_begun else BEFORE_FIRST * self._silence
         now = self._loop.time()
         if self._has_ended:
             return
-        if self._said_at + silence <= now and self._comment is None:
-            self._said_at = now
-            self._comment = self._loop.create_task(self._say_comment())
-        self._alarm = self._loop.call_at(max(now, self._said_at) + self._silence, self._ring)
+        if self._sent_at + silence <= now and self._comment is None:
+            self._sent_at = now
+            self._comment = self._loop.create_task(self._send_comment())
+        self._idle_timer = self._loop.call_at(max(now, self._sent_at) + self._silence, self._on_idle)
 
-    async def _say_comment(self) -> None:
+    async def _send_comment(self) -> None:
         try:
             await self.begin([])
             await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})

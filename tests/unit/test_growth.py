@@ -418,7 +418,7 @@ BESIDE = {
     "gpu_backend.server.checkpoint.tokens.Detokenizer": "keeps one unfinished character",
     "gpu_backend.server.generation.Generation": "passes on what Reply writes",
     "gateway.inference.reply.Reply": "passes on what writers write",
-    "gateway.http.responses.Written": "keeps what a writer wrote",
+    "gateway.http.responses.RecordingWriter": "keeps what a writer wrote",
     "gateway.calls.hooks.ReplyHook": "does nothing",
     "gateway.moderation.output_watch._Unwatched": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",

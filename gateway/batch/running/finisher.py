@@ -20,7 +20,7 @@ GATHER = 0.005  # seconds to wait for more that ends
 MOST = 200  # items in one transaction
 MOST_BYTES = 8 * 1024 * 1024  # of answers in one transaction; the last of them may go beyond
 LONGEST_PAUSE = 2.0  # seconds between tries while Postgres is away
-LAST_WORD = 5.0  # seconds that an item which is being stored outlasts its worker's end
+STORE_GRACE = 5.0  # seconds that an item which is being stored outlasts its worker's end
 
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ class Finisher:
         self._services = services
         self._owner = owner
         self._ended: list[tuple[ItemResult, asyncio.Future[bool]]] = []
-        self._courier: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
 
     async def store(self, ended: ItemResult) -> bool:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
@@ -43,19 +43,19 @@ class Finisher:
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._ended.append((ended, answer))
-        if self._courier is None or self._courier.done():
-            self._courier = asyncio.create_task(self._carry())
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all())
         give_up = math.inf
         while True:
             try:
                 return await asyncio.shield(answer)
             except asyncio.CancelledError:  # the worker ends; whether it was stored decides how the accounting closes
-                give_up = min(give_up, time.monotonic() + LAST_WORD)
+                give_up = min(give_up, time.monotonic() + STORE_GRACE)
                 if time.monotonic() >= give_up:
                     answer.cancel()
                     raise
 
-    async def _carry(self) -> None:
+    async def _write_all(self) -> None:
         while self._ended:
             await asyncio.sleep(GATHER)
             count = _count_fitting([len(ended.response or b"") for ended, _ in self._ended[:MOST]])
@@ -66,11 +66,11 @@ class Finisher:
         pause = 0.1
         while group:
             try:
-                stored = await self._say([ended for ended, _ in group])
+                stored = await self._write([ended for ended, _ in group])
             except Exception as exc:
                 if not isinstance(exc, POSTGRES_AWAY) or is_about_a_value(exc):
                     # Whatever is wrong with one of them: callers that wait for the others would wait for ever.
-                    await self._find_the_faulty(group, exc)
+                    await self._isolate_faulty(group, exc)
                     return
                 log.warning("batch_items_not_stored_yet", items=len(group), error=repr(exc))
                 await asyncio.sleep(pause)
@@ -81,13 +81,13 @@ class Finisher:
                     answer.set_result(ended.claim.name in stored)
             return
 
-    async def _say(self, ends: list[ItemResult]) -> set[str]:
+    async def _write(self, ends: list[ItemResult]) -> set[str]:
         services = self._services
         keep = services.settings.retention.batch_files
         async with services.database.begin() as connection:
             return await finish_items(connection, services.clock, self._owner, ends, keep)
 
-    async def _find_the_faulty(self, group: list[tuple[ItemResult, asyncio.Future[bool]]], exc: Exception) -> None:
+    async def _isolate_faulty(self, group: list[tuple[ItemResult, asyncio.Future[bool]]], exc: Exception) -> None:
         if len(group) > 1:
             half = len(group) // 2
             await self._finish(group[:half])

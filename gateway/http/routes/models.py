@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.messages import ANTHROPIC_ERRORS
-from gateway.http.exchange import AnyRequest, services_of, whoever_calls
+from gateway.http.exchange import AnyRequest, principal_of, services_of
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel
 
@@ -21,7 +21,7 @@ async def list_models(request: AnyRequest) -> dict[str, Any]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
     services = services_of(request)
     started = int(services.started_at)
-    names = _allowed_names(services.catalog, whoever_calls(request))
+    names = _allowed_names(services.catalog, principal_of(request))
     if ANTHROPIC_ERRORS.client_header in request.headers:
         data = [_anthropic_model(services.catalog, name, started) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
@@ -34,7 +34,7 @@ async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any
     """Show one name that this caller may ask for."""
     services = services_of(request)
     name = model.removeprefix("/")
-    if name not in _allowed_names(services.catalog, whoever_calls(request)):
+    if name not in _allowed_names(services.catalog, principal_of(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     shape = _anthropic_model if ANTHROPIC_ERRORS.client_header in request.headers else _model_object
     return shape(services.catalog, name, int(services.started_at))

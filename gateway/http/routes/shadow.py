@@ -11,7 +11,7 @@ from billing.core.money import to_text
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.principals import Admin, Caller
-from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of, whoever_calls
+from gateway.http.exchange import AnyRequest, answer, principal_of, read_parameters, services_of
 from gateway.http.routes.usage import team_in_question
 from gateway.shadow.store import comparisons_of, counts_of
 from protocol.errors import NotFound
@@ -34,7 +34,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     """
     services = services_of(request)
     query = read_parameters(request)
-    caller = whoever_calls(request)
+    caller = principal_of(request)
     team_id = team_in_question(caller, query.get("team_id"))
     asked = query.get("route", "auto")
     name = services.catalog.meaning(asked)

@@ -19,10 +19,10 @@ from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
+    principal_of,
     read_parameters,
     read_query,
     services_of,
-    whoever_calls,
 )
 from gateway.reports.admin_report import house_report, report_csv
 from gateway.reports.admin_usage import house_usage
@@ -50,7 +50,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     services = services_of(request)
     query = read_parameters(request)
     asked = read_period(query, services.clock.today())
-    caller = whoever_calls(request)
+    caller = principal_of(request)
     catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
     analysis = read_analysis(query, services.settings, catalog)
     is_csv = _wants_csv(query)

@@ -37,8 +37,8 @@ def test_whoever_speaks_is_not_interrupted() -> None:
         heard = Heard()
         sender = StreamSender(heard.send, 10.0)
         await sender.begin([(b"x-a", b"b")])
-        await sender.say(b"1")
-        await sender.say(b"2", is_last=True)
+        await sender.send(b"1")
+        await sender.send(b"2", is_last=True)
         sender.close()
         await sender.end()
 
@@ -59,7 +59,7 @@ def test_a_silent_stream_says_comments_between_its_words() -> None:
             await asyncio.sleep(SILENCE)
         begun = sender.has_begun
         await sender.begin([(b"x-late", b"too late")])
-        await sender.say(b"1")
+        await sender.send(b"1")
         await sender.end()
         sender.close()
 
@@ -80,10 +80,10 @@ def test_a_client_that_takes_nothing_gets_one_comment_at_the_most() -> None:
         await sender.begin([])
         heard.may_go_on.clear()
         await asyncio.sleep(10 * SILENCE)
-        saying = asyncio.create_task(sender.say(b"1", is_last=True))
+        sending = asyncio.create_task(sender.send(b"1", is_last=True))
         await asyncio.sleep(0)
         heard.may_go_on.set()
-        await saying
+        await sending
         sender.close()
 
         assert heard.bodies == [COMMENT, b"1"]
@@ -101,11 +101,11 @@ def test_no_comment_comes_after_the_end() -> None:
         heard.may_go_on.clear()
         while sender._comment is None:
             await asyncio.sleep(SILENCE)
-        saying = asyncio.create_task(sender.say(b"1", is_last=True))
+        sending = asyncio.create_task(sender.send(b"1", is_last=True))
         await asyncio.sleep(0)
         heard.may_go_on.set()
         time.sleep(2 * SILENCE)  # the loop stands still, and then everything is due
-        await saying
+        await sending
         await asyncio.sleep(5 * SILENCE)
         sender.close()
 

@@ -40,7 +40,7 @@ class Slow(Finisher):
         super().__init__(cast(Any, None), "w")
         self.may_answer = asyncio.Event()
 
-    async def _say(self, ends: list[ItemResult]) -> set[str]:
+    async def _write(self, ends: list[ItemResult]) -> set[str]:
         await self.may_answer.wait()
         return {each.claim.name for each in ends}
 
@@ -60,7 +60,7 @@ async def test_what_is_being_stored_is_heard_of_though_its_worker_ends() -> None
 
 async def test_a_store_that_never_answers_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while Postgres is away: the item runs again elsewhere."""
-    monkeypatch.setattr(module, "LAST_WORD", 0.0)
+    monkeypatch.setattr(module, "STORE_GRACE", 0.0)
     storing = asyncio.create_task(Slow().store(ENDED))
     await asyncio.sleep(0.05)
     storing.cancel()
@@ -76,7 +76,7 @@ class Noting(Finisher):
         super().__init__(cast(Any, None), "w")
         self.together: list[int] = []
 
-    async def _say(self, ends: list[ItemResult]) -> set[str]:
+    async def _write(self, ends: list[ItemResult]) -> set[str]:
         self.together.append(len(ends))
         return {each.claim.name for each in ends}
 
@@ -94,10 +94,10 @@ async def test_one_transaction_holds_few_megabytes(size: int, groups: list[int])
 class Choosy(Noting):
     """A store that cannot even be asked to take one of the answers."""
 
-    async def _say(self, ends: list[ItemResult]) -> set[str]:
+    async def _write(self, ends: list[ItemResult]) -> set[str]:
         if any(each.claim.position == 3 for each in ends):
             raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-        return await super()._say(ends)
+        return await super()._write(ends)
 
 
 async def test_an_answer_that_cannot_be_written_holds_up_no_other() -> None:
