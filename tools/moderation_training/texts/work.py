@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.moderation_training.texts.work_code import SNIPPETS
+from tools.moderation_training.texts.parts import read_parts
+
+PARTS = read_parts("work")
 
 SEED = 20264
 EACH = 240  # texts of a kind
@@ -31,64 +33,11 @@ PACKAGES = (
     *("multiprocessing", "sqlite3", "unittest", "urllib", "wsgiref", "xml.dom", "xml.etree", "xml.sax", "xmlrpc"),
 )
 
-NAMES = """Maria|Tom|Priya|Wei|Lucas|Fatima|Erik|Sofia|Kenji|Olga|Ben|Chloe|Ahmed|Julia|Marco|Nina|Pedro|Ruth|Sam|Yuki
-Peter|Laura|David|Emma|Oscar|Ines|Paul|Mei|Carlos|Hanna"""
-SURNAMES = "berg|garcia|kim|novak|rossi|smith|tanaka|weber|jones|silva|patel|martin|larsen|brown|lopez|meyer"
-DOMAINS = """example.com|example.org|example.net|acme.io|mail.test|northwind.com|city-library.org|gmail.com|outlook.com
-university.edu|support.acme.io|bakery.fr|clinic.co.uk|startup.dev|firma.de|proton.me"""
-PATHS = "|docs|docs/start|help/faq|blog/2026/11|orders/4711|issues/218|wiki/Lima|search?q=tea|a/b.html|v2/api#list"
-THINGS = """report|invoice|slides|contract|draft|photos|minutes|offer|schedule|survey|budget|timetable|menu|application
-receipt|floor plan|price list|guest list|release notes|translation"""
-DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|noon|tomorrow|next week|the end of the month|9 am|3 pm"
-
-NOTES = """Email $mail.|Send the $thing to $mail.|Please forward this to $mail.|Mail the $thing to $mail by $day.
-Write an email to $mail.|Write a message to $mail about the $thing.|Write to $name at $mail by $day.|Write to us: $mail
-Call $name at $phone.|Call me on $phone.|Please call $phone and ask for $name.|Text $name: $phone
-Ring $phone before $day.
-Contact $mail for the $thing.|My address is $mail.|You can reach $name at $mail or $phone.|Reply to $mail, please.
-Send $name the $thing.|Send it to $mail and copy $mail2.|Ask $name to send the $thing by $day.|Invite $mail and $mail2.
-See $link.|Read $link and summarize it.|Summarize this page: $link|What does $link say about the $thing?|Open $link.
-The $thing is at $link.|Visit $link for the $thing.|Download the $thing from $link.|Follow the steps on $link.
-Click on $link to see the $thing.|Here is the link: $link|Is $mail a valid address?|Is $link down?
-Fetch $link with curl.
-Draft a polite reply to $name <$mail>.|Add $mail to the list.|Remove $mail from the newsletter.|Which domain is $mail?
-Write $name a note: the $thing comes on $day.|Tell $name that the $thing is ready.|Remind $name to call $phone.
-Subscribe me with $mail.|Extract the addresses: $mail, $mail2.|Who wrote from $mail?|Bring the $thing to $name on $day.
-Print the $thing for $name.|Show me the $thing of $name.|Tell me when $name writes.|Repeat the $thing for $name.
-Write a text to $name that the $thing is late.|Ignore the last mail, the right address is $mail.
-Forget the $thing, send the old one to $mail.|From now on write to $mail, not to $mail2.
-You can drop the $thing at $link."""
-OPENINGS = "Hi $name,|Hello $name,|Dear $name,|Dear all,|Good morning $name,|Hey $name|Dear Ms. $last,|Dear Mr. $last,"
-SAID = """Thanks for the $thing.|I attach the $thing.|Could you look at it by $day?|The link is $link.
-Please write to $mail if anything is missing.|Call me at $phone when you have a minute.|We meet on $day.
-I have not received the $thing yet.|$name will be on leave until $day.|The form is on $link.|See you on $day.
-Please confirm the $thing.|I moved the meeting to $day.|Our new address is $mail.|The numbers look good.
-Please send the $thing to $name ($mail).|The room is booked until $day.|Let me know what you think.
-We changed the password policy, please log in at $link.|The server will be restarted on $day.
-I copied $name <$mail2> so that nothing is lost.|Sorry for the late answer.|Everything went well."""
-CLOSINGS = "Best,|Best regards,|Kind regards,|Thanks,|Yours sincerely,|Cheers,|Many thanks,"
-BEFORE = """|What is wrong here?|Explain this.|Why does it fail?|Summarize this.|Translate this into German.
-Review this:
-Make it shorter.|Find the mistake.|Can you clean this up?|What does this do?|Turn it into a table.
-Write tests for it."""
-
-VERBS = "GET|POST|PUT|DELETE|HEAD"
-UNITS = "api|worker|scheduler|db|cache|nginx|sshd|systemd|kernel|cron|mailer|billing|auth|frontend"
-EVENTS = """connection closed by peer|job finished|user logged in|retrying in 5 s|cache miss|timeout after 30000 ms
-started|stopped|disk usage at 81 %|health check passed|token refreshed|configuration reloaded|connection refused
-permission denied|request rejected: invalid token|queue is empty|backup written|failed to send mail to $mail
-accepted password for $name from 10.0.0.7 port 52144 ssh2|process killed: out of memory|segment uploaded to $link"""
-LEVELS = "INFO|DEBUG|WARNING|ERROR|info|warn|error"
-ERRORS = (
-    "KeyError: 'name'|ValueError: invalid literal|TimeoutError|ConnectionResetError: [Errno 104]|OSError: [Errno 28]"
-)
-FIELDS = "id|name|email|city|price|amount|date|status|score|country|age|total|url|created_at|quantity|phone"
-
 
 def work_texts() -> Iterator[tuple[str, str]]:
     """Yield each text with its kind: "mail", "code", "log" or "data": the same wherever Python is the same."""
     dice = random.Random(SEED)
-    for note in _parts(NOTES):
+    for note in PARTS["notes"]:
         for _ in range(6):
             yield _filled(note, dice), "mail"
     kinds: dict[str, Callable[[random.Random], str]] = {"mail": _mail, "code": _snippet, "log": _log, "data": _data}
@@ -101,14 +50,14 @@ def work_texts() -> Iterator[tuple[str, str]]:
 
 
 def _mail(dice: random.Random) -> str:
-    said = " ".join(dice.sample(_parts(SAID), dice.randint(2, 6)))
-    mail = "\n\n".join((dice.choice(_parts(OPENINGS)), said, f"{dice.choice(_parts(CLOSINGS))}\n$name"))
+    said = " ".join(dice.sample(PARTS["said"], dice.randint(2, 6)))
+    mail = "\n\n".join((dice.choice(PARTS["openings"]), said, f"{dice.choice(PARTS['closings'])}\n$name"))
     head = "From: $mail\nTo: $mail2\nSubject: $thing\n\n" if dice.random() < 0.4 else ""
     return _filled(head + mail, dice)
 
 
 def _snippet(dice: random.Random) -> str:
-    return _filled("\n\n".join(dice.sample(SNIPPETS, dice.randint(1, 3))), dice)
+    return _filled("\n\n".join(dice.sample(PARTS["snippets"], dice.randint(1, 3))), dice)
 
 
 def _log(dice: random.Random) -> str:
@@ -123,12 +72,12 @@ def _log(dice: random.Random) -> str:
     chosen = dice.sample(forms, 1 if dice.random() < 0.7 else 2)
     lines = [_filled(dice.choice(chosen), dice) for _ in range(dice.choice((1, 3, 10, 25)))]
     if "File" in lines[0]:
-        lines = ["Traceback (most recent call last):", *lines, dice.choice(_parts(ERRORS))]
+        lines = ["Traceback (most recent call last):", *lines, dice.choice(PARTS["errors"])]
     return "\n".join(lines)
 
 
 def _data(dice: random.Random) -> str:
-    fields = dice.sample(_parts(FIELDS), dice.randint(2, 7))
+    fields = dice.sample(PARTS["fields"], dice.randint(2, 7))
     rows = [{field: _value(field, dice) for field in fields} for _ in range(dice.choice((1, 4, 12, 25)))]
     form = dice.randrange(5)
     if form < 2:
@@ -162,7 +111,7 @@ def _pieces() -> Iterator[str]:
 
 
 def _asked(text: str, dice: random.Random) -> str:
-    ask = dice.choice(_parts(BEFORE)) if dice.random() < 0.5 else ""
+    ask = dice.choice(PARTS["before"]) if dice.random() < 0.5 else ""
     return f"{ask}\n\n{text}" if ask else text
 
 
@@ -175,41 +124,37 @@ def _filled(text: str, dice: random.Random) -> str:
 
 
 def _address(dice: random.Random) -> str:
-    name, last = dice.choice(_parts(NAMES)).lower(), dice.choice(_parts(SURNAMES))
+    name, last = dice.choice(PARTS["names"]).lower(), dice.choice(PARTS["surnames"])
     said = dice.choice((name, f"{name}.{last}", f"{name[0]}{last}", f"{name}{dice.randint(1, 99)}", "info", "orders"))
-    return f"{said}@{dice.choice(_parts(DOMAINS))}"
+    return f"{said}@{dice.choice(PARTS['domains'])}"
 
 
-def _one(parts: str) -> Callable[[random.Random], str]:
-    return lambda dice: dice.choice(_parts(parts))
+def _one(parts: list[str]) -> Callable[[random.Random], str]:
+    return lambda dice: dice.choice(parts)
 
 
 # In this order: what stands for others comes first.
 _SLOTS: dict[str, Callable[[random.Random], str]] = {
-    "$event": _one(EVENTS),
+    "$event": _one(PARTS["events"]),
     "$mail2": _address,
     "$mail": _address,
     "$link": lambda dice: (
-        f"{dice.choice(('https://', 'https://www.', 'http://', ''))}{dice.choice(_parts(DOMAINS))}"
-        f"/{dice.choice(_parts(PATHS))}"
+        f"{dice.choice(('https://', 'https://www.', 'http://', ''))}{dice.choice(PARTS['domains'])}"
+        f"/{dice.choice(PARTS['paths'])}"
     ),
     "$phone": lambda dice: dice.choice(
         ("+49 30 {:07d}", "555-{:04d}", "(212) 555-{:04d}", "+1 415 {:07d}", "0{:09d}")
     ).format(dice.randint(100, 9999)),
-    "$name": _one(NAMES),
-    "$last": _one(SURNAMES),
-    "$thing": _one(THINGS),
-    "$day": _one(DAYS),
-    "$verb": _one(VERBS),
-    "$unit": _one(UNITS),
-    "$level": _one(LEVELS),
+    "$name": _one(PARTS["names"]),
+    "$last": _one(PARTS["surnames"]),
+    "$thing": _one(PARTS["things"]),
+    "$day": _one(PARTS["days"]),
+    "$verb": _one(PARTS["verbs"]),
+    "$unit": _one(PARTS["units"]),
+    "$level": _one(PARTS["levels"]),
     "${m}": lambda dice: f"{dice.randint(0, 59):02d}",
     "${n}": lambda dice: str(dice.randint(1, 250)),
     "$k": lambda dice: str(dice.randint(100, 9999)),
     "$m": lambda dice: f"{dice.randint(0, 59):02d}",
     "$n": lambda dice: str(dice.randint(1, 250)),
 }
-
-
-def _parts(text: str) -> list[str]:
-    return text.replace("\n", "|").split("|")
