@@ -115,4 +115,9 @@ class Overloaded(ServiceError):
 
 def invalid_value(param: str, rule: str) -> BadRequest:
     """Return the error for a parameter that breaks a rule, such as "must be a whole number"."""
-    return BadRequest(f"'{param}' {rule}.", param=param, code="invalid_value")
+    return invalid_param(param, f"'{param}' {rule}.")
+
+
+def invalid_param(param: str, message: str) -> BadRequest:
+    """Return the error for a parameter whose value is wrong; ``message`` says why."""
+    return BadRequest(message, param=param, code="invalid_value")

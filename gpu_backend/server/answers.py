@@ -20,7 +20,7 @@ from protocol.sse import DONE, encode_event
 
 log = logging.getLogger("gpu_backend")
 
-BEAT = 1.0  # seconds of silence until a stream says that the engine lives
+SILENCE = 1.0  # seconds of silence until a stream says that the engine lives
 ALIVE = b": alive\n\n"  # a comment: readers of events skip it
 
 
@@ -66,11 +66,11 @@ class InferenceResponse:
             first = await anext(pieces)  # before the status goes out: a failure may still have its own
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, self._request_id)})
-            pulse = Pulse(send, self._front.engine)
+            keep_alive = StreamKeepAlive(send, self._front.engine)
             try:
                 await self._send_pieces(first, send)
                 async for some in pieces:
-                    pulse.said_something()
+                    keep_alive.note_sent()
                     await self._send_pieces(some, send)
                 usage = self._dialect.usage_chunk(generation.usage())
                 await _send_more(send, (encode_event(usage) if usage else b"") + DONE)
@@ -81,7 +81,7 @@ class InferenceResponse:
                 error = exc if isinstance(exc, ServiceError) else EngineFailed("The reply broke off inside the engine.")
                 await _send_more(send, encode_event(encode(error.body())))
             finally:
-                pulse.stop()
+                keep_alive.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
@@ -90,7 +90,7 @@ class InferenceResponse:
             await _send_more(send, b"".join(events))
 
 
-class Pulse:
+class StreamKeepAlive:
     """Says a comment on a stream that is silent while the engine's process still reports: its reply is not lost.
 
     A reader of the stream can tell within seconds a replica that stands still from one that is busy. Stop it.
@@ -103,9 +103,9 @@ class Pulse:
         self._loop = asyncio.get_running_loop()
         self._said = self._loop.time()
         self._saying: asyncio.Task[None] | None = None
-        self._timer = self._loop.call_later(BEAT, self._beat)
+        self._timer = self._loop.call_later(SILENCE, self._ring)
 
-    def said_something(self) -> None:
+    def note_sent(self) -> None:
         """The stream said something of its own."""
         self._said = self._loop.time()
 
@@ -115,12 +115,12 @@ class Pulse:
         if self._saying is not None:
             self._saying.cancel()
 
-    def _beat(self) -> None:
-        is_silent = self._loop.time() - self._said >= BEAT
+    def _ring(self) -> None:
+        is_silent = self._loop.time() - self._said >= SILENCE
         if is_silent and self._engine.num_heard != self._heard and (self._saying is None or self._saying.done()):
             self._saying = self._loop.create_task(_send_more(self._send, ALIVE))
         self._heard = self._engine.num_heard
-        self._timer = self._loop.call_later(BEAT, self._beat)
+        self._timer = self._loop.call_later(SILENCE, self._ring)
 
 
 async def send_json(send: Any, body: bytes, request_id: str) -> None:

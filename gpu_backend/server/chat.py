@@ -11,13 +11,13 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpu_backend.server.answers import InferenceResponse
-from gpu_backend.server.checkpoint.tool_calls import Said, ToolCallReader, join_said
+from gpu_backend.server.checkpoint.tool_calls import ParsedText, ToolCallReader, join_parsed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests.bodies import Extensions, read_body, read_sender, sampling_of, stop_strings
-from gpu_backend.server.requests.checks import check_bias, check_chat
-from gpu_backend.server.requests.prompts import check_token_ids, encode_chat, render_chat
+from gpu_backend.server.requests.checks import check_chat, check_tokens
+from gpu_backend.server.requests.prompts import encode_chat, render_chat
 from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.requests.tools import ToolUse, read_tools
 from gpu_backend.server.wire import (
@@ -34,7 +34,7 @@ from gpu_backend.server.wire import (
 from gpu_backend.step.sampling_params import Grammar
 from gpu_backend.step.sequence import FinishReason
 from protocol.chat import ChatRequest
-from protocol.errors import BadRequest
+from protocol.errors import invalid_param
 from protocol.serving.off_loop import off_loop
 
 
@@ -89,15 +89,13 @@ def _read_chat(front: Front, raw: bytes) -> _Asked:
     body, extensions = read_body(raw, ChatRequest)
     front.check_model(body.model)
     check_chat(body, extensions)
-    check_bias(body.logit_bias, checkpoint.vocab_size)
-    check_token_ids(extensions.resume_token_ids, checkpoint.vocab_size, "resume_token_ids")
-    check_token_ids(extensions.stop_token_ids, checkpoint.vocab_size, "stop_token_ids")
+    check_tokens(body, extensions, checkpoint.vocab_size)
     tool_use = read_tools(body, checkpoint)
     grammar, grammar_field = grammar_of(body, extensions)
     if tool_use is not None and tool_use.grammar is not None:
         if grammar is not None:
             message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
-            raise BadRequest(message, param="tool_choice", code="invalid_value")
+            raise invalid_param("tool_choice", message)
         grammar, grammar_field = tool_use.grammar, "tools"
     text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
     return _Asked(body, extensions, text, tool_use, grammar, grammar_field)
@@ -142,15 +140,15 @@ class ChatDialect:
             # As OpenAI has it: an empty text begins a text, null a reply that may be calls.
             role = ChatDelta(role="assistant", content="" if self._tool_use is None else None)
             chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=role)))
-        said = self._read(piece)
+        parsed = self._read(piece)
         choice = ChunkChoice(
             index=piece.index,
-            delta=ChatDelta(content=said.content or UNSET, tool_calls=call_bodies(said.calls, streamed=True)),
+            delta=ChatDelta(content=parsed.content or UNSET, tool_calls=call_bodies(parsed.calls, streamed=True)),
             logprobs=chat_logprobs(self._codec, piece.scored) if piece.scored else None,
             token_ids=piece.token_ids if self._shows_token_ids else UNSET,
             gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
         )
-        if said.content or said.calls or piece.scored:
+        if parsed.content or parsed.calls or piece.scored:
             chunks.append(self._chunk(choice))
             choice = ChunkChoice(index=piece.index, delta=ChatDelta())
         if piece.finish_reason is not None:
@@ -166,35 +164,35 @@ class ChatDialect:
         return encode(Answer(object="chat.completion.chunk", choices=(), usage=usage, **self._common))
 
     def _whole_choice(self, reply: Piece) -> ChatChoice:
-        said = self._read(reply)
+        parsed = self._read(reply)
         return ChatChoice(
             index=reply.index,
             message=ChatMessage(
-                None if said.calls and not said.content else said.content,
-                tool_calls=call_bodies(said.calls, streamed=False),
+                None if parsed.calls and not parsed.content else parsed.content,
+                tool_calls=call_bodies(parsed.calls, streamed=False),
             ),
             logprobs=chat_logprobs(self._codec, reply.scored) if self._shows_logprobs else None,
             finish_reason=self._reason(reply),
             token_ids=reply.token_ids if self._shows_token_ids else UNSET,
         )
 
-    def _read(self, piece: Piece) -> Said:
+    def _read(self, piece: Piece) -> ParsedText:
         """Return the content and the calls in a piece's text."""
         if self._tool_use is None:
-            return Said(piece.text)
+            return ParsedText(piece.text)
         reader = self._readers.get(piece.index)
         if reader is None:
             use = self._tool_use
             most = 1 if use.has_one_call else None
             reader = ToolCallReader(use.style, use.names, lambda: f"call_{self._new_id()[:24]}", most)
             self._readers[piece.index] = reader
-        said = reader.feed(piece.text)
+        parsed = reader.feed(piece.text)
         if piece.finish_reason is not None:
-            said = join_said(said, reader.finish())
-        skipped = min(self._skip, len(said.content))
+            parsed = join_parsed(parsed, reader.finish())
+        skipped = min(self._skip, len(parsed.content))
         self._skip -= skipped
-        said.content = said.content[skipped:]
-        return said
+        parsed.content = parsed.content[skipped:]
+        return parsed
 
     def _reason(self, piece: Piece) -> str:
         """Return why a reply ended; a model that made calls waits for their results."""

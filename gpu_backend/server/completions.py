@@ -14,12 +14,12 @@ from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests.bodies import Extensions, read_body, read_sender, sampling_of, stop_strings
-from gpu_backend.server.requests.checks import check_bias, check_completion
-from gpu_backend.server.requests.prompts import check_token_ids, encode_prompts, split_prompts
+from gpu_backend.server.requests.checks import check_completion, check_tokens
+from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
 from protocol.completions import CompletionRequest
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_param
 from protocol.serving.off_loop import off_loop
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
@@ -35,15 +35,13 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
     front.check_model(body.model)
     check_completion(body, extensions)
-    check_bias(body.logit_bias, front.checkpoint.vocab_size)
-    check_token_ids(extensions.resume_token_ids, front.checkpoint.vocab_size, "resume_token_ids")
-    check_token_ids(extensions.stop_token_ids, front.checkpoint.vocab_size, "stop_token_ids")
+    check_tokens(body, extensions, front.checkpoint.vocab_size)
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
     if extensions.resume_token_ids and len(prompts) > 1:
         raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
     if (replies := len(prompts) * (body.n or 1)) > MOST_REPLIES:
         message = f"'prompt' and 'n' ask for {replies} replies; one request asks for at most {MOST_REPLIES}."
-        raise BadRequest(message, param="n", code="invalid_value")
+        raise invalid_param("n", message)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     grammar, grammar_field = grammar_of(body, extensions)
     job = Job(

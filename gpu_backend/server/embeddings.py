@@ -19,7 +19,7 @@ from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.wire import EmbeddingAnswer, EmbeddingBody, UsageBody, encode
 from gpu_backend.step.messages import Embed, Embedding
 from protocol.embeddings import EmbeddingRequest
-from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.errors import UnsupportedParameter, invalid_param
 from protocol.serving.leaving import ended_when_client_leaves
 from protocol.serving.off_loop import off_loop
 
@@ -33,9 +33,7 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     body, _ = await off_loop(len(raw), lambda: read_body(raw, EmbeddingRequest))
     front.check_model(body.model)
     if not all(split_prompts(body.input)):
-        raise BadRequest(
-            "'input' holds an empty text, which has no meaning to embed.", param="input", code="invalid_value"
-        )
+        raise invalid_param("input", "'input' holds an empty text, which has no meaning to embed.")
     if body.dimensions not in (None, front.checkpoint.hidden_size):
         raise UnsupportedParameter(
             f"This model's vectors have {front.checkpoint.hidden_size} dimensions and cannot be shortened.",

@@ -20,7 +20,7 @@ from gpu_backend.step.messages import Embedding, Generate, NewTokens
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
-from protocol.errors import BadRequest
+from protocol.errors import invalid_param
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,8 @@ class Generation:
         had_ended = writer.finish_reason is not None
         if event.is_bad_grammar:
             field = self._job.grammar_field
-            raise BadRequest(f"'{field}' cannot be followed: {event.error}.", param=field, code="invalid_value")
+            assert field is not None, "a grammar comes from a field"
+            raise invalid_param(field, f"'{field}' cannot be followed: {event.error}.")
         if event.finish_reason is FinishReason.ERROR:
             raise EngineFailed(f"The engine could not finish this reply: {event.error}.")
         if event.finish_reason is FinishReason.ABORT and not had_ended:

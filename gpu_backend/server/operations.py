@@ -33,7 +33,7 @@ class Health(Struct, frozen=True):
     restarts: int
 
 
-class Load(Struct, frozen=True, kw_only=True):
+class LoadBody(Struct, frozen=True, kw_only=True):
     """What a router wants to know before it sends a request here, and what an accountant adds up.
 
     The seconds are counters: of this start alone, which is why every start has an ``instance_id`` of its own.
@@ -86,7 +86,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     front = front_of(request)
     report, ready = front.engine.load, front.engine.ready
     return _json(
-        Load(
+        LoadBody(
             instance_id=front.instance_id,
             model_id=front.settings.served_model_name,
             status=front.engine.state,

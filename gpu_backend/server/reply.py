@@ -12,7 +12,7 @@ from gpu_backend.step.messages import NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
-from protocol.errors import BadRequest
+from protocol.errors import invalid_param
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,8 @@ class ReplyWriter:
         piece = self._add(tuple(token_ids[:ended]), (), reason)
         assert piece is not None
         if skip > self._length:
-            raise BadRequest(
-                f"The text of 'resume_token_ids' has {self._length} characters; 'resume_text_chars' is {skip}.",
-                param="resume_text_chars",
-                code="invalid_value",
-            )
+            message = f"The text of 'resume_token_ids' has {self._length} characters; 'resume_text_chars' is {skip}."
+            raise invalid_param("resume_text_chars", message)
         return Piece(self.index, piece.text, (), (), piece.finish_reason)
 
 

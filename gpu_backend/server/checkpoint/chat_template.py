@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gpu_backend.server.checkpoint.control_tokens import ControlTokens
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_param
 
 NO_CONTROL_TOKENS = ControlTokens(())
 
@@ -77,17 +77,10 @@ class ChatTemplate:
                     raise
                 return self._render(single, functions)
         except TemplateError as exc:
-            raise BadRequest(
-                f"The model's chat template refuses these messages: {exc.message or type(exc).__name__}.",
-                param="messages",
-                code="invalid_value",
-            ) from exc
+            why = exc.message or type(exc).__name__
+            raise invalid_param("messages", f"The model's chat template refuses these messages: {why}.") from exc
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
-            raise BadRequest(
-                f"The model's chat template cannot render these messages: {exc}.",
-                param="messages",
-                code="invalid_value",
-            ) from exc
+            raise invalid_param("messages", f"The model's chat template cannot render these messages: {exc}.") from exc
 
     def _guarded(self, said: dict[str, Any], beside: str) -> dict[str, Any]:
         """Return a message or a tool with what its caller wrote guarded: all but the field ``beside``."""

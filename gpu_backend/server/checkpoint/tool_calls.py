@@ -1,5 +1,5 @@
 # Tool calls out of a reply's text, while it comes. Whatever the pieces, the same content, calls and arguments come out:
-# the text is read character by character, and nothing is said that a later character could take back.
+# the text is read character by character, and nothing is returned that a later character could take back.
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class CallDelta:
 
 
 @dataclass(slots=True)
-class Said:
+class ParsedText:
     """What a stretch of text adds to the message."""
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
 
-def join_said(first: Said, second: Said) -> Said:
+def join_parsed(first: ParsedText, second: ParsedText) -> ParsedText:
     """Return both as one."""
-    return Said(first.content + second.content, first.calls + second.calls)
+    return ParsedText(first.content + second.content, first.calls + second.calls)
 
 
 class ToolCallReader:
@@ -67,7 +67,7 @@ class ToolCallReader:
         self._told: str | None = None  # id of the call that is being told
         self.num_calls = 0
 
-    def feed(self, text: str) -> Said:
+    def feed(self, text: str) -> ParsedText:
         """Take in text; return what is certain by now."""
         for character in text:
             if self._call is None and self.num_calls == self._most:
@@ -78,7 +78,7 @@ class ToolCallReader:
                 self._read_call(self._call, character)
         return self._certain()
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedText:
         """Return what was kept back: the reply has ended."""
         if self._call is not None and not self._told:
             self._content += [*self._blanks, self._opener_of_call(), self._call.text]
@@ -87,11 +87,11 @@ class ToolCallReader:
         self._blanks, self._word, self._call = [], "", None
         return self._certain()
 
-    def _certain(self) -> Said:
+    def _certain(self) -> ParsedText:
         calls = [CallDelta(each.index, "".join(each.arguments), each.id, each.name) for each in self._gained]
-        said = Said("".join(self._content), calls)
+        parsed = ParsedText("".join(self._content), calls)
         self._content, self._gained = [], []
-        return said
+        return parsed
 
     def _read_text(self, character: str) -> None:
         self._word += character
@@ -111,7 +111,7 @@ class ToolCallReader:
                 self._call.feed("{")
 
     def _hold_blanks(self) -> None:
-        """Part the blanks that the word begins with from it. In plain text they are said as any other character."""
+        """Part the blanks that the word begins with from it. In plain text they are content as any other character."""
         blanks = " \t\r\n;" if self._is_after_call and self._is_llama else " \t\r\n"
         if not self._is_plain and (word := self._word.lstrip(blanks)) != self._word:
             self._blanks.append(self._word[: len(self._word) - len(word)])

@@ -23,7 +23,7 @@ class Client(Protocol):
 
 
 @dataclass(slots=True)
-class _Told:
+class _ReplySoFar:
     """What has been told of one reply."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class EngineCall:
         self._error: EngineFailed | Overloaded | None = None
         self._commands = {command.request_id: command for command in commands}
         self._open = {command.request_id: _replies(command) for command in commands}  # replies without their last event
-        self._told: dict[tuple[str, int], _Told] = {}
+        self._told: dict[tuple[str, int], _ReplySoFar] = {}
         self._whose: dict[str, str] = {}  # of requests that go on with one reply alone: the client's request
 
     @property
@@ -96,7 +96,7 @@ class EngineCall:
         self._arrived.append(self._note(event) if isinstance(event, NewTokens) else event)
         self._wake()
 
-    def go_on(self) -> list[Generate | Embed]:
+    def resume_commands(self) -> list[Generate | Embed]:
         """Return what another process is to be asked, now that the one that had this call has died.
 
         Of what has said nothing yet, all; of a reply that has begun, what is missing. ``Generate.resume_token_ids``
@@ -110,7 +110,7 @@ class EngineCall:
                 commands.append(command)
                 continue
             for index in sorted(self._open.pop(request_id)):
-                told = self._told.setdefault((whose, index), _Told())
+                told = self._told.setdefault((whose, index), _ReplySoFar())
                 if told.is_stopped:
                     self._end(whose, index, told)
                     continue
@@ -132,7 +132,7 @@ class EngineCall:
         whose = self._whose.get(event.request_id, event.request_id)
         told = self._told.get((whose, event.reply_index))
         if told is None:
-            told = self._told[whose, event.reply_index] = _Told()
+            told = self._told[whose, event.reply_index] = _ReplySoFar()
         if not told.token_ids:
             told.cached_tokens = event.cached_tokens
         if told.is_resumed:
@@ -148,7 +148,7 @@ class EngineCall:
         told.gpu_seconds = event.gpu_seconds
         return event
 
-    def _end(self, request_id: str, index: int, told: _Told) -> None:
+    def _end(self, request_id: str, index: int, told: _ReplySoFar) -> None:
         """Give a reply whose text has ended the last event that the dead process owes it."""
         timings = Timings(0.0, 0.0, 0.0, told.gpu_seconds)
         self._arrived.append(

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from gpu_backend.engine.process import EngineProcess
+from gpu_backend.server.client.call_recovery import DIED, CallRecovery
 from gpu_backend.server.client.engine_call import EngineCall
-from gpu_backend.server.client.held_calls import DIED, HeldCalls
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import (
     Abort,
@@ -41,7 +41,7 @@ RESTARTS = 3  # within RESTART_WINDOW; the next death is final
 RESTART_WINDOW = 60.0  # seconds
 RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
 STOP_WITHIN = 2.0  # seconds
-GOES_ON_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
+RESUMES_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
 
 
 class EngineState(StrEnum):
@@ -97,7 +97,7 @@ class EngineClient:
         self._waiting: set[str] = set()  # request ids without a first event
         self._deaths: list[float] = []
         self._is_loading = True  # the process that runs now is not ready yet
-        self._held = HeldCalls(self._send_all)  # what a dead process had, for the next one
+        self._recovery = CallRecovery(self._send_all)  # what a dead process had, for the next one
         self._is_closing = False
 
     async def open(self) -> None:
@@ -112,7 +112,7 @@ class EngineClient:
         self._commands.put(None)
         await asyncio.to_thread(self._process.stop, STOP_WITHIN)
         self._hold_calls()
-        self._held.fail("The engine was stopped.")
+        self._recovery.fail("The engine was stopped.")
 
     @property
     def num_waiting(self) -> int:
@@ -151,7 +151,7 @@ class EngineClient:
             if (call := self._calls.pop(request_id, None)) is not None:
                 self._waiting.discard(request_id)
                 self.send(Abort(request_id))
-                self._held.end_trial(call)
+                self._recovery.end_trial(call)
 
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
@@ -210,7 +210,7 @@ class EngineClient:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
                     self._is_loading = False
-                    self._held.go_on()
+                    self._recovery.resume()
                 case Drained():
                     log.info("drained")
 
@@ -222,7 +222,7 @@ class EngineClient:
         call.deliver(event)
         if not call.awaits(event.request_id):
             del self._calls[event.request_id]
-        self._held.end_trial(call)
+        self._recovery.end_trial(call)
 
     def _refuse(self, event: Refused) -> None:
         """Tell the caller; the other prompts of the same call are given up with this one."""
@@ -230,7 +230,7 @@ class EngineClient:
         if call := self._calls.pop(event.request_id, None):
             self.forget([request_id for request_id, other in self._calls.items() if other is call])
             call.fail(Overloaded(event.reason, retry_after=math.ceil(event.retry_after)))
-            self._held.end_trial(call)
+            self._recovery.end_trial(call)
 
     def _lost(self, process: Process) -> None:
         """The process is gone: start another that goes on with its work, if that makes sense, or tell all callers."""
@@ -241,20 +241,22 @@ class EngineClient:
         self._hold_calls()
         self._deaths = [then for then in self._deaths if self._clock() - then < RESTART_WINDOW] + [self._clock()]
         if self.ready is None or len(self._deaths) > RESTARTS:
-            log.error("the engine's process died (%d requests lost) and is not started again", len(self._held))
-            self._held.fail(DIED)
+            log.error("the engine's process died (%d requests lost) and is not started again", len(self._recovery))
+            self._recovery.fail(DIED)
             self.state = EngineState.FAILED
             self._on_failed()
             return
         delay = (len(self._deaths) - 1) * RESTART_PAUSE
-        log.error("the engine's process died (%d requests wait); starting it again in %.0f s", len(self._held), delay)
+        log.error(
+            "the engine's process died (%d requests wait); starting it again in %.0f s", len(self._recovery), delay
+        )
         if self.state is EngineState.ACTIVE:
             self.state = EngineState.STARTING
         self._busy_before = self.busy_seconds
         self.load = None
         self.restarts += 1
         self._loop.call_later(delay, self._start_again)
-        self._loop.call_later(GOES_ON_WITHIN, self._give_up, self.restarts)
+        self._loop.call_later(RESUMES_WITHIN, self._give_up, self.restarts)
 
     def _start_again(self) -> None:
         if not self._is_closing:
@@ -264,12 +266,12 @@ class EngineClient:
         had = dict.fromkeys(self._calls.values())
         self._calls.clear()
         self._waiting.clear()
-        self._held.take(had)
+        self._recovery.take(had)
 
     def _give_up(self, restarts: int) -> None:
         """Tell calls that wait for a process which takes too long."""
         if self._is_loading and self.restarts == restarts:
-            self._held.fail(DIED)
+            self._recovery.fail(DIED)
 
 
 def _write(process: Process, commands: SimpleQueue[Command | None]) -> None:

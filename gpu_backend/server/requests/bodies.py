@@ -16,7 +16,7 @@ from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import convert, decode_with_extra
 from protocol.embeddings import EmbeddingRequest
-from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.errors import UnsupportedParameter, invalid_param
 
 MOST_DEADLINE = 2**31 - 1  # milliseconds: 24 days
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
@@ -87,12 +87,12 @@ def read_sender(headers: Mapping[str, str]) -> Sender:
     """Read x-tenant, x-weight, x-tier, x-deadline-ms and x-fails-over."""
     tier = headers.get("x-tier", "interactive")
     if tier not in ("interactive", "batch"):
-        raise invalid("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
+        raise invalid_param("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
     weight = _number_header(headers, "x-weight", float, MOST_WEIGHT)
     deadline = _number_header(headers, "x-deadline-ms", int, MOST_DEADLINE)
     fails_over = headers.get("x-fails-over", "0")
     if fails_over not in ("0", "1"):
-        raise invalid("x-fails-over", f"'x-fails-over' is {fails_over[:40]!r}; it is '0' or '1'.")
+        raise invalid_param("x-fails-over", f"'x-fails-over' is {fails_over[:40]!r}; it is '0' or '1'.")
     return Sender(
         tenant=headers.get("x-tenant", ""),
         weight=1.0 if weight is None else max(weight, LEAST_WEIGHT),
@@ -153,10 +153,5 @@ def _number_header(headers: Mapping[str, str], name: str, kind: Callable[[str], 
         number = math.nan
     if not 0 < number <= most:
         whole = "whole " if kind is int else ""
-        raise invalid(name, f"'{name}' is {value[:40]!r}; it must be a {whole}number above 0, at most {most}.")
+        raise invalid_param(name, f"'{name}' is {value[:40]!r}; it must be a {whole}number above 0, at most {most}.")
     return number
-
-
-def invalid(param: str, message: str) -> BadRequest:
-    """Return the refusal of a field whose value is wrong."""
-    return BadRequest(message, param=param, code="invalid_value")

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_backend.server.requests.bodies import Extensions, GeneratingRequest, invalid, stop_strings
+from gpu_backend.server.requests.bodies import Extensions, GeneratingRequest, stop_strings
+from gpu_backend.server.requests.prompts import check_token_ids
 from protocol.chat import ChatRequest, check_arguments
 from protocol.completions import CompletionRequest
-from protocol.errors import UnsupportedParameter
+from protocol.errors import UnsupportedParameter, invalid_param
 
 MAX_REPLIES = 128  # n
 MAX_STOPS = 16
@@ -21,10 +22,10 @@ MOST_REPETITION_PENALTY = 10
 def check_chat(body: ChatRequest, extensions: Extensions) -> None:
     """Refuse what only chat requests can get wrong, and what this engine cannot do yet."""
     if not body.messages:
-        raise invalid("messages", "'messages' is empty; it needs at least one message.")
+        raise invalid_param("messages", "'messages' is empty; it needs at least one message.")
     check_arguments(body)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise invalid(
+        raise invalid_param(
             "max_tokens", "'max_tokens' and 'max_completion_tokens' mean the same and differ here. Send one of them."
         )
     if body.reasoning_effort not in (None, "none"):
@@ -32,7 +33,7 @@ def check_chat(body: ChatRequest, extensions: Extensions) -> None:
     if body.top_logprobs is not None:
         _check_span("top_logprobs", body.top_logprobs, 0, 20)
         if not body.logprobs:
-            raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
+            raise invalid_param("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
     _check_both(body, extensions)
 
 
@@ -49,18 +50,25 @@ def check_completion(body: CompletionRequest, extensions: Extensions) -> None:
     _check_both(body, extensions)
 
 
+def check_tokens(body: GeneratingRequest, extensions: Extensions, vocab_size: int) -> None:
+    """Raise ``BadRequest`` unless all tokens that a request names are the model's."""
+    check_bias(body.logit_bias, vocab_size)
+    check_token_ids(extensions.resume_token_ids, vocab_size, "resume_token_ids")
+    check_token_ids(extensions.stop_token_ids, vocab_size, "stop_token_ids")
+
+
 def check_bias(bias: Mapping[str, float] | None, vocab_size: int) -> None:
     """Raise ``BadRequest`` unless each key is a token of the model, written in digits, and each value -100 to 100."""
     if bias and len(bias) > MAX_BIASES:
-        raise invalid("logit_bias", f"'logit_bias' names {len(bias)} tokens; it names at most {MAX_BIASES}.")
+        raise invalid_param("logit_bias", f"'logit_bias' names {len(bias)} tokens; it names at most {MAX_BIASES}.")
     for token, value in (bias or {}).items():
         if not (token.isascii() and token.isdigit() and str(int(token[:20])) == token and int(token) < vocab_size):
-            raise invalid(
+            raise invalid_param(
                 "logit_bias",
                 f"'logit_bias' names the token {token[:40]!r}; this model's are the numbers 0 to {vocab_size - 1}.",
             )
         if not -100 <= value <= 100:
-            raise invalid("logit_bias", f"'logit_bias' gives token {token} {value:g}; it must be -100 to 100.")
+            raise invalid_param("logit_bias", f"'logit_bias' gives token {token} {value:g}; it must be -100 to 100.")
 
 
 def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
@@ -79,7 +87,7 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
         _check_span("max_completion_tokens", body.max_completion_tokens, 1, 2**31 - 1)
     _check_min_tokens(body, extensions)
     if extensions.repetition_penalty is not None and not 0 < extensions.repetition_penalty <= MOST_REPETITION_PENALTY:
-        raise invalid(
+        raise invalid_param(
             "repetition_penalty",
             f"'repetition_penalty' is {extensions.repetition_penalty:g}; it must be above 0, at most "
             f"{MOST_REPETITION_PENALTY}, and 1 changes nothing.",
@@ -87,35 +95,37 @@ def _check_both(body: GeneratingRequest, extensions: Extensions) -> None:
     _check_stops(stop_strings(body))
     if len(extensions.stop_token_ids) > MAX_STOP_TOKENS:
         message = f"'stop_token_ids' holds {len(extensions.stop_token_ids)} tokens; it holds at most {MAX_STOP_TOKENS}."
-        raise invalid("stop_token_ids", message)
+        raise invalid_param("stop_token_ids", message)
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "'stream_options' is for streams: send 'stream': true with it.")
+        raise invalid_param("stream_options", "'stream_options' is for streams: send 'stream': true with it.")
     if extensions.resume_token_ids and (body.n or 1) > 1:
-        raise invalid("n", "'n' must be 1 with 'resume_token_ids': one reply is continued.")
+        raise invalid_param("n", "'n' must be 1 with 'resume_token_ids': one reply is continued.")
     if extensions.resume_text_chars and not extensions.resume_token_ids:
-        raise invalid("resume_text_chars", "'resume_text_chars' needs 'resume_token_ids'.")
+        raise invalid_param("resume_text_chars", "'resume_text_chars' needs 'resume_token_ids'.")
 
 
 def _check_min_tokens(body: GeneratingRequest, extensions: Extensions) -> None:
     _check_span("min_tokens", extensions.min_tokens, 0, 2**31 - 1)
     if body.output_limit is not None and extensions.min_tokens > body.output_limit:
-        raise invalid(
+        raise invalid_param(
             "min_tokens", f"'min_tokens' is {extensions.min_tokens}, more than the {body.output_limit} of 'max_tokens'."
         )
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:
     if len(stops) > MAX_STOPS:
-        raise invalid("stop", f"'stop' holds {len(stops)} strings; it holds at most {MAX_STOPS}.")
+        raise invalid_param("stop", f"'stop' holds {len(stops)} strings; it holds at most {MAX_STOPS}.")
     if not all(stops):
-        raise invalid("stop", "'stop' holds an empty string, which would end every reply at once.")
+        raise invalid_param("stop", "'stop' holds an empty string, which would end every reply at once.")
     if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARACTERS:
-        raise invalid("stop", f"'stop' holds a text of {longest} characters; each has at most {MAX_STOP_CHARACTERS}.")
+        raise invalid_param(
+            "stop", f"'stop' holds a text of {longest} characters; each has at most {MAX_STOP_CHARACTERS}."
+        )
 
 
 def _check_span(name: str, value: float | None, least: int, most: int) -> None:
     if value is not None and not least <= value <= most:
-        raise invalid(name, f"'{name}' is {value}; it must be {least} to {most}.")
+        raise invalid_param(name, f"'{name}' is {value}; it must be {least} to {most}.")
 
 
 def _unsupported(param: str, message: str) -> UnsupportedParameter:

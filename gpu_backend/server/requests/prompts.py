@@ -9,7 +9,7 @@ from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TooManyTokens
 from gpu_backend.server.client.errors import ContextLengthExceeded
 from protocol.chat import Message, Tool
 from protocol.completions import Prompts
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, invalid_param
 from protocol.serving.off_loop import in_parallel
 
 MAX_PROMPTS = 2048
@@ -44,11 +44,8 @@ async def encode_prompts(
     if not several:
         raise _empty(param)
     if len(several) > MAX_PROMPTS:
-        raise BadRequest(
-            f"'{param}' holds {len(several)} entries; one request takes at most {MAX_PROMPTS}.",
-            param=param,
-            code="invalid_value",
-        )
+        message = f"'{param}' holds {len(several)} entries; one request takes at most {MAX_PROMPTS}."
+        raise invalid_param(param, message)
     reader = _PromptReader(checkpoint, max_model_len, room_for_reply, param)
     characters = sum(map(len, several))
     return await in_parallel(characters, LONG_TEXT, lambda: tuple(reader.read(prompt) for prompt in several))
@@ -98,12 +95,9 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise ``BadRequest`` unless every id is in the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = min(ids) if min(ids) < 0 else max(ids)
-        raise BadRequest(
-            f"'{param}' holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}.",
-            param=param,
-            code="invalid_value",
-        )
+        message = f"'{param}' holds the token id {wrong}; this model's ids are 0 to {vocab_size - 1}."
+        raise invalid_param(param, message)
 
 
 def _empty(param: str) -> BadRequest:
-    return BadRequest(f"'{param}' is empty; the model needs at least one token.", param=param, code="invalid_value")
+    return invalid_param(param, f"'{param}' is empty; the model needs at least one token.")

@@ -11,7 +11,7 @@ from gpu_backend.server.requests.bodies import Extensions, StructuredOutputs
 from gpu_backend.step.sampling_params import Grammar, GrammarKind
 from protocol.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
-from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.errors import UnsupportedParameter, invalid_param
 
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 MAX_TEXT = 256 * 1024  # characters of a schema, an expression, all choices together
@@ -27,9 +27,11 @@ def grammar_of(body: ChatRequest | CompletionRequest, extensions: Extensions) ->
         return None, None
     (grammar, field), *others = found
     if others:
-        raise _invalid(others[0][1], f"'{field}' and '{others[0][1]}' both say what the reply looks like. Send one.")
+        raise invalid_param(
+            others[0][1], f"'{field}' and '{others[0][1]}' both say what the reply looks like. Send one."
+        )
     if len(grammar.text) > MAX_TEXT:
-        raise _invalid(field, f"'{field}' has {len(grammar.text)} characters; it has at most {MAX_TEXT}.")
+        raise invalid_param(field, f"'{field}' has {len(grammar.text)} characters; it has at most {MAX_TEXT}.")
     if importlib.util.find_spec("llguidance") is None:
         raise UnsupportedParameter(
             f"This engine was installed without llguidance, which '{field}' needs. Leave it out.", param=field
@@ -44,7 +46,7 @@ def _all_grammars(body: ChatRequest | CompletionRequest, extensions: Extensions)
         case JsonSchemaFormat(json_schema):
             if json_schema.schema is None:
                 field = "response_format.json_schema.schema"
-                raise _invalid(field, f"'{field}' is missing; it holds the JSON Schema.")
+                raise invalid_param(field, f"'{field}' is missing; it holds the JSON Schema.")
             yield _schema(json_schema.schema, "response_format"), "response_format"
     older = StructuredOutputs(
         extensions.guided_json, extensions.guided_regex, extensions.guided_choice, extensions.guided_grammar
@@ -61,7 +63,7 @@ def _grammars(asked: StructuredOutputs, prefix: str) -> Iterator[tuple[Grammar, 
         yield Grammar(GrammarKind.REGEX, asked.regex), prefix + "regex"
     if asked.choice is not None:
         if not asked.choice:
-            raise _invalid(prefix + "choice", f"'{prefix}choice' is empty; it holds the texts to choose from.")
+            raise invalid_param(prefix + "choice", f"'{prefix}choice' is empty; it holds the texts to choose from.")
         yield Grammar(GrammarKind.CHOICE, json.dumps(asked.choice, ensure_ascii=False)), prefix + "choice"
     if asked.grammar is not None:
         yield Grammar(GrammarKind.LARK, asked.grammar), prefix + "grammar"
@@ -74,11 +76,7 @@ def _schema(schema: str | dict[str, Any], field: str) -> Grammar:
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as exc:
-            raise _invalid(field, f"'{field}' is a text that is not JSON, or nested too deeply: {exc}.") from exc
+            raise invalid_param(field, f"'{field}' is a text that is not JSON, or nested too deeply: {exc}.") from exc
     if not isinstance(schema, dict):
-        raise _invalid(field, f"'{field}' is no JSON object; a JSON Schema is one.")
+        raise invalid_param(field, f"'{field}' is no JSON object; a JSON Schema is one.")
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
-
-
-def _invalid(field: str, message: str) -> BadRequest:
-    return BadRequest(message, param=field, code="invalid_value")

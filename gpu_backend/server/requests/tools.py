@@ -12,7 +12,7 @@ from gpu_backend.server.checkpoint.tool_calls import CLOSE, OPEN, ToolStyle
 from gpu_backend.server.requests.structured import MAX_TEXT
 from gpu_backend.step.sampling_params import JSON_BLANKS, Grammar, GrammarKind
 from protocol.chat import ChatRequest, NamedTool, Tool
-from protocol.errors import BadRequest, UnsupportedParameter
+from protocol.errors import UnsupportedParameter, invalid_param
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -38,7 +38,7 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
     """Return what may be called, None for nothing. Raises ``BadRequest``, also for a model that knows no tools."""
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
-            raise _invalid("tool_choice", "'tool_choice' needs 'tools' to choose from.")
+            raise invalid_param("tool_choice", "'tool_choice' needs 'tools' to choose from.")
         return None
     _check(body.tools)
     if body.tool_choice == "none":
@@ -55,7 +55,7 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
         name = body.tool_choice.function.name
         callable_ones = [tool for tool in body.tools if tool.function.name == name]
         if not callable_ones:
-            raise _invalid("tool_choice", f"'tool_choice' names {name[:64]!r}, which is not among 'tools'.")
+            raise invalid_param("tool_choice", f"'tool_choice' names {name[:64]!r}, which is not among 'tools'.")
         grammar = _grammar(callable_ones, style, checkpoint.codec, several=False)
     elif body.tool_choice == "required":
         grammar = _grammar(body.tools, style, checkpoint.codec, several=several)
@@ -66,7 +66,7 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
         message = (
             f"The parameters of 'tools' come to {len(grammar.text)} characters; what a call must follow has at most"
         )
-        raise _invalid("tools", f"{message} {MAX_TEXT}. Leave 'tool_choice' out, or send fewer.")
+        raise invalid_param("tools", f"{message} {MAX_TEXT}. Leave 'tool_choice' out, or send fewer.")
     return ToolUse(body.tools, style, grammar, not several)
 
 
@@ -93,15 +93,11 @@ def _grammar(tools: tuple[Tool, ...] | list[Tool], style: ToolStyle, codec: Text
 
 def _check(tools: tuple[Tool, ...]) -> None:
     if len(tools) > MAX_TOOLS:
-        raise _invalid("tools", f"'tools' holds {len(tools)} tools; it holds at most {MAX_TOOLS}.")
+        raise invalid_param("tools", f"'tools' holds {len(tools)} tools; it holds at most {MAX_TOOLS}.")
     names = [tool.function.name for tool in tools]
     for place, name in enumerate(names):
         field = f"tools[{place}].function.name"
         if not _NAME.fullmatch(name):
-            raise _invalid(field, f"'{field}' is {name[:80]!r}; it has 1 to 64 letters, digits, '_', '.' and '-'.")
+            raise invalid_param(field, f"'{field}' is {name[:80]!r}; it has 1 to 64 letters, digits, '_', '.' and '-'.")
         if name in names[:place]:
-            raise _invalid(field, f"'{field}' is {name!r}, as an earlier tool's.")
-
-
-def _invalid(field: str, message: str) -> BadRequest:
-    return BadRequest(message, param=field, code="invalid_value")
+            raise invalid_param(field, f"'{field}' is {name!r}, as an earlier tool's.")

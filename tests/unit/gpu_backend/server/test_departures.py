@@ -63,7 +63,7 @@ def test_a_stream_that_waits_says_that_the_engine_lives(
     engine: FakeEngine, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as its process reports: one that stands still is not said to live."""
-    monkeypatch.setattr(answers, "BEAT", 0.05)
+    monkeypatch.setattr(answers, "SILENCE", 0.05)
     engine.script = begin_to_speak
     is_read = threading.Event()
     reports = threading.Thread(target=lambda: [engine.process.say() for _ in iter(lambda: is_read.wait(0.02), True)])

@@ -184,7 +184,7 @@ async def test_what_kills_processes_is_found_and_nobody_else_pays() -> None:
 
 async def test_nobody_waits_for_ever_for_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that loads too long leaves the client to look elsewhere."""
-    monkeypatch.setattr(engine_client, "GOES_ON_WITHIN", 0.02)
+    monkeypatch.setattr(engine_client, "RESUMES_WITHIN", 0.02)
     engine = FakeEngine()
     async with running(engine) as client:
         call = client.call([Generate("a", (1,), SAMPLING)])

@@ -15,7 +15,7 @@ DIED = "The engine's process died while it worked on this request. Try again."
 Send = Callable[[EngineCall, Sequence[Generate | Embed]], None]
 
 
-class HeldCalls:
+class CallRecovery:
     """Keeps calls from one process to the next, which ``send`` hands them to.
 
     Of those that several processes died of one at a time is on trial, until the engine has computed for it.
@@ -43,12 +43,12 @@ class HeldCalls:
         self._suspects.clear()
         self._on_trial = None
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Hand the process that is ready now what the dead one had."""
         held, self._held = self._held, []
         for call in held:
             if call.deaths < MOST_DEATHS:
-                self._send(call, call.go_on())
+                self._send(call, call.resume_commands())
             else:
                 self._suspects.append(call)
         self._try_next()
@@ -69,6 +69,6 @@ class HeldCalls:
         self._on_trial = None
         while self._suspects and self._on_trial is None:
             call = self._suspects.popleft()
-            if commands := call.go_on():
+            if commands := call.resume_commands():
                 self._on_trial = call
                 self._send(call, commands)
