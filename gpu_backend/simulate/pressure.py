@@ -27,7 +27,7 @@ TENANTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """Prompts between two lengths, replies log-normal around ``exp(mu)``, and the KV blocks to serve them from."""
 
     shortest: int
@@ -54,7 +54,7 @@ class Load:
         return int(self.num_blocks * BLOCK / held)
 
 
-LOADS = {"short": Load(20, 200, 5.4, 0.8, 800), "long": Load(1000, 6000, 6.6, 0.6, 8192)}
+WORKLOADS = {"short": Workload(20, 200, 5.4, 0.8, 800), "long": Workload(1000, 6000, 6.6, 0.6, 8192)}
 
 
 class NothingToCome(LengthForecast):
@@ -124,15 +124,15 @@ def try_out(replica: Replica, requests: Sequence[TraceRequest], clients: int) ->
     return Trial(goodput, make_report([replica], Promise(), SLOTS), paused / len(requests))
 
 
-def oversubscription(load: Load, model: str, device: str, number: int) -> Iterator[str]:
+def oversubscription(workload: Workload, model: str, device: str, number: int) -> Iterator[str]:
     """Yield a table of goodput by how many clients there are and how they are let in."""
-    yield "| let in by | clients | goodput, tokens/s | of that at 1 × | given way | computed | paused |"
+    yield "| let in by | clients | goodput, tokens/s | of that at 1 × | preempted | computed | paused |"
     yield "| --- " * 7 + "|"
-    requests, fits = load.requests(number), load.clients_that_fit()
+    requests, fits = workload.requests(number), workload.clients_that_fit()
     for admission in FORECASTS:
         at_one = 0.0
         for factor in (1, 2, 4):
-            replica = make_replica(model, device, load.num_blocks, admission)
+            replica = make_replica(model, device, workload.num_blocks, admission)
             trial = try_out(replica, requests, factor * fits)
             at_one = at_one or trial.goodput
             yield (
@@ -141,10 +141,12 @@ def oversubscription(load: Load, model: str, device: str, number: int) -> Iterat
             )
 
 
-def giving_way(load: Load, model_name: str, device: str, number: int, host_gib: float) -> Iterator[str]:
+def preempted_replies(workload: Workload, model_name: str, device: str, number: int, host_gib: float) -> Iterator[str]:
     """Yield a table of what becomes of preempted replies, with nothing forecast, so that there are many."""
-    yield "| who gives way | given way | swapped | computed | time copying | tokens/s | goodput, tokens/s | paused |"
-    yield "| --- " * 8 + "|"
+    columns = (
+        "a preempted sequence | preempted | swapped | computed | time copying | tokens/s | goodput, tokens/s | paused"
+    )
+    yield f"| {columns} |\n{'| --- ' * 8}|"
     model = MODELS[model_name]
     num_blocks = int(host_gib * 2**30 / (BLOCK * model.kv_bytes_per_token()))
     seconds = copy_seconds(model, DEVICES[device], 1, BLOCK)
@@ -154,8 +156,8 @@ def giving_way(load: Load, model_name: str, device: str, number: int, host_gib: 
         "is computed again; evicted blocks are kept": HostMemory(num_blocks, seconds, swaps=False),
     }
     for way, host in ways.items():
-        replica = make_replica(model_name, device, load.num_blocks, "whatever fits", host)
-        trial = try_out(replica, load.requests(number), 2 * load.clients_that_fit())
+        replica = make_replica(model_name, device, workload.num_blocks, "whatever fits", host)
+        trial = try_out(replica, workload.requests(number), 2 * workload.clients_that_fit())
         report = trial.report
         yield (
             f"| {way} | {report.preemptions} | {report.swaps} | {report.recomputed:.3f} | {report.copying:.1%} "
@@ -187,11 +189,11 @@ def choices(models: Sequence[str], devices: Sequence[str], running: int = 32, co
 
 
 def _table(options: argparse.Namespace) -> Iterator[str]:
-    load = LOADS[options.load]
+    workload = WORKLOADS[options.load]
     if options.table == "admission":
-        return oversubscription(load, options.model, options.device, options.requests)
+        return oversubscription(workload, options.model, options.device, options.requests)
     if options.table == "swapping":
-        return giving_way(load, options.model, options.device, options.requests, options.host_gib)
+        return preempted_replies(workload, options.model, options.device, options.requests, options.host_gib)
     return choices(("qwen3-0.6b", "llama-7b", "llama-8b", "llama-70b"), ("a100-80gb", "h200"))
 
 
@@ -200,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.pressure")
     add = parser.add_argument
     add("table", choices=("admission", "swapping", "choice"))
-    add("--load", choices=LOADS, default="short")
+    add("--load", choices=WORKLOADS, default="short")
     add("--model", choices=MODELS, default="llama-8b")
     add("--device", choices=DEVICES, default="h200")
     add("--requests", type=int, default=600, metavar="N")

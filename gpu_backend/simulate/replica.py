@@ -37,7 +37,7 @@ NO_HOST_MEMORY = HostMemory()
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """What a client saw of one request. Seconds of the virtual clock."""
 
     request: TraceRequest
@@ -111,13 +111,13 @@ class Replica:
         )
         self.loop = EngineLoop(config, self.runner, num_blocks, limits, self.runner.clock)
         self.gaps = array("d")  # seconds between two tokens of one reply
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, RequestOutcome] = {}
         self._steps = 0
         self.outstanding = 0  # tokens of requests that have not ended
 
     def submit(self, number: int, request: TraceRequest, max_tokens: int, deadline_ms: int | None = None) -> None:
         """Hand a request in, at the replica's own time."""
-        outcome = Outcome(request, last_token=request.arrival)
+        outcome = RequestOutcome(request, last_token=request.arrival)
         self.outcomes[str(number)] = outcome
         self.outstanding += request.prompt_tokens + request.output_tokens
         sampling = SamplingParams(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from gpu_backend.simulate.replica import Outcome, Replica
+from gpu_backend.simulate.replica import Replica, RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def _is_kept(outcome: Outcome, promise: Promise) -> bool:
+def _is_kept(outcome: RequestOutcome, promise: Promise) -> bool:
     if outcome.first_token is None:
         return False
     return outcome.first_token - outcome.request.arrival <= promise.first_token and outcome.longest_gap <= promise.gap

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_backend.scheduling.forecast import WINDOW, LengthForecast, highest_use
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
-from gpu_backend.simulate.pressure import Load, make_replica, try_out
+from gpu_backend.simulate.pressure import Workload, make_replica, try_out
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
@@ -43,8 +43,8 @@ def plans_of(target: Replica) -> list[StepPlan]:
 
 def test_twice_too_much_work_costs_no_goodput() -> None:
     """With twice the clients that the KV cache has room for, at least 90 % of the goodput comes; few are preempted."""
-    load = Load(20, 200, mu=4.8, sigma=0.8, num_blocks=400)
-    requests, fits = load.requests(200), load.clients_that_fit()
+    workload = Workload(20, 200, mu=4.8, sigma=0.8, num_blocks=400)
+    requests, fits = workload.requests(200), workload.clients_that_fit()
 
     at_one = try_out(make_replica("llama-8b", "h200", 400), requests, fits)
     at_two = try_out(make_replica("llama-8b", "h200", 400), requests, 2 * fits)

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_backend.simulate.__main__ import main
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
-from gpu_backend.simulate.pressure import Load, make_replica, try_out
+from gpu_backend.simulate.pressure import Workload, make_replica, try_out
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, replay
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
@@ -73,12 +73,12 @@ def test_report_counts_what_was_promised() -> None:
 
 def test_copies_to_host_memory_take_their_time() -> None:
     """A step waits for its copies; who is swapped is not computed again, as long as copies take less."""
-    load = Load(150, 250, mu=5.2, sigma=0.4, num_blocks=60)
+    workload = Workload(150, 250, mu=5.2, sigma=0.4, num_blocks=60)
     again, swapped, dear = (
-        make_replica("llama-8b", "h200", load.num_blocks, "whatever fits", host)
+        make_replica("llama-8b", "h200", workload.num_blocks, "whatever fits", host)
         for host in (NO_HOST_MEMORY, HostMemory(500, copy_seconds=1e-5), HostMemory(500, copy_seconds=1.0))
     )
-    none, cheap, slow = (try_out(replica, load.requests(24), 8).report for replica in (again, swapped, dear))
+    none, cheap, slow = (try_out(replica, workload.requests(24), 8).report for replica in (again, swapped, dear))
 
     assert none.preemptions > 0 and (none.swaps, none.copying) == (0, 0.0)
     assert cheap.swaps > 0 and cheap.recomputed < none.recomputed
