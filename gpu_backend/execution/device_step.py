@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.execution.graphs import Drawing
+from gpu_backend.execution.timer import Timer
 from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.kernels.layout.upload import upload
@@ -20,36 +19,6 @@ from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sam
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.step.batch import Batch
 from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-
-
-class Timer:
-    """Measures the device's seconds between its making and ``stop``; on the CPU, which waits for itself, the host's."""
-
-    def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._begin = torch.cuda.Event(enable_timing=True) if on_gpu else None
-        self._end = torch.cuda.Event(enable_timing=True) if on_gpu else None
-        self._seconds = -time.perf_counter()
-        if self._begin is not None:
-            self._begin.record()
-
-    def begin(self, after: Sequence[object]) -> None:
-        """Let the device's time begin here, unless it had this to do before: what the host prepared is not its time."""
-        if self._begin is not None and not after:
-            self._begin.record()
-
-    def stop(self) -> None:
-        """Mark the end of the work."""
-        self._seconds += time.perf_counter()
-        if self._end is not None:
-            self._end.record()
-
-    def wait(self) -> float:
-        """Wait for the end, and return the seconds."""
-        if self._begin is None or self._end is None:
-            return self._seconds
-        self._end.synchronize()
-        return self._begin.elapsed_time(self._end) / 1e3
 
 
 class DeviceStep:
@@ -147,12 +116,12 @@ class DeviceStep:
             for step in retracted:
                 tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        guessed = any(step.num_proposed or step.slack for step in batch.samplers)
+        has_drafts = any(step.num_proposed or step.slack for step in batch.samplers)
         return StepResult(
             step=plan.step,
             token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
             logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
-            counts=tuple(len(tokens[id_]) for id_ in samplers) if guessed else (),
+            counts=tuple(len(tokens[id_]) for id_ in samplers) if has_drafts else (),
             failed=frozenset(failed),
             pooled=tuple(tuple(self._pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
             scored=tuple(

@@ -34,7 +34,7 @@ from gpu_backend.step.batch import build_batch
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
-Guesses = dict[int, tuple[int, ...]]  # by sequence id
+Drafts = dict[int, tuple[int, ...]]  # by sequence id
 MakeGraphs = Callable[[Decoder, Tensor, DeviceState, int], DecodeGraphs]
 
 
@@ -81,15 +81,13 @@ class DraftModel:
         if not steps:
             return plan
         asking = {step.sequence_id: step for step in plan.sequences}
-        make = self._guess_at_once if all(map(draws_plainly, steps)) else self._guess_one_by_one
-        guesses = make(steps, asking)
-        return replace(
-            plan, sequences=tuple(self._with(step, guesses.get(step.sequence_id)) for step in plan.sequences)
-        )
+        make = self._draft_at_once if all(map(draws_plainly, steps)) else self._draft_one_by_one
+        drafts = make(steps, asking)
+        return replace(plan, sequences=tuple(self._with(step, drafts.get(step.sequence_id)) for step in plan.sequences))
 
-    def _guess_at_once(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Guesses:
+    def _draft_at_once(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Drafts:
         """Launch all passes, each with the last one's tokens from the device state; then read what was drawn."""
-        guesses: Guesses = {step.sequence_id: () for step in steps}
+        drafts: Drafts = {step.sequence_id: () for step in steps}
         passes: list[tuple[tuple[SequenceStep, ...], Tensor]] = []
         while steps:
             samplers, tokens = self._compute(steps)
@@ -105,12 +103,12 @@ class DraftModel:
                 if id_ in ended or token in step.sampling.stop_token_ids:
                     ended.add(id_)
                 else:
-                    guesses[id_] += (token,)
-        return guesses
+                    drafts[id_] += (token,)
+        return drafts
 
-    def _guess_one_by_one(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Guesses:
+    def _draft_one_by_one(self, steps: list[SequenceStep], asking: dict[int, SequenceStep]) -> Drafts:
         """Read each pass's tokens before the next one, whose masks and penalties they decide."""
-        guesses: Guesses = {step.sequence_id: () for step in steps}
+        drafts: Drafts = {step.sequence_id: () for step in steps}
         while steps:
             following = []
             samplers, tokens = self._compute(steps)
@@ -119,11 +117,11 @@ class DraftModel:
                 after = self._follow(step, token, asking[id_].block_table)
                 if after is None:
                     continue
-                guesses[id_] += (token,)
-                if len(guesses[id_]) < asking[id_].num_to_draft:
+                drafts[id_] += (token,)
+                if len(drafts[id_]) < asking[id_].num_to_draft:
                     following.append(after)
             steps = following
-        return guesses
+        return drafts
 
     def _compute(self, steps: list[SequenceStep]) -> tuple[tuple[SequenceStep, ...], Tensor]:
         """Launch one pass; return the steps that sample, and their tokens, which are in the device state, too."""
@@ -178,12 +176,10 @@ class DraftModel:
         """Return the step that computes the token after a step's."""
         return replace(step, token_ids=(token,), start=step.start + len(step.token_ids), block_table=block_table)
 
-    def _with(self, step: SequenceStep, guesses: tuple[int, ...] | None) -> SequenceStep:
-        if guesses is None:
+    def _with(self, step: SequenceStep, drafts: tuple[int, ...] | None) -> SequenceStep:
+        if drafts is None:
             return step
-        step = replace(
-            step, token_ids=step.token_ids + guesses, num_proposed=len(guesses), draft_ids=(), num_to_draft=0
-        )
+        step = replace(step, token_ids=step.token_ids + drafts, num_proposed=len(drafts), draft_ids=(), num_to_draft=0)
         return replace(step, block_table=self._covering(step, step.block_table))
 
     def _covering(self, step: SequenceStep, block_table: tuple[int, ...]) -> tuple[int, ...]:

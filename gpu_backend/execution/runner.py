@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from gpu_backend.execution.device_state import DeviceState
-from gpu_backend.execution.device_step import DeviceStep, Timer
+from gpu_backend.execution.device_step import DeviceStep
 from gpu_backend.execution.draft_model import DraftModel
 from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, GraphCapture
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.loading import load_part
+from gpu_backend.execution.timer import Timer
 from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
@@ -259,11 +260,11 @@ class Runner:
         by_rows = self._batch_invariant and not ops.uses_triton(self.device)  # plain torch then takes row by row
         if not is_wanted or by_rows:
             return None
-        guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
+        drafts = 0 if config.speculative_method == "off" else config.num_speculative_tokens
         layouts = self._layouts(self.model_config, self.max_model_len)
         scales, graph_capture = self._kv_scales, self._graph_capture()
         return DecodeGraphs(
-            self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, guesses, self._ranks
+            self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, drafts, self._ranks
         )
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, state: DeviceState, max_drafts: int) -> DecodeGraphs:

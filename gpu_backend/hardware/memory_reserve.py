@@ -16,9 +16,9 @@ SCORED_LOGIT_BYTES = 16  # where they are only reported
 
 def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int, max_model_len: int) -> int:
     """Return the bytes of the largest step on one rank, whose numbers have ``itemsize`` bytes."""
-    guesses = 0 if config.speculative_method == "off" else config.num_speculative_tokens
+    drafts = 0 if config.speculative_method == "off" else config.num_speculative_tokens
     tokens = config.max_num_batched_tokens
-    rows = min(tokens, config.max_num_seqs * (1 + guesses))
+    rows = min(tokens, config.max_num_seqs * (1 + drafts))
     logits = model.vocab_size * max(rows * LOGIT_BYTES, min(tokens, ROWS_TO_SCORE) * SCORED_LOGIT_BYTES)
     attention = 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim  # before and after rope, and packed
     activations = 6 * model.hidden_size + max(attention, 3 * model.intermediate_size)

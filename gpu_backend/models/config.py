@@ -16,7 +16,7 @@ from gpu_backend.models.packed_format import PackedFormat, packed_format
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions turn into angles; see ``layers.rope_frequencies``."""
+    """How positions turn into angles; see ``rope.rope_frequencies``."""
 
     theta: float
     kind: str = "default"  # one of ROPE_KINDS

@@ -8,8 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, load_linear, rope_tables, rounded
-from gpu_backend.models.smoothing import begin_passage, smooth
+from gpu_backend.models.layers import Attention, Decoder, DecoderLayer
+from gpu_backend.models.linear import load_linear
+from gpu_backend.models.rope import rope_tables
+from gpu_backend.models.smoothing import begin_passage, rounded, smooth
 from gpu_backend.models.weights import WeightSource
 
 AttentionLoader = Callable[[ModelConfig, WeightSource, str], Attention]

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels import reference
-from gpu_backend.models.layers import Attention, DecoderLayer, Linear
+from gpu_backend.models.layers import Attention, DecoderLayer
+from gpu_backend.models.linear import Linear
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 
 TOKENS = 256  # from all over the vocabulary
@@ -65,6 +66,17 @@ def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderL
         down=_scaled(down, into_down),
     )
     return smoothed, replace(passage, x=layer.whole(_product(down, inner)), residual=residual)
+
+
+def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
+    """Return a layer of plain weights with them rounded."""
+
+    def product(linear: Linear | QuantizedLinear) -> QuantizedLinear:
+        plain = _plain(linear)
+        return quantize(plain.weight, plain.bias, method, plain.batch_invariant)
+
+    attention = replace(layer.attention, qkv=product(layer.attention.qkv), out=product(layer.attention.out))
+    return replace(layer, attention=attention, gate_up=product(layer.gate_up), down=product(layer.down))
 
 
 def find_factors(x: Tensor, weight: Tensor, method: str, share: Callable[[Tensor], Tensor] | None = None) -> Tensor:

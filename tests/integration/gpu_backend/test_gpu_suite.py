@@ -129,7 +129,7 @@ def test_all_of_it_is_one_page(shown: Path) -> None:
     text = next(shown.glob("*.md")).read_text()
 
     assert len(list(shown.iterdir())) == 2
-    assert all(word in text for word in (torch.__version__, "triton", "date 20", "PASS", "Measured ceilings"))
+    assert all(word in text for word in (torch.__version__, "triton", "date 20", "PASS", "Measured peaks"))
     assert text.count("| Tollgate |") == 7 and text.count("| transformers |") == 1
     assert "| attention, decode |" in text and "| a step |" in text
 

@@ -14,8 +14,8 @@ import torch
 
 from gpu_backend.models.config import load_model_config, parse_model_config
 from gpu_backend.models.errors import UnsupportedModel
-from gpu_backend.models.layers import rope_frequencies
 from gpu_backend.models.registry import load_model
+from gpu_backend.models.rope import rope_frequencies
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
 from gpu_backend.models.weights import Checkpoint, RandomWeights, WeightSource
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model

@@ -1,0 +1,69 @@
+# Matrix products, and how they are loaded: weights that read the same input are packed, so that one product does the
+# work of several.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_backend.kernels import ops
+from gpu_backend.models.packed import is_packed, load_packed
+from gpu_backend.models.quantization import QuantizedLinear, quantize
+from gpu_backend.models.rounded import load_rounded
+from gpu_backend.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix product, with a bias or without."""
+
+    weight: Tensor  # (out, in)
+    bias: Tensor | None = None
+    batch_invariant: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias, self.batch_invariant)
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the product with the norm of ``x + residual``, and that sum."""
+        if not self.batch_invariant and (
+            both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias)
+        ):
+            return both
+        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
+        return self(normed), summed
+
+    def of_silu(self, gate_up: Tensor) -> Tensor:
+        """Return the product with silu(gate) · up."""
+        few = None if self.batch_invariant else ops.small_batch_silu_linear(gate_up, self.weight, self.bias)
+        return self(ops.silu_and_mul(gate_up)) if few is None else few
+
+
+def load_linear(
+    weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: bool
+) -> Linear | QuantizedLinear:
+    """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
+    added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
+    if weights.packed is not None and is_packed(weights.packed, names[0]):
+        load = load_packed if weights.packed.is_of_four_bits else load_rounded
+        return load(weights, names, outs, width, added)
+    weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
+    if weights.linear.quantization is not None and not weights.linear.is_smoothed:
+        return quantize(weight, added, weights.linear.quantization, weights.linear.batch_invariant)
+    return Linear(weight, added, weights.linear.batch_invariant)
+
+
+def _together(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:
+    """Put tensors below each other, with only one of them in memory beside the whole."""
+    first = weights.get(names[0], outs[0], *width)
+    if len(names) == 1:
+        return first
+    packed = first.new_empty((sum(outs), *width))
+    packed[: outs[0]] = first
+    del first
+    row = outs[0]
+    for name, out in zip(names[1:], outs[1:], strict=True):
+        packed[row : row + out] = weights.get(name, out, *width)
+        row += out
+    return packed
