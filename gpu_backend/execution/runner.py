@@ -16,12 +16,18 @@ from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, Gr
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.loading import load_part
+from gpu_backend.execution.placement import Placement
 from gpu_backend.execution.timer import Timer
+from gpu_backend.execution.warm_up import (
+    compile_attention_for,
+    lengths_to_compile,
+    plans_of_no_request,
+    seconds_per_copy,
+)
 from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
-from gpu_backend.kernels.layout.grouping import Grouping
-from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
+from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.config import ModelConfig
@@ -36,7 +42,6 @@ from gpu_backend.step.grammar import begin_masks
 from gpu_backend.step.plan import (
     TEXT_WINDOW,
     UNKNOWN,
-    BlockCopy,
     Computed,
     DeviceLost,
     Launched,
@@ -50,10 +55,7 @@ if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-COPIES_TO_MEASURE = 16  # blocks, each way
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
-LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
-SMALL_BATCHES = (2, 4)  # small batches of two and of four have kernels of their own, too
 
 
 class Runner:
@@ -80,6 +82,7 @@ class Runner:
         with torch.inference_mode():
             self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
             self._batch_invariant = config.batch_invariant
+            self._placement = Placement(self.block_size, self.device, self.dtype, config.batch_invariant)
             self._kv_scales: tuple[KvScales, ...] | None = None
             if config.kv_cache_dtype == "fp8":
                 self._kv_scales = self._measure_kv_scales(min(requested, TOKENS_TO_MEASURE))
@@ -97,7 +100,9 @@ class Runner:
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
-            self._grouping = self._placement(self.model_config, self.num_blocks + 1, self.max_model_len)
+            self._grouping = self._placement.of(
+                self.model_config, self.num_blocks + 1, self.max_model_len, self._cache_dtype
+            )
             longest = -(-self.max_model_len // self.block_size)
             self._device_state = DeviceState(
                 config.max_num_seqs,
@@ -109,7 +114,9 @@ class Runner:
             )
             self.graphs = self._make_graphs(config)
             if self._draft_model is not None:
-                placement = self._placement(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
+                placement = self._placement.of(
+                    self._draft_model.config, self.num_blocks + 1, self.max_model_len, self._cache_dtype
+                )
                 graphs = self._draft_graphs if self.graphs is not None else None
                 self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs)
 
@@ -227,32 +234,19 @@ class Runner:
 
         What it leaves in the KV cache is no sequence's: blocks are only read up to what their sequence has written.
         """
-        prompt = self.block_size if self.num_blocks > 1 else self.block_size - 1
-        pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
+        lengths: tuple[int, ...] = ()
         if isinstance(self._grouping, PagedLayouts):
-            self._compile_attention(self._grouping)
+            scales = self._kv_scales[0] if self._kv_scales is not None else None
+            compile_attention_for(self.model_config, self._grouping, self.kv_cache[0], self.dtype, scales)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
             own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
-            lengths = SMALL_BATCHES + (LENGTHS_TO_COMPILE if own_products else ())
-            pieces += [(count, 0, SamplingParams(2)) for count in lengths if count <= room]
-        for step, (count, start, sampling) in enumerate(pieces):
-            table = tuple(range(-(-(start + count) // self.block_size)))
-            self.run(StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),)))
+            lengths = tuple(length for length in lengths_to_compile(own_products) if length <= room)
+        for plan in plans_of_no_request(self.block_size, self.num_blocks, lengths):
+            self.run(plan)
         if self.graphs is not None and self._ranks is None:
             self.graphs.warm_up()
         kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
         self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
-
-    @torch.inference_mode()
-    def _compile_attention(self, layouts: PagedLayouts) -> None:
-        """Let every kernel of attention be compiled now, not while all streams wait for it."""
-        model = self.model_config
-        of_window = {window > 0: window for window in model.windows}
-        samples = list(layouts.samples())
-        longest = max(layout.max_query_len for layout in samples)
-        query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=self.dtype, device=self.device)
-        scales = self._kv_scales[0] if self._kv_scales is not None else None
-        ops.compile_attention(query, self.kv_cache[0], samples, list(of_window.values()), scales)
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
         """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
@@ -261,14 +255,14 @@ class Runner:
         if not is_wanted or by_rows:
             return None
         drafts = 0 if config.speculative_method == "off" else config.num_speculative_tokens
-        layouts = self._layouts(self.model_config, self.max_model_len)
+        layouts = self._placement.layouts(self.model_config, self.max_model_len)
         scales, graph_capture = self._kv_scales, self._graph_capture()
         return DecodeGraphs(
             self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, drafts, self._ranks
         )
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, state: DeviceState, max_drafts: int) -> DecodeGraphs:
-        layouts = self._layouts(model.config, self.max_model_len)
+        layouts = self._placement.layouts(model.config, self.max_model_len)
         return DecodeGraphs(model, kv_cache, None, state, layouts, self._graph_capture(), max_drafts, verifies=False)
 
     def _graph_capture(self) -> GraphCapture:
@@ -282,16 +276,7 @@ class Runner:
 
     def measure_copies(self) -> float | None:
         """Return the seconds that a block's way to host memory or back takes; None without any such memory."""
-        count = min(self.num_host_blocks, self.num_blocks, COPIES_TO_MEASURE)
-        if not count:
-            return None
-        copies = [BlockCopy(block, block, to_host) for to_host in (True, False) for block in range(count)]
-        for _ in range(2):  # the first time warms up
-            timer = Timer(self.device)
-            self._host_cache.make(copies)
-            timer.stop()
-            seconds = timer.wait()
-        return seconds / len(copies)
+        return seconds_per_copy(self._host_cache, min(self.num_host_blocks, self.num_blocks), self.device)
 
     def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
         """Return a cache of zeros with one block more than is handed out."""
@@ -305,29 +290,9 @@ class Runner:
         cache = self._empty_cache(blocks, self.dtype)
         tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
-        placement = self._placement(self.model_config, blocks, count)
+        placement = self._placement.of(self.model_config, blocks, count, self.dtype)
         self._model.hidden_states(build_batch(StepPlan(0, (step,)), placement, self.device), cache)
         return tuple(scales_from(layer) for layer in cache.unbind(0))
-
-    def _placement(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
-        """Return what tells attention where the sequences of a step lie: as kernels read it, or plain torch."""
-        if ops.uses_triton(self.device):
-            return self._layouts(model, max_model_len)
-        return Grouping(
-            self.block_size,
-            num_blocks,
-            max_model_len,
-            self.device,
-            self.dtype,
-            window=max(model.windows),
-            batch_invariant=self._batch_invariant,
-            cache_dtype=self._cache_dtype,
-        )
-
-    def _layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:
-        processors = ops.num_processors(self.device)
-        split = invariant_split(max_model_len) if self._batch_invariant else 0
-        return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
 
     @property
     def _block_bytes(self) -> int:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +14,16 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.layout.contiguous_kv import Part
-from gpu_backend.kernels.layout.decode_rows import DecodeRows, StateTensors
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 
-COMPILERS = 8  # kernels that are compiled at once
 # that kernels/triton_ops/small_batch.py takes; above it, tensor cores are worth their tiles of sixteen
 SMALL_BATCH_ROWS = 4
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -28,27 +31,35 @@ def uses_triton(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def _by_device(plain: Callable[P, R], module: str) -> Callable[P, R]:
+    """Return an operation by the device of its first tensor: ``plain``, or the function of the same name in a module of
+    ``triton_ops``."""
+
+    @wraps(plain)
+    def operation(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = args[0]
+        assert isinstance(first, Tensor)
+        if not uses_triton(first.device):
+            return plain(*args, **kwargs)
+        kernels = import_module(f"gpu_backend.kernels.triton_ops.{module}")
+        kernel: Callable[P, R] = getattr(kernels, plain.__name__)
+        return kernel(*args, **kwargs)
+
+    return operation
+
+
+add_rms_norm = _by_device(reference.add_rms_norm, "fused")
+silu_and_mul = _by_device(reference.silu_and_mul, "fused")
+norm_rope_store = _by_device(reference.norm_rope_store, "fused")
+propose_drafts = _by_device(reference.propose_drafts, "decoding")
+place_decodes = _by_device(reference.place_decodes, "decoding")
+accept_draws = _by_device(reference.accept_draws, "decoding")
+log_probabilities = _by_device(reference.log_probabilities, "logprobs")
+
+
 def num_processors(device: torch.device) -> int:
     """Return how many programs can run at once: a GPU's multiprocessors."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
-
-
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of ``x + residual``, and that sum; all (tokens, width). Without a residual the sum is ``x``."""
-    if uses_triton(x.device):
-        from gpu_backend.kernels.triton_ops import fused
-
-        return fused.add_rms_norm(x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) · up (tokens, width) for rows that hold gate and up beside each other."""
-    if uses_triton(gate_up.device):
-        from gpu_backend.kernels.triton_ops import fused
-
-        return fused.silu_and_mul(gate_up)
-    return reference.silu_and_mul(gate_up)
 
 
 def small_batch_norm_linear(
@@ -84,29 +95,6 @@ def _is_small_batch(x: Tensor, weight: Tensor) -> bool:
     return uses_triton(x.device) and 0 < len(x) <= SMALL_BATCH_ROWS and weight.dtype in (x.dtype, FP8, torch.int8)
 
 
-def norm_rope_store(
-    qkv: Tensor,
-    qk_norm: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    kv_cache: Tensor,
-    slots: Tensor,
-    heads: int,
-    eps: float,
-    kv_scales: KvScales | None = None,
-) -> Tensor:
-    """Norm (if ``qk_norm`` is given) and rotate queries and keys, write keys and values to their slots of one layer.
-
-    ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim). Return the queries (tokens, heads, head_dim).
-    """
-    if uses_triton(qkv.device):
-        from gpu_backend.kernels.triton_ops import fused
-
-        kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
-        return fused.norm_rope_store(qkv, qk_norm, cos, sin, kv_cache, slots, heads, eps, kv_scales)
-    return reference.norm_rope_store(qkv, qk_norm, cos, sin, kv_cache, slots, heads, eps, kv_scales)
-
-
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -131,34 +119,6 @@ def paged_attention(
         rows = layout.rows
         triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])
     return out
-
-
-def compile_attention(
-    query: Tensor,
-    kv_cache: Tensor,
-    layouts: Sequence[PagedLayout],
-    windows: Sequence[int],
-    kv_scales: KvScales | None = None,
-) -> None:
-    """Compile all kernels of attention that these layouts need, in parallel; on a GPU.
-
-    ``query`` (tokens, heads, head_dim) has rows for the longest of them.
-    """
-    from triton import AsyncCompileMode
-
-    from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
-
-    kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
-    cases = [(layout, window) for window in windows for layout in layouts]
-
-    def go_through(launch: triton_attention.Launch) -> None:
-        for layout, window in cases:
-            rows = query[layout.rows]
-            triton_attention.paged_attention(rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch)
-
-    with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):
-        go_through(triton_attention.only_compile)
-    go_through(triton_attention.run)  # and load them
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, batch_invariant: bool = False) -> Tensor:
@@ -213,42 +173,3 @@ def draw(logits: Tensor, tensors: SamplingTensors, filters: bool) -> tuple[Tenso
     from gpu_backend.kernels.triton_ops import sampling
 
     return sampling.draw(logits, tensors, filters)
-
-
-def propose_drafts(inputs: Tensor, state: StateTensors, width: int) -> None:
-    """Draft what follows each place's text, where ``inputs`` (places, HEADER + width) leave drafts to the device."""
-    if uses_triton(inputs.device):
-        from gpu_backend.kernels.triton_ops import decoding
-
-        return decoding.propose_drafts(inputs, state, width)
-    return reference.propose_drafts(inputs, state, width)
-
-
-def place_decodes(inputs: Tensor, state: StateTensors, rows: DecodeRows, block_size: int) -> None:
-    """Fill ``rows`` with what a step of decodes computes, as ``inputs`` (places, HEADER + width) and ``state`` say."""
-    if uses_triton(inputs.device):
-        from gpu_backend.kernels.triton_ops import decoding
-
-        return decoding.place_decodes(inputs, state, rows, block_size)
-    return reference.place_decodes(inputs, state, rows, block_size)
-
-
-def accept_draws(inputs: Tensor, state: StateTensors, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
-    """Say which of the ``tokens`` drawn for ``rows`` count, and put the last one and its position into ``state``."""
-    if uses_triton(inputs.device):
-        from gpu_backend.kernels.triton_ops import decoding
-
-        return decoding.accept_draws(inputs, state, rows, tokens, usable)
-    return reference.accept_draws(inputs, state, rows, tokens, usable)
-
-
-def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each row's token (rows,), and of the ``count`` likeliest and their ids.
-
-    The likeliest are (rows, count) each, in falling order.
-    """
-    if uses_triton(logits.device):
-        from gpu_backend.kernels.triton_ops import logprobs
-
-        return logprobs.log_probabilities(logits, tokens, count)
-    return reference.log_probabilities(logits, tokens, count)

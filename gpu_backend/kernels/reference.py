@@ -125,7 +125,10 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each row's token (rows,), and of the ``count`` likeliest and their ids."""
+    """Return the log-probability of each row's token (rows,), and of the ``count`` likeliest and their ids.
+
+    The likeliest are (rows, count) each, in falling order.
+    """
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
     return logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 
 MOST_FP8 = tl.constexpr(448.0)  # the largest number of float8 e4m3
 HEADS_AT_ONCE = 8
@@ -57,6 +57,7 @@ def norm_rope_store(
     head_dim), of float8 with ``kv_scales``; ``slots`` (tokens,), where a negative one stores nothing. Queries come
     out as (tokens, heads, head_dim).
     """
+    kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     tokens, _, head_dim = qkv.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
     query = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)

@@ -1,0 +1,62 @@
+# What a runner does before the first request comes: kernels are compiled, libraries get ready, copies are measured.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gpu_backend.execution.host_cache import HostCache
+from gpu_backend.execution.timer import Timer
+from gpu_backend.kernels.compiling import compile_attention
+from gpu_backend.kernels.layout.paged import PagedLayouts
+from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
+
+COPIES_TO_MEASURE = 16  # blocks, each way
+LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
+SMALL_BATCHES = (2, 4)  # small batches of two and of four have kernels of their own, too
+
+
+def lengths_to_compile(own_products: bool) -> tuple[int, ...]:
+    """Return the lengths of prompts whose kernels differ; ``own_products``: no library multiplies the weights."""
+    return SMALL_BATCHES + (LENGTHS_TO_COMPILE if own_products else ())
+
+
+def plans_of_no_request(block_size: int, num_blocks: int, lengths: Sequence[int]) -> Iterator[StepPlan]:
+    """Yield a prompt, the decode after it, and prompts of these lengths."""
+    prompt = block_size if num_blocks > 1 else block_size - 1
+    pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
+    pieces += [(length, 0, SamplingParams(2)) for length in lengths]
+    for step, (count, start, sampling) in enumerate(pieces):
+        table = tuple(range(-(-(start + count) // block_size)))
+        yield StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),))
+
+
+@torch.inference_mode()
+def compile_attention_for(
+    model: ModelConfig, layouts: PagedLayouts, kv_cache: Tensor, dtype: torch.dtype, kv_scales: KvScales | None
+) -> None:
+    """Let every kernel of attention be compiled now, not while all streams wait for it; ``kv_cache`` is one layer's."""
+    of_window = {window > 0: window for window in model.windows}
+    samples = list(layouts.samples())
+    longest = max(layout.max_query_len for layout in samples)
+    query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
+    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales)
+
+
+def seconds_per_copy(host_cache: HostCache, most: int, device: torch.device) -> float | None:
+    """Return what a block's way to host memory or back takes, of up to ``most`` blocks; None of none."""
+    count = min(most, COPIES_TO_MEASURE)
+    if not count:
+        return None
+    copies = [BlockCopy(block, block, to_host) for to_host in (True, False) for block in range(count)]
+    for _ in range(2):  # the first time warms up
+        timer = Timer(device)
+        host_cache.make(copies)
+        timer.stop()
+        seconds = timer.wait()
+    return seconds / len(copies)
