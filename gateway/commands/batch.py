@@ -22,7 +22,7 @@ from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.limits import check_queue, check_storage
 from gateway.batch.results import ENDED, ERRORS, read_results
 from gateway.batch.retention import check_retained
-from gateway.batch.shapes import LARGEST_FILE, WINDOWS
+from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
 from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
@@ -90,10 +90,8 @@ def submit(
             team_id=team_id,
             key_id=key_id,
             endpoint=endpoint,
-            window=next(iter(WINDOWS)),
             priority=priority,
             callback_url=callback_url,
-            metadata=None,
             input_file_id=file_id,
             input_bytes=size,
         )

@@ -46,10 +46,6 @@ async def batch_of(database: Database, key_id: str, contents: bytes, *, claimed:
             team_id=TEAM,
             key_id=key_id,
             endpoint="/v1/chat/completions",
-            window="24h",
-            priority="normal",
-            callback_url=None,
-            metadata=None,
             input_file_id=file_id,
         )
     return batch.id

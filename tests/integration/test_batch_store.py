@@ -61,10 +61,7 @@ async def batch_of(database: Database, key_id: str, count: int) -> str:
             team_id=TEAM,
             key_id=key_id,
             endpoint="/v1/chat/completions",
-            window="24h",
-            priority="normal",
             callback_url=HOOK,
-            metadata=None,
         )
         await add_items(connection, batch.id, 0, [Item(f"c{n}", b'{"model":"m"}') for n in range(count)])
         await begin_batch(connection, CLOCK, batch.id, count, "m", None)

@@ -67,6 +67,3 @@ def _file(name: str) -> Response[bytes]:
 @cache
 def _content(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
-
-
-handlers = [show_page, show_part]

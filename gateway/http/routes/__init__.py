@@ -1,36 +1,16 @@
 # Decode, call one use case, encode: one file per resource.
 
+from litestar.handlers import HTTPRouteHandler
+
 from gateway.http import console
-from gateway.http.routes import (
-    batch,
-    chat,
-    count_tokens,
-    files,
-    health,
-    models,
-    moderations,
-    route,
-    shadow,
-    usage,
-)
+from gateway.http.routes import batch, chat, count_tokens, files, health, models, moderations, route, shadow, usage
 from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
 
 MODULES = (
-    chat,
-    count_tokens,
-    models,
-    moderations,
-    route,
-    shadow,
-    batch,
-    files,
-    usage,
-    teams,
-    corrections,
-    instances,
-    breakers,
-    webhooks,
-    health,
-    console,
+    *(count_tokens, models, moderations, route, shadow, batch, files, usage),
+    *(teams, corrections, instances, breakers, webhooks, health, console),
 )
-HANDLERS = [handler for module in MODULES for handler in module.handlers]
+HANDLERS = [
+    *chat.handlers,
+    *(each for module in MODULES for each in vars(module).values() if isinstance(each, HTTPRouteHandler)),
+]

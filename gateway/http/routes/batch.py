@@ -129,16 +129,3 @@ async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[byt
     async with services.database.begin() as connection:
         batch = await cancel_batch(connection, services.clock, caller_of(request).team.id, batch_id, keep)
     return answer(view(batch))
-
-
-handlers = [
-    post_batch,
-    get_batches,
-    get_one_batch,
-    get_results,
-    post_cancel,
-    post_openai_batch,
-    get_openai_batches,
-    get_openai_batch,
-    post_openai_cancel,
-]

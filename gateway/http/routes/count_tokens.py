@@ -42,6 +42,3 @@ def _read(request: AnyRequest, body: bytes) -> CountRequest:
     note_model(request, asked.model)
     MESSAGES.check(asked)
     return asked
-
-
-handlers = [count_tokens]

@@ -111,6 +111,3 @@ async def delete_one_file(request: AnyRequest, file_id: FromPath[str]) -> Respon
     async with services_of(request).database.begin() as connection:
         await delete_file(connection, caller_of(request).team.id, file_id)
     return answer({"id": file_id, "object": "file", "deleted": True})
-
-
-handlers = [post_file, get_files, get_one_file, get_content, delete_one_file]

@@ -44,6 +44,3 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
 def openapi_document(request: AnyRequest) -> Response[bytes]:
     """Return the OpenAPI description of every route."""
     return Response(describe(request.app), media_type="application/json")
-
-
-handlers = [live, ready, metrics, openapi_document]

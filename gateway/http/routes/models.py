@@ -78,6 +78,3 @@ def _anthropic_model(catalog: Catalog, name: str, started: int) -> dict[str, Any
         "lifecycle": "active",
     }
     return shown | ({"max_input_tokens": spec.context, "max_tokens": spec.max_output} if spec is not None else {})
-
-
-handlers = [list_models, show_model]

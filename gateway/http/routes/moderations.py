@@ -78,6 +78,3 @@ def _result(scores: dict[str, float]) -> dict[str, Any]:
         "category_scores": scores,
         "category_applied_input_types": {name: ["text"] for name in scores},
     }
-
-
-handlers = [create_moderation]

@@ -158,6 +158,3 @@ def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]
             why = ["has vectors of its own, which do not compare"]
         found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
     return found
-
-
-handlers = [explain_route]

@@ -103,6 +103,3 @@ def _point_view(point: Point) -> dict[str, Any]:
         "interval": None if point.low is None or point.high is None else [round(point.low, 4), round(point.high, 4)],
         "usd_per_call": to_text(round(point.nanousd)),
     }
-
-
-handlers = [get_curve]

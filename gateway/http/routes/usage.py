@@ -166,6 +166,3 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             },
         }
     )
-
-
-handlers = [get_usage, get_report, get_usage_of_all, get_own_team]

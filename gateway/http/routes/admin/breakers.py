@@ -94,6 +94,3 @@ def breaker_view(services: Services, watched: Watched) -> dict[str, Any]:
         "retry_at": moment_of(clock - now + condition.retry_at) if has_retry else None,
         "keys_set_aside": [{"reason": one.why, "until": moment_of(clock - now + one.until)} for one in aside],
     }
-
-
-handlers = [get_breakers, post_open, post_reset]

@@ -45,6 +45,3 @@ async def get_corrections(request: AnyRequest) -> Response[bytes]:
             connection, team_id=query.get("team_id"), first=first, last=last, before=before, limit=limit + 1
         )
     return answer(list_view([correction_view(one) for one in found], limit))
-
-
-handlers = [post_correction, get_corrections]

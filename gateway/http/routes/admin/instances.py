@@ -71,6 +71,3 @@ def _is_stale(one: Instance, now: float) -> bool:
 
 def _host_of(endpoint: str) -> str:
     return endpoint.rpartition(" ")[2].partition("://")[2].partition("/")[0]
-
-
-handlers = [get_instances]

@@ -143,18 +143,3 @@ async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Re
             code="usage_record_not_found",
         )
     return answer(record_view(row))
-
-
-handlers = [
-    post_team,
-    get_teams,
-    get_one_team,
-    patch_team,
-    post_key,
-    get_keys,
-    get_one_key,
-    post_rotation,
-    delete_key,
-    get_audit_log,
-    get_usage_record,
-]

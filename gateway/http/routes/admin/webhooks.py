@@ -109,13 +109,3 @@ def unknown_callback(callback_id: str) -> NotFound:
     """Return the error for a callback that is not in the outbox."""
     words = f"There is no callback '{callback_id[:100]}'. Finished ones are kept for 30 days."
     return NotFound(words, param="callback_id", code="callback_not_found")
-
-
-handlers = [
-    post_webhook_secret,
-    get_webhook_secrets,
-    remove_webhook_secret,
-    get_callbacks,
-    get_callback,
-    post_redelivery,
-]
