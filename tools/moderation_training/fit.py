@@ -80,7 +80,7 @@ class FittedSafety:
         said = ((moderating @ windows.runs) > 0).sum(axis=0)
         self._run_idf = np.log((1 + moderating.shape[0]) / (1 + np.asarray(said).ravel())) + 1
         runs = self._read_runs(windows)
-        mean = self._vectors.pooled(windows.lexicon, _spoken(windows))
+        mean = self._vectors.pooled(windows.vocabulary, _spoken(windows))
         nets: dict[str, Nets] = {}
         share = 1 / np.bincount(windows.owner, minlength=len(examples))[windows.owner]  # of its text that a window is
         for name in heads:
@@ -117,7 +117,7 @@ class FittedSafety:
         words = _shortened(self._words.transform(windows.words), WORDS_AT_LEAST)
         runs = self._read_runs(windows)
         rows = self._nets.rows * self._nets.steps
-        hidden = pooled(self._nets.hashes, rows, windows.lexicon, _spoken(windows)) + self._nets.bias
+        hidden = pooled(self._nets.hashes, rows, windows.vocabulary, _spoken(windows)) + self._nets.bias
         meant = np.maximum(hidden, 0) @ self._nets.out
         found = np.full((windows.texts, len(HEADS)), -np.inf)
         for place, name in enumerate(HEADS):
@@ -201,7 +201,7 @@ def _targets(examples: Examples, name: str) -> tuple[npt.NDArray[np.bool_], npt.
 
 
 def _spoken(windows: Windows) -> csr_matrix:
-    """Return (windows, lexicon): how much each word counts, the more the oftener it comes, but ever less so."""
+    """Return (windows, vocabulary): how much each word counts, the more the oftener it comes, but ever less so."""
     spoken = windows.lexis.copy()
     spoken.data = 1 + np.log(spoken.data)
     return spoken

@@ -42,10 +42,10 @@ class Vectors(Struct, frozen=True):
     hashes: npt.NDArray[np.uint32]  # (words,), rising, each once
     rows: npt.NDArray[np.float32]  # (words, dimensions)
 
-    def pooled(self, lexicon: list[bytes], spoken: csr_matrix) -> Floats:
-        """Return (texts, dimensions): the mean vector of the words that each text of ``spoken`` (texts, lexicon) says,
-        among some that mean nothing, as words without a vector do."""
-        return pooled(self.hashes, self.rows, lexicon, spoken)
+    def pooled(self, vocabulary: list[bytes], spoken: csr_matrix) -> Floats:
+        """Return (texts, dimensions): the mean vector of the words that each text of ``spoken`` (texts, vocabulary)
+        says, among some that mean nothing, as words without a vector do."""
+        return pooled(self.hashes, self.rows, vocabulary, spoken)
 
 
 class Nets(NamedTuple):
@@ -84,9 +84,9 @@ def _read(path: Path) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
     return hashes, rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-6)
 
 
-def pooled(hashes: npt.NDArray[np.uint32], rows: npt.NDArray, lexicon: list[bytes], spoken: csr_matrix) -> Floats:
+def pooled(hashes: npt.NDArray[np.uint32], rows: npt.NDArray, vocabulary: list[bytes], spoken: csr_matrix) -> Floats:
     """Return (texts, columns): the mean of ``rows`` (words, columns), 0 for a word that is not among ``hashes``."""
-    asked = hashes_of(lexicon)
+    asked = hashes_of(vocabulary)
     places = np.searchsorted(hashes, asked).clip(max=len(hashes) - 1)
     known = np.where((hashes[places] == asked)[:, None], rows[places], 0)
     mean: Floats = (spoken @ known) / (np.asarray(spoken.sum(axis=1)) + MEANT_AT_LEAST)

@@ -28,21 +28,21 @@ class Windows(Struct, frozen=True):
     texts: int
     owner: npt.NDArray[np.int64]  # (windows,): whose each is
     words: csr_matrix  # (windows, buckets): counts of words, pairs and triples
-    lexicon: list[bytes]  # every word
-    lexis: csr_matrix  # (windows, lexicon): counts of words
-    runs: csr_matrix  # (lexicon, run buckets): counts of the runs in each word
+    vocabulary: list[bytes]  # every word
+    lexis: csr_matrix  # (windows, vocabulary): counts of words
+    runs: csr_matrix  # (vocabulary, run buckets): counts of the runs in each word
 
     def take(self, texts: npt.NDArray[np.int64]) -> Windows:
         """Return the windows of these texts alone; their numbers rise."""
         kept = np.flatnonzero(np.isin(self.owner, texts))
         owner = np.searchsorted(texts, self.owner[kept])
-        return Windows(len(texts), owner, self.words[kept], self.lexicon, self.lexis[kept], self.runs)
+        return Windows(len(texts), owner, self.words[kept], self.vocabulary, self.lexis[kept], self.runs)
 
     def first(self, most: int) -> Windows:
         """Return the first windows of each text, at most ``most`` of each."""
         place = np.arange(len(self.owner)) - np.searchsorted(self.owner, self.owner)
         kept = np.flatnonzero(place < most)
-        return Windows(self.texts, self.owner[kept], self.words[kept], self.lexicon, self.lexis[kept], self.runs)
+        return Windows(self.texts, self.owner[kept], self.words[kept], self.vocabulary, self.lexis[kept], self.runs)
 
 
 def windows_of(texts: list[str]) -> Windows:
@@ -52,17 +52,17 @@ def windows_of(texts: list[str]) -> Windows:
     owner = np.repeat(np.arange(len(texts)), list(map(len, found)))
     hits = [read_words(hashes_of(words)) for words in windows]
     words = _rows([reading.buckets for reading in hits], [reading.counts for reading in hits], BUCKETS)
-    lexicon: dict[bytes, int] = {}
-    spoken = [Counter(lexicon.setdefault(word, len(lexicon)) for word in said) for said in windows]
+    vocabulary: dict[bytes, int] = {}
+    spoken = [Counter(vocabulary.setdefault(word, len(vocabulary)) for word in said) for said in windows]
     columns = [np.array(list(counts), np.int64) for counts in spoken]
-    lexis = _rows(columns, [np.array(list(counts.values()), np.int64) for counts in spoken], len(lexicon))
-    return Windows(len(texts), owner, words, list(lexicon), lexis, _runs_of(list(lexicon)))
+    lexis = _rows(columns, [np.array(list(counts.values()), np.int64) for counts in spoken], len(vocabulary))
+    return Windows(len(texts), owner, words, list(vocabulary), lexis, _runs_of(list(vocabulary)))
 
 
-def _runs_of(lexicon: list[bytes]) -> csr_matrix:
-    """Return (lexicon, run buckets): how often each run comes in each word."""
+def _runs_of(vocabulary: list[bytes]) -> csr_matrix:
+    """Return (vocabulary, run buckets): how often each run comes in each word."""
     found = []
-    for words in joined(lexicon):
+    for words in joined(vocabulary):
         runs = read_runs(words, hashes_of(words.said()))
         _, places = np.nonzero(runs.buckets != NO_RUN)
         owner = np.searchsorted(runs.starts, places, side="right") - 1

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 import string
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
 from typing import Literal, NamedTuple
 
 from gateway.moderation.classifier.findings import Finding
@@ -23,7 +25,6 @@ from gateway.moderation.rules.genuine import (
     is_said_card,
     is_us_ssn,
 )
-from gateway.moderation.rules.tokens import MARKED, RANDOM_TOKENS, TOKENS
 
 Group = Literal["secrets", "personal_data", "contacts"]
 
@@ -90,6 +91,7 @@ def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] 
     return Rule(name, "secrets", tuple(marks.split()), re.compile(pattern), is_real)
 
 
+_STARTS = tomllib.loads((files("gateway") / "moderation" / "rules" / "tokens.toml").read_text())
 _DIGITS = tuple("0123456789")
 # A row of digits, spaces and hyphens, or four groups with another sign between.
 _CARD_LIKE = (  # but no digits of a hash or UUID
@@ -112,9 +114,9 @@ RULES = (
     _secret("private_key", "PRIVATE KEY", r"-----BEGIN (?:[A-Z]{2,9} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
     _secret("private_key", "PuTTY-User-Key-File", r"PuTTY-User-Key-File-\d"),
     _secret("private_key", "PrivateKey", r"PrivateKey\s{0,3}=\s{0,3}[A-Za-z0-9+/]{43}="),  # WireGuard
-    *_tokens(TOKENS),
-    *_tokens(RANDOM_TOKENS, is_random),
-    *(_secret("service_token", mark, pattern) for mark, pattern in MARKED.items()),
+    *_tokens(_STARTS["tokens"]),
+    *_tokens(_STARTS["random_tokens"], is_random),
+    *(_secret("service_token", mark, pattern) for mark, pattern in _STARTS["marked"].items()),
     _secret("bearer_token", "earer", r"[Bb]earer[ \t]{1,3}[\w.~+/-]{20,200}", is_bearer),
     _secret("basic_login", "asic ", r"[Bb]asic [A-Za-z0-9+/]{8,200}={0,2}(?![\w+/])", is_login),
     _secret(

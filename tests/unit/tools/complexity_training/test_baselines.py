@@ -1,4 +1,4 @@
-# The yardsticks of the complexity model, on rows whose answer is known.
+# The baselines of the complexity model, on rows whose answer is known.
 
 from __future__ import annotations
 
