@@ -1,4 +1,4 @@
-# What every route shares: what a request brings with it (services, caller, query), and how an answer is written.
+# What every route shares: what a request brings with it (body, caller, query), and how an answer is written.
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Protocol, TypeVar
 from litestar import Request, Response
 
 from gateway.accounts.serializers import to_json
+from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller
 from gateway.http.error_handler import LARGEST_BODY
-from gateway.inference.services import Services
+from gateway.overload.body_memory import BodyRoom
 from gateway.storage.audit_log import Act
 from protocol.errors import BadRequest, invalid_value
 from protocol.serving.off_loop import HEAVY, off_loop
@@ -46,7 +47,8 @@ async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T,
             return read(begun), len(begun)
     caller = principal_of(request)
     team_id = caller.team.id if isinstance(caller, Caller) else ""
-    async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
+    room: BodyRoom = request.app.state.services.body_room
+    async with room.taken(team_id, announced or LARGEST_BODY):
         body = begun + b"".join([piece async for piece in pieces])
         return await off_loop(len(body), lambda: read(body)), len(body)
 
@@ -59,11 +61,6 @@ async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
         if len(begun) > HEAVY:
             break
     return bytes(begun)
-
-
-def services_of(request: AnyRequest) -> Services:
-    """Return the services of the app that serves ``request``."""
-    return request.app.state.services
 
 
 def caller_of(request: AnyRequest) -> Caller:
@@ -86,7 +83,8 @@ def act_of(request: AnyRequest) -> Act:
 
 def now_of(request: AnyRequest) -> datetime:
     """Return the current time by the gateway's clock."""
-    return services_of(request).clock.moment()
+    clock: Clock = request.app.state.services.clock
+    return clock.moment()
 
 
 def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:

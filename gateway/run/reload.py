@@ -14,6 +14,7 @@ from msgspec import structs
 
 from gateway.config.tree import ConfigFaults
 from gateway.core.settings import Settings
+from gateway.inference.edge import InferenceEdge
 from gateway.inference.services import Services
 from gateway.upstreams.registry import ProviderRegistry
 
@@ -44,7 +45,8 @@ class Reloader:
             services.metrics.count_reload(settings is not None, services.clock.now())
             if settings is None:
                 return False
-            self.state.services = next_edition(services, settings)
+            edition = next_edition(services, settings)
+            self.state.services, self.state.inference = edition, InferenceEdge(edition)
             changes = {"models": differences(services.settings.models, settings.models)}
             changes["providers"] = differences(services.settings.providers, settings.providers)
             log.info("config_reloaded", **changes)

@@ -17,8 +17,9 @@ from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
+from gateway.http.app_services import services_of
 from gateway.http.batch_submission import submit, submit_file
-from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query, services_of
+from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
 

@@ -17,6 +17,7 @@ from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import batch_of_output
 from gateway.batch.upload import FORM_ROOM, receive_file
 from gateway.batch.views import file_view
+from gateway.http.app_services import services_of
 from gateway.http.exchange import (
     LONGEST_PAGE,
     AnyRequest,
@@ -25,7 +26,6 @@ from gateway.http.exchange import (
     openai_page,
     read_parameters,
     read_whole,
-    services_of,
 )
 from gateway.http.routes.batch import JSONL
 from protocol.errors import invalid_value

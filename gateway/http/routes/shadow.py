@@ -11,7 +11,8 @@ from billing.core.money import to_text
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.principals import Admin, Caller
-from gateway.http.exchange import AnyRequest, answer, principal_of, read_parameters, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, answer, principal_of, read_parameters
 from gateway.http.routes.usage import team_in_question
 from gateway.shadow.store import comparisons_of, counts_of
 from protocol.errors import NotFound

@@ -15,6 +15,7 @@ from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.accounts.serializers import dollars, limits_view, moment_of
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
+from gateway.http.app_services import services_of
 from gateway.http.exchange import (
     AnyRequest,
     answer,
@@ -22,7 +23,6 @@ from gateway.http.exchange import (
     principal_of,
     read_parameters,
     read_query,
-    services_of,
 )
 from gateway.reports.admin_report import house_report, report_csv
 from gateway.reports.admin_usage import house_usage

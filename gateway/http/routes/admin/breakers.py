@@ -9,7 +9,8 @@ from litestar.params import FromPath
 
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import moment_of
-from gateway.http.exchange import AnyRequest, act_of, answer, read_parameters, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, act_of, answer, read_parameters
 from gateway.inference.services import Services
 from gateway.storage.audit_log import record_act
 from gateway.upstreams.resilience.shared import Watched

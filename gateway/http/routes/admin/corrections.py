@@ -9,7 +9,8 @@ from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
 from gateway.core.days import read_day
-from gateway.http.exchange import AnyRequest, act_of, answer, read_query, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, act_of, answer, read_query
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid
 from protocol.decoding import decode
 

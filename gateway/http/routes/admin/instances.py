@@ -10,7 +10,8 @@ from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import dollars, moment
 from gateway.fleet.instances import STALE_AFTER
-from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, answer, read_parameters
 from router.catalog.catalog import Catalog
 
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown

@@ -11,7 +11,8 @@ from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check
 from gateway.accounts.serializers import audit_view, key_view, list_view, made_view, record_view, team_view
 from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
-from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query, read_whole, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query, read_whole
 from gateway.storage.audit_log import list_acts
 from protocol.decoding import decode
 from protocol.errors import NotFound

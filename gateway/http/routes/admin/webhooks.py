@@ -9,7 +9,8 @@ from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import callback_view, list_view, webhook_secret_view
 from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
 from gateway.accounts.teams import get_team
-from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query, services_of
+from gateway.http.app_services import services_of
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query
 from gateway.outbox.store import find_callback, list_callbacks, reopen
 from gateway.storage.audit_log import record_act
 from gateway.storage.encryption import Sealer
