@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_backend.engine.process import die_with
 from gpu_backend.server.checkpoint.model_registry import ModelVersion, find_version
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer
-from gpu_backend.server.serving import die_with_parent, serve
+from gpu_backend.server.serving import serve
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.step.config import (
     DEVICES,
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, serve, return the exit status."""
     settings = read_settings(arguments, os.environ)
     if os.environ.get(DIE_WITH_PARENT) == "1":
-        die_with_parent()
+        die_with(os.getppid(), signal.SIGTERM)
     logging.basicConfig(format="gpu_backend: %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool

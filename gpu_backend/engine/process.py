@@ -184,10 +184,13 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     return loop, ready
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process with its parent, and end it now if the parent is gone already."""
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to end this process ``by`` a signal with its parent, and end it now if that is gone already.
+
+    Linux has it; call it from the main thread.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         sys.exit(0)
 

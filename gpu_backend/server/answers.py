@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
+
+from msgspec import UNSET
 
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
-from gpu_backend.server.wire import UsageBody, encode
+from gpu_backend.server.wire import Answer, Choice, UsageBody, encode
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.serving.leaving import ended_when_client_leaves
 from protocol.sse import DONE, encode_event
@@ -35,6 +40,32 @@ class Dialect(Protocol):
 
     def usage_chunk(self, usage: UsageBody) -> bytes | None:
         """Return the chunk with the usage, or None if it was not asked for."""
+
+
+class Envelope:
+    """What all answers and chunks of one call have alike: id, time, model, and whether its usage was asked for."""
+
+    def __init__(self, front: Front, body: ChatRequest | CompletionRequest, prefix: str) -> None:
+        self.shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._common: dict[str, Any] = {
+            "id": f"{prefix}-{front.new_id()}",
+            "created": int(front.now()),
+            "model": body.model,
+            "system_fingerprint": front.checkpoint.fingerprint,
+        }
+
+    def whole(self, kind: str, choices: Sequence[Choice], usage: UsageBody) -> bytes:
+        """Return a whole answer; ``kind`` is OpenAI's name of its ``object``."""
+        return encode(Answer(object=kind, choices=choices, usage=usage, **self._common))
+
+    def chunk(self, kind: str, choice: Choice) -> bytes:
+        """Return a chunk with one choice: its usage is null where a later chunk will have one."""
+        usage = None if self.shows_usage else UNSET
+        return encode(Answer(object=kind, choices=(choice,), usage=usage, **self._common))
+
+    def usage_chunk(self, kind: str, usage: UsageBody) -> bytes | None:
+        """Return the chunk that holds nothing but the usage, if it was asked for."""
+        return encode(Answer(object=kind, choices=(), usage=usage, **self._common)) if self.shows_usage else None
 
 
 class InferenceResponse:

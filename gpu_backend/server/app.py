@@ -18,7 +18,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 from gpu_backend.server import chat, completions, embeddings, operations
 from gpu_backend.server.client.errors import EngineFailed, ForeignPage
 from gpu_backend.server.front import Front, front_of, request_id_of
-from gpu_backend.server.settings import FrontSettings, is_loopback
+from gpu_backend.server.settings import is_loopback
 from gpu_backend.server.wire import encode
 from protocol.errors import InvalidKey, MethodNotAllowed, ServiceError, TooLarge, UnknownUrl
 
@@ -69,7 +69,7 @@ def refuse_pages(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHan
     origin, host = (connection.headers.get(name) for name in ("origin", "host"))
     if origin is not None and not is_loopback(_host_of(origin.rpartition("://")[2])):
         raise ForeignPage("This engine answers no page of another site. Call it from a program, or through a gateway.")
-    if host and not front_settings(connection).api_key and not is_loopback(_host_of(host)):
+    if host and not front_of(connection).settings.api_key and not is_loopback(_host_of(host)):
         raise ForeignPage(
             f"This engine has no secret and answers to names of this machine alone, such as 127.0.0.1: {host[:100]!r}."
         )
@@ -84,18 +84,12 @@ def _host_of(authority: str) -> str:
 
 def require_key(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Let a request pass if it carries the engine's secret, or if there is none. /health is open to all."""
-    secret = front_settings(connection).api_key
+    secret = front_of(connection).settings.api_key
     if not secret or handler.opt.get("is_open"):
         return
     scheme, _, given = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), secret.encode()):
         raise InvalidKey("This engine demands its secret as 'Authorization: Bearer …'.")
-
-
-def front_settings(connection: ASGIConnection[Any, Any, Any, Any]) -> FrontSettings:
-    """Return the settings of the front that serves ``connection``."""
-    front: Front = connection.app.state.front
-    return front.settings
 
 
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

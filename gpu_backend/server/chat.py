@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gpu_backend.server.answers import InferenceResponse
+from gpu_backend.server.answers import Envelope, InferenceResponse
 from gpu_backend.server.checkpoint.tool_calls import ParsedText, ToolCallReader, join_parsed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
@@ -21,7 +21,6 @@ from gpu_backend.server.requests.prompts import encode_chat, render_chat
 from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.requests.tools import ToolUse, read_tools
 from gpu_backend.server.wire import (
-    Answer,
     ChatChoice,
     ChatDelta,
     ChatMessage,
@@ -29,13 +28,14 @@ from gpu_backend.server.wire import (
     UsageBody,
     call_bodies,
     chat_logprobs,
-    encode,
 )
 from gpu_backend.step.sampling_params import Grammar
 from gpu_backend.step.sequence import FinishReason
 from protocol.chat import ChatRequest
 from protocol.errors import invalid_param
 from protocol.serving.off_loop import off_loop
+
+CHUNK = "chat.completion.chunk"
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -108,13 +108,7 @@ class ChatDialect:
         self, front: Front, body: ChatRequest, extensions: Extensions, tool_use: ToolUse | None = None
     ) -> None:
         self._codec = front.checkpoint.codec
-        self._common: dict[str, Any] = {
-            "id": f"chatcmpl-{front.new_id()}",
-            "created": int(front.now()),
-            "model": body.model,
-            "system_fingerprint": front.checkpoint.fingerprint,
-        }
-        self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._envelope = Envelope(front, body, "chatcmpl")
         self._shows_logprobs = bool(body.logprobs)
         self._shows_token_ids = extensions.return_token_ids
         self._shows_gpu_seconds = extensions.return_gpu_seconds
@@ -126,8 +120,7 @@ class ChatDialect:
 
     def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
         """Return the body of a plain answer."""
-        choices = [self._whole_choice(reply) for reply in replies]
-        return encode(Answer(object="chat.completion", choices=choices, usage=usage, **self._common))
+        return self._envelope.whole("chat.completion", [self._whole_choice(reply) for reply in replies], usage)
 
     def chunks(self, piece: Piece) -> list[bytes]:
         """Return the role before a reply's first piece, then what it says, then its end.
@@ -139,7 +132,7 @@ class ChatDialect:
             self._begun.add(piece.index)
             # As OpenAI has it: an empty text begins a text, null a reply that may be calls.
             role = ChatDelta(role="assistant", content="" if self._tool_use is None else None)
-            chunks.append(self._chunk(ChunkChoice(index=piece.index, delta=role)))
+            chunks.append(self._envelope.chunk(CHUNK, ChunkChoice(index=piece.index, delta=role)))
         parsed = self._read(piece)
         choice = ChunkChoice(
             index=piece.index,
@@ -149,19 +142,17 @@ class ChatDialect:
             gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
         )
         if parsed.content or parsed.calls or piece.scored:
-            chunks.append(self._chunk(choice))
+            chunks.append(self._envelope.chunk(CHUNK, choice))
             choice = ChunkChoice(index=piece.index, delta=ChatDelta())
         if piece.finish_reason is not None:
-            chunks.append(self._chunk(replace(choice, finish_reason=self._reason(piece))))
+            chunks.append(self._envelope.chunk(CHUNK, replace(choice, finish_reason=self._reason(piece))))
         elif choice.token_ids:  # of a character that is not whole yet
-            chunks.append(self._chunk(choice))
+            chunks.append(self._envelope.chunk(CHUNK, choice))
         return chunks
 
     def usage_chunk(self, usage: UsageBody) -> bytes | None:
         """Return the chunk that holds nothing but the usage, if it was asked for."""
-        if not self._shows_usage:
-            return None
-        return encode(Answer(object="chat.completion.chunk", choices=(), usage=usage, **self._common))
+        return self._envelope.usage_chunk(CHUNK, usage)
 
     def _whole_choice(self, reply: Piece) -> ChatChoice:
         parsed = self._read(reply)
@@ -199,10 +190,6 @@ class ChatDialect:
         reader = self._readers.get(piece.index)
         has_called = reader is not None and reader.num_calls > 0
         return "tool_calls" if has_called and piece.finish_reason is FinishReason.STOP else str(piece.finish_reason)
-
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        usage = None if self._shows_usage else UNSET
-        return encode(Answer(object="chat.completion.chunk", choices=(choice,), usage=usage, **self._common))
 
 
 handlers = [create_chat_completion]

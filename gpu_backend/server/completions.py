@@ -9,7 +9,7 @@ from litestar import Request, post
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
-from gpu_backend.server.answers import InferenceResponse
+from gpu_backend.server.answers import Envelope, InferenceResponse
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
 from gpu_backend.server.reply import Piece
@@ -17,11 +17,12 @@ from gpu_backend.server.requests.bodies import Extensions, read_body, read_sende
 from gpu_backend.server.requests.checks import check_completion, check_tokens
 from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests.structured import grammar_of
-from gpu_backend.server.wire import Answer, TextChoice, UsageBody, completion_logprobs, encode, with_prompt
+from gpu_backend.server.wire import TextChoice, UsageBody, completion_logprobs, with_prompt
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest, invalid_param
 from protocol.serving.off_loop import off_loop
 
+KIND = "text_completion"  # of whole answers and chunks alike
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions alone
 MOST_REPLIES = 2048  # to all prompts of a request together
 
@@ -76,14 +77,7 @@ class CompletionDialect:
         self._prompts = prompts
         self._n = body.n or 1
         self._codec = front.checkpoint.codec
-        self._common: dict[str, Any] = {
-            "id": f"cmpl-{front.new_id()}",
-            "object": "text_completion",
-            "created": int(front.now()),
-            "model": body.model,
-            "system_fingerprint": front.checkpoint.fingerprint,
-        }
-        self._shows_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._envelope = Envelope(front, body, "cmpl")
         self._shows_logprobs = body.logprobs is not None
         self._shows_token_ids = extensions.return_token_ids
         self._shows_gpu_seconds = extensions.return_gpu_seconds and bool(body.stream)
@@ -92,7 +86,7 @@ class CompletionDialect:
 
     def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
         """Return the body of a plain answer."""
-        return encode(Answer(choices=[self._choice(reply) for reply in replies], usage=usage, **self._common))
+        return self._envelope.whole(KIND, [self._choice(reply) for reply in replies], usage)
 
     def chunks(self, piece: Piece) -> list[bytes]:
         """Return what a piece says as one chunk, if it says anything that was asked for."""
@@ -100,12 +94,11 @@ class CompletionDialect:
         self._begun.add(piece.index)
         if not (choice.text or choice.logprobs or choice.token_ids or choice.finish_reason):
             return []
-        usage = None if self._shows_usage else UNSET
-        return [encode(Answer(choices=(choice,), usage=usage, **self._common))]
+        return [self._envelope.chunk(KIND, choice)]
 
     def usage_chunk(self, usage: UsageBody) -> bytes | None:
         """Return the chunk that holds nothing but the usage, if it was asked for."""
-        return encode(Answer(choices=(), usage=usage, **self._common)) if self._shows_usage else None
+        return self._envelope.usage_chunk(KIND, usage)
 
     def _choice(self, piece: Piece) -> TextChoice:
         shows_echo = bool(self._echoed) and piece.index not in self._begun

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from litestar import Request
+from litestar.connection import ASGIConnection
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
@@ -73,9 +74,9 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     return Front(settings, checkpoint, engine, metrics, instance_id, node_id=socket.gethostname())
 
 
-def front_of(request: Request[Any, Any, Any]) -> Front:
-    """Return the front that serves ``request``."""
-    return request.app.state.front
+def front_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Front:
+    """Return the front that serves ``connection``."""
+    return connection.app.state.front
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:

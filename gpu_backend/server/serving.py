@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import signal
 import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +21,6 @@ from protocol.serving.listening import BACKLOG, open_socket, raise_descriptor_li
 
 log = logging.getLogger("gpu_backend")
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 UNREAD = 600.0  # seconds that a caller may take nothing: a gateway reads a stream as slowly as its own client
 KEEP_ALIVE_SECONDS = 75  # longer than the gateway keeps idle connections, so that the gateway closes first
 
@@ -72,15 +68,6 @@ def serve(settings: FrontSettings) -> int:
     log.info("serving %s on http://%s:%d", settings.served_model_name, f"[{host}]" if ":" in host else host, port)
     server.run(sockets=[listening])
     return exit_status
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the process that started this one ends (Linux). Call it from the main thread."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended in between
-        sys.exit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

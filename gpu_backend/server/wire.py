@@ -135,6 +135,9 @@ class TextChoice(Struct, frozen=True, kw_only=True):
     gpu_seconds: float | UnsetType = UNSET  # as of a ChunkChoice; in streams alone
 
 
+Choice = ChatChoice | ChunkChoice | TextChoice
+
+
 class Answer(Struct, frozen=True, kw_only=True):
     """A whole answer or one chunk: ``object`` says of which kind. ``usage`` unset is left out, None is written."""
 
@@ -143,7 +146,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    choices: Sequence[ChatChoice | ChunkChoice | TextChoice]
+    choices: Sequence[Choice]
     usage: UsageBody | UnsetType | None = UNSET
 
 

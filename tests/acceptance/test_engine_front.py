@@ -79,7 +79,7 @@ def test_usage_tells_where_the_time_went(client: OpenAI) -> None:
 
 
 def test_a_crowd_gets_the_answers_that_each_would_get_alone(client: OpenAI) -> None:
-    """Sixteen at once: nobody sees another's tokens."""
+    """Sixteen at once: no client sees another's tokens."""
     questions = [[{"role": "user", "content": f"Question number {i}"}] for i in range(16)]
     alone = [ask(client, messages=question, max_tokens=12).choices[0].token_ids for question in questions]
     with ThreadPoolExecutor(16) as pool:

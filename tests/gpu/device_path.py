@@ -1,5 +1,5 @@
 # What the engine does on a CUDA device beside arithmetic, on a card that is simulated: nothing of the host's is read as
-# the device's, nobody waits but for a step's result, graphs hold what they need, and no step compiles a kernel anew.
+# the device's, the host waits for a step's result alone, graphs hold what they need, no step compiles a kernel anew.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decodes(setting: Setting) -> str:
 
 
 def sampling_parameters(setting: Setting) -> str:
-    """Log-probabilities, penalties, biases, least lengths, scores of prompts and embeddings wait for nobody either."""
+    """Log-probabilities, penalties, biases, least lengths, scores of prompts and embeddings wait for nothing either."""
     asked = [
         _ask(1, 4, logprobs=2), _ask(2, 4, logprobs=4, top_p=0.8),
         _ask(3, 4, presence_penalty=0.5, repetition_penalty=1.2), _ask(5, 3, prompt_logprobs=1),
@@ -58,7 +58,7 @@ def swaps(setting: Setting) -> str:
     commands = [_ask(3, 14), _ask(4, 14)]
     sizes = {"block_size": 4, "max_model_len": 32, "num_kv_blocks": 10, "host_kv_bytes": 1 << 20}
     _, loop = _compare(setting, commands, {"copy_seconds": 1e-9}, step_cost=TOKENS_COST, **sizes)
-    require(loop.scheduler.num_swaps > 0, "nobody was swapped out")
+    require(loop.scheduler.num_swaps > 0, "no sequence was swapped out")
     return f"{loop.scheduler.num_swaps} sequences swapped out"
 
 

@@ -211,7 +211,7 @@ def draws(setting: Setting) -> str:
 def rows_of_decodes(setting: Setting) -> str:
     """What a step of decodes computes, and what counts of its draws, as plain torch says it: whole numbers, all equal.
 
-    Places without guesses and with any number, new blocks and none, long tables, and nobody's places at the end.
+    Places without drafts and with any number, new blocks and none, long tables, places without a sequence at the end.
     """
     dice, shapes = setting.dice, 4 if setting.device.type == "cpu" else 12
     for _ in range(shapes):
@@ -251,12 +251,12 @@ def rows_of_decodes(setting: Setting) -> str:
             by.place_decodes(given, own, rows, size)
             by.accept_draws(given, own, rows, drawn.to(device), usable.to(device))
             for place, length in enumerate(rows.context_lens.tolist()):
-                rows.block_tables[place, -(-length // size) :] = 0  # nobody reads them
+                rows.block_tables[place, -(-length // size) :] = 0  # no kernel reads them
             for given_row in inputs:
                 if FROM_STATE not in given_row[len(given_row) - given_row[2] + 1 :]:
-                    own.drafts[given_row[0]] = 0  # nobody asked for them
+                    own.drafts[given_row[0]] = 0  # they were not asked for
             found = [*tensors_of(rows), *tensors_of(rows.sampling)]
-            found += [(name, value[:-1]) for name, value in tensors_of(own)]  # nobody's row is whoever's
+            found += [(name, value[:-1]) for name, value in tensors_of(own)]  # the spare row may hold anything
             made.append({name: value.cpu() for name, value in found})
         for name, value in made[0].items():
             require(torch.equal(value, made[1][name]), f"{name} of {inputs}: {made[1][name]}, not {value}")

@@ -25,7 +25,7 @@ WAITS = {  # operations whose result's shape or value the host must know
     aten.is_nonzero.default, aten.item.default, aten.unique_dim.default, aten._unique2.default,
 }  # fmt: skip
 MOVES = {aten.to.dtype_layout, aten.to.device, aten.to.other, aten._to_copy.default}
-GARBAGE = 77  # in memory that nobody has written; as float not a number
+GARBAGE = 77  # in memory that no kernel has written; as float not a number
 
 
 class Misuse(Exception):
@@ -159,7 +159,7 @@ class Card(TorchDispatchMode):
         return tree_map(outer, made)
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, made: Any, tensors: list[Tensor]) -> None:
-        """Remember what a replay has to do again; poison what nobody has written."""
+        """Remember what a replay has to do again; poison what no kernel has written."""
         places = {_storage(t.inner) for t in tensors if isinstance(t, OnCard)}
         new = [t for t in tree_flatten(made)[0] if isinstance(t, Tensor) and _storage(t) not in places]
         if "empty" in name:
@@ -190,7 +190,7 @@ class Card(TorchDispatchMode):
         if self._capture is not None:
             raise Misuse("memory is pinned while a graph is captured")
         if tensor.numel():
-            self._pinned[_storage(tensor)] = tensor  # kept: its address is nobody else's
+            self._pinned[_storage(tensor)] = tensor  # kept: no other tensor gets its address
         return tensor
 
     def _is_pinned(self, tensor: Tensor) -> bool:
@@ -344,7 +344,7 @@ def simulated_card() -> Iterator[Card]:
 
         def synchronize(self) -> None:
             if not self.is_recorded:
-                raise Misuse("nobody recorded the event that is waited for")
+                raise Misuse("the event that is waited for was never recorded")
             card.wait("an event")
 
         def elapsed_time(self, end: Any) -> float:

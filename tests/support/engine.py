@@ -108,7 +108,7 @@ class CountingRunner(AtOnce):
     def _place(self, step: SequenceStep) -> SequenceStep:
         """Say where a step begins, and guess: the runner knows, whatever the host does."""
         start = self._starts[step.row] if step.slack else step.start
-        assert step.start - step.slack <= start <= step.start, "a step begins where nobody expected it"
+        assert step.start - step.slack <= start <= step.start, "a step begins where it was not expected"
         last = self._sampled[step.row] if step.token_ids[0] == UNKNOWN else step.token_ids[0]
         text = self._texts.setdefault(step.row, {})
         text |= dict(enumerate(memoryview(step.text).cast("i"), step.text_start))

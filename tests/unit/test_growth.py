@@ -124,6 +124,9 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gpu_backend.server.requests.checks.check_completion": lambda request: checks.check_completion(
         request, NO_EXTENSIONS
     ),
+    "gpu_backend.server.requests.checks.check_tokens": lambda request: checks.check_tokens(
+        request, NO_EXTENSIONS, 1000
+    ),
     "gpu_backend.server.requests.structured.grammar_of": lambda request: structured.grammar_of(request, NO_EXTENSIONS),
 }
 # What is measured by a test of its own, or reads nothing long.
@@ -145,7 +148,7 @@ ELSEWHERE = {
     "router.prompt_size.token_counts.counter_of": "reads what an operator says",
     "router.sampling.route_with_large": "reads a name of the catalogue",
     "protocol.errors.invalid_value": "writes a refusal",
-    "gpu_backend.server.requests.bodies.invalid": "writes a refusal",
+    "protocol.errors.invalid_param": "writes a refusal",
     "gateway.http.exchange.read_whole": "reads twenty digits",
     "gateway.batch.results.error_of": "writes an error",
     "gateway.upstreams.openai.parts.made_up_id": "reads 200 characters",

@@ -212,7 +212,7 @@ def rows() -> list[tuple[str, ...]]:
 def run(
     engine: tuple[str, ...], asked: list[Generate], expected: Answers, models: dict[str, Path]
 ) -> tuple[Answers, int]:
-    """Answer all in a busy engine that has these features; return how often somebody gave way, too."""
+    """Answer all in a busy engine that has these features; return how many sequences were preempted, too."""
     method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
     ways = {name: value for way in METHODS if way in engine for name, value in METHODS[way].items()}
     draft = {"speculative_model": str(models[""])} if method == "draft" else {}
@@ -274,7 +274,7 @@ def test_every_feature_is_here() -> None:
 
 @pytest.mark.parametrize("pair", pairs([*FEATURES, *METHODS, *ALWAYS, *MORE]), ids=" and ".join)
 def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
-    """Whoever asks for both, or for one in an engine that has the other, has the replies that it has alone."""
+    """A request that asks for both, or for one in an engine that has the other, has the replies that it has alone."""
     expect_none(pair, faults)
 
 

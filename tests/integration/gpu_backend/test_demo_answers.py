@@ -15,7 +15,7 @@ class Demo:
     """The demo model with its tokenizer, greedy, on the CPU in float32."""
 
     def __init__(self) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # a second, for whoever runs these tests
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # a second, for runs of these tests alone
 
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)

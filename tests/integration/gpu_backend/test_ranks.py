@@ -112,7 +112,7 @@ def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Pat
 
 @pytest.mark.soak
 def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
-    """Whoever waits for it learns so at once, instead of waiting for ever."""
+    """The process that waits for it learns so at once, instead of waiting for ever."""
     folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
     engine = EngineProcess.start(EngineConfig(str(folder), "cpu", tensor_parallel_size=2))
     try:

@@ -158,7 +158,7 @@ def test_nobody_waits_for_a_grammar_but_its_own_request(llama: Path) -> None:
 def test_a_step_that_fails_while_its_masks_are_made_costs_its_own_replies_alone(
     llama: Path, overlaps: bool, fails_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody reads those masks; whoever else follows the same grammar, and comes next, is served as if alone."""
+    """No step reads those masks; a request that follows the same grammar, and comes next, is served as if alone."""
     unlucky, *others = requests()[:3]
     expected = answer_all(model_loop(llama), [unlucky, *others])
     loop = model_loop(llama, async_scheduling=overlaps)

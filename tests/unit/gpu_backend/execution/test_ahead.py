@@ -131,7 +131,7 @@ def test_a_stop_within_what_held_ends_the_reply_there() -> None:
 
 
 def test_who_asks_for_more_than_the_device_knows_brings_the_host_back() -> None:
-    """While a reply with penalties runs, and while somebody waits, guesses are the host's and wait for results."""
+    """While a reply with penalties runs, or while a request waits, draft tokens are the host's and wait for results."""
     loop, runner = ahead_loop(max_num_seqs=2)
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.propose = lambda sequence, count: (7,) * count

@@ -62,7 +62,7 @@ def test_bias_length_and_repetition_are_those_of_transformers(
     prompt: list[int], reply: list[int], penalty: float, bias: dict[int, float], least: int
 ) -> None:
     """The same numbers come of its processors in our order: length, bias, repetition over prompt and reply."""
-    from transformers import generation as judging  # a second, for whoever runs this test
+    from transformers import generation as judging  # a second, for runs of this test alone
 
     sampling = replace(
         PLAIN,

@@ -125,7 +125,7 @@ def test_a_copy_is_made_anew_when_it_is_full() -> None:
 
 
 def test_another_sequence_in_the_same_blocks_has_no_copy() -> None:
-    """Whoever gets a leaver's blocks, and goes on where it ended, has its own keys and values."""
+    """A sequence that gets the blocks of one that left, and goes on where it ended, has its own keys and values."""
     running = RunningSequences(2, 1)
     running.come(1, 5)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_another_sequence_in_the_same_blocks_has_no_copy() -> None:
 
 
 def test_no_more_is_copied_than_there_is_room_for() -> None:
-    """The copies take a share of the cache at most; whoever finds no room is read from its blocks."""
+    """The copies take a share of the cache at most; a sequence without room is read from its blocks."""
     running = RunningSequences(2, 1)
     running.copying.contiguous_kv = ContiguousKv(200, BLOCKS, SIZE)
     for sequence in range(8):

@@ -128,7 +128,7 @@ def compiled(source: str) -> ChatTemplate:
 
 @cache
 def oracle() -> Any:
-    from transformers import PreTrainedTokenizerFast  # a second, for whoever runs these tests
+    from transformers import PreTrainedTokenizerFast  # a second, for runs of these tests alone
 
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
 

@@ -35,7 +35,7 @@ def test_every_end_token_counts_wherever_it_is_named(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_follows_the_model(tmp_path: Path) -> None:
-    """Two starts of one model agree; another template is another model to whoever compares replies."""
+    """Two starts of one model agree; another template is another model to a client that compares replies."""
     one = load_checkpoint(write_small_files(tmp_path / "a"))
     same = load_checkpoint(write_small_files(tmp_path / "b"))
     other = load_checkpoint(write_small_files(tmp_path / "c", chat_template="{{ messages[0].content }}"))
@@ -45,7 +45,7 @@ def test_the_fingerprint_follows_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
-    """Whoever starts the engine reads which file it is."""
+    """The operator who starts the engine reads which file it is."""
     folder = write_small_files(tmp_path)
     (folder / missing).unlink()
 

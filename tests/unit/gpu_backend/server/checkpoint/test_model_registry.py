@@ -58,7 +58,7 @@ def test_entry_is_what_the_engine_serves(tmp_path: Path) -> None:
 
 
 def test_flags_go_before_the_entry(tmp_path: Path) -> None:
-    """Whoever starts an engine may say otherwise for once."""
+    """The operator who starts an engine may say otherwise for once."""
     arguments = ["--registry", str(write(tmp_path, TWO)), "--model", "llama@2", "--dtype", "float32"]
     settings = read_settings([*arguments, "--served-model-name", "mine"], {})
 

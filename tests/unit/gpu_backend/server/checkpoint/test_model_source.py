@@ -136,7 +136,7 @@ def test_copies_are_kept_where_the_environment_says(monkeypatch: pytest.MonkeyPa
 
 
 def test_digests_that_are_given_go_before_those_beside_the_files(tiny: Path, storage: Any, tmp_path: Path) -> None:
-    """A registry's digests hold even where whoever changed a shard changed the list beside it."""
+    """A registry's digests hold even where the list beside a changed shard was changed, too."""
     weights = [file for file in tiny.iterdir() if file.name.startswith("model")]
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in weights}
     assert fetch_model(URL, tmp_path / "cache", digests).is_dir()

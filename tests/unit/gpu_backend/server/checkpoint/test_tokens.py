@@ -155,7 +155,7 @@ def test_unknown_kinds_of_tokenizers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_broken_tokenizer_file_is_a_plain_error(tmp_path: Path) -> None:
-    """What the library says of a broken file reaches whoever starts the engine."""
+    """What the library says of a broken file reaches the operator who starts the engine."""
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
 
     with pytest.raises(ValueError, match=r"tokenizer\.json"):

@@ -172,7 +172,7 @@ async def test_busy_time_of_dead_processes_still_counts() -> None:
 
 
 async def test_a_process_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last restart somebody else must decide: the front says that it failed."""
+    """After the last restart another process must decide: the front says that it failed."""
     monkeypatch.setattr("gpu_backend.server.client.engine_client.RESTART_PAUSE", 0.0)
     engine, failures = FakeEngine(), []
     async with running(engine, on_failed=lambda: failures.append(1)) as client:

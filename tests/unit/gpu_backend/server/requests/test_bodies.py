@@ -169,7 +169,7 @@ def test_end_tokens_stop_unless_they_are_to_be_ignored() -> None:
 
 
 def test_the_sender_is_read_from_headers() -> None:
-    """Without headers a request is an interactive one of nobody in particular."""
+    """Without headers a request is an interactive one of the tenant without a name."""
     headers = {"x-tenant": "team_a", "x-weight": "2.5", "x-tier": "batch", "x-deadline-ms": "1500"}
 
     assert read_sender(headers) == Sender("team_a", 2.5, "batch", 1500)

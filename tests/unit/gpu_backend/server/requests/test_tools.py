@@ -163,7 +163,7 @@ def test_a_resumed_reply_goes_on_between_content_and_call(engine: FakeEngine, ht
 
 
 def test_the_template_tells_the_style() -> None:
-    """By the words in which it shows the model how to call; what nobody reads here has none."""
+    """By the words in which it shows the model how to call; a style that is not read here is none."""
     assert ChatTemplate(HERMES, {}).tool_style is ToolStyle.HERMES
     assert ChatTemplate(LLAMA, {}).tool_style is ToolStyle.LLAMA
     assert ChatTemplate(TEMPLATE, {}).tool_style is None
