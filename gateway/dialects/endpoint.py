@@ -31,9 +31,7 @@ class Metered(Protocol):
 class ReplyFacts(Protocol):
     """What a writer tells of the reply that it writes."""
 
-    @property
-    def call(self) -> Call:
-        """What was asked."""
+    call: Call
 
     @property
     def target(self) -> Target:

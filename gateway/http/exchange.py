@@ -120,7 +120,7 @@ def read_whole(value: str, name: str, least: int, most: int) -> int:
     raise invalid_value(name, f"must be a whole number from {least} to {most}")
 
 
-def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
     """Return ``value`` as a JSON answer."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
@@ -131,4 +131,6 @@ def openai_page(found: Sequence[Listed], limit: int, view: Callable[[Listed], di
     page = found[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     shown = [view(one) for one in page]
-    return answer({"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit})
+    return json_response(
+        {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+    )

@@ -32,29 +32,21 @@ RunCall = Callable[[Call, Send, Keep], Awaitable[None]]
 class Admitted(Protocol):
     """The accounting of a call that may run."""
 
-    @property
-    def hold(self) -> Hold:
-        """What is held for it."""
+    hold: Hold
 
 
 class Waits(Protocol):
-    """How long a call has waited, in seconds."""
+    """How long a call has waited."""
 
-    @property
-    def waited(self) -> float:
-        """For upstreams."""
-
-    @property
-    def queued(self) -> float:
-        """For a slot of a target."""
+    waited: float  # seconds, for upstreams
+    queued: float  # seconds, for a slot of a target
 
 
 class OpenReply(ReplyFacts, Protocol):
     """A reply whose first token is there. Its reader closes it."""
 
-    @property
-    def route(self) -> Route:
-        """Where the call could go, and why."""
+    route: Route
+    first_token_seconds: float  # since the request came
 
     @property
     def account(self) -> Admitted:
@@ -63,10 +55,6 @@ class OpenReply(ReplyFacts, Protocol):
     @property
     def log(self) -> Waits:
         """Where its time went."""
-
-    @property
-    def first_token_seconds(self) -> float:
-        """From the request to the first token."""
 
     @property
     def dropped(self) -> Sequence[str]:
@@ -108,17 +96,9 @@ class Recalibrated(Protocol):
 class InferencePort(Protocol):
     """The pipeline as its routes see it, in one edition of the configuration."""
 
-    @property
-    def clock(self) -> Clock:
-        """The gateway's clock."""
-
-    @property
-    def keep_alive(self) -> float:
-        """Seconds of silence on a stream until a comment is sent; 0 for none."""
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether calls are traced."""
+    clock: Clock
+    keep_alive: float  # seconds of silence on a stream until a comment is sent; 0 for none
+    is_traced: bool
 
     @property
     def in_flight(self) -> Gauge:
