@@ -28,7 +28,7 @@ from gateway.core.settings import Safety
 from gateway.dialects import messages
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
-from gateway.dialects.messages import MessagesWriter
+from gateway.dialects.messages_writer import MessagesWriter
 from gateway.moderation.moderator import OVERLAP
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
@@ -400,7 +400,7 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         ],
     ),
     "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
-    "gateway.dialects.messages.MessagesWriter": (
+    "gateway.dialects.messages_writer.MessagesWriter": (
         "events",
         [_writer(lambda: MessagesWriter(ASKED, "0-1", 0))],
     ),

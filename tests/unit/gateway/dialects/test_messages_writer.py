@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.core.holds import Settlement
-from gateway.dialects.messages import MessagesWriter
+from gateway.dialects.messages_writer import MessagesWriter
 from gateway.inference.reply import Reply
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
