@@ -1,11 +1,10 @@
-# A message as Anthropic's Messages API has it: what is asked, and the same as a chat completion, which is what the rest
-# of the gateway understands. A request keeps its own form too, for an upstream that speaks it.
+# A message as Anthropic's Messages API asks for it. A request keeps this form beside that of a chat completion
+# (messages_to_chat.py), for an upstream that speaks it.
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from protocol.chat import (
@@ -13,33 +12,11 @@ from protocol.chat import (
     MOST_PARTS,
     MOST_TOOLS,
     CacheControl,
-    ChatRequest,
-    ContentPart,
-    Function,
-    FunctionCall,
-    ImagePart,
-    ImageUrl,
-    JsonSchema,
-    JsonSchemaFormat,
-    Message,
-    NamedFunction,
-    NamedTool,
     RedactedThinkingBlock,
-    TextPart,
     ThinkingBlock,
-    Tool,
-    ToolCall,
 )
-from protocol.errors import BadRequest
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
-AS_REASONING: dict[Effort, Literal["low", "medium", "high", "xhigh"]] = {
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "xhigh",
-    "max": "xhigh",
-}
 
 
 class TextBlock(Struct, frozen=True, tag="text", omit_defaults=True):
@@ -203,140 +180,8 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         blocks = (block for some in lists if isinstance(some, tuple) for block in some)
         return self.cache_control is not None or any(getattr(block, "cache_control", None) for block in blocks)
 
-    def as_chat(self) -> ChatRequest:
-        """Return the same request as a chat completion. Raises BadRequest for turns that no dialect could carry."""
-        config = self.output_config or OutputConfig()
-        form = config.format
-        return ChatRequest(
-            model=self.model,
-            messages=(*_instructions(self.system), *_messages(self.messages)),
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stop=self.stop_sequences or None,
-            stream=self.stream,
-            tools=tuple(map(_tool, self.tools)) if self.tools else None,
-            tool_choice=_choice(self.tool_choice) if self.tools else None,
-            parallel_tool_calls=False if getattr(self.tool_choice, "disable_parallel_tool_use", None) else None,
-            response_format=JsonSchemaFormat(JsonSchema("answer", form.schema, strict=True)) if form else None,
-            reasoning_effort=_effort(self),
-            user=self.metadata.user_id if self.metadata else None,
-        )
-
 
 class CountRequest(MessagesRequest, frozen=True, omit_defaults=True, kw_only=True):
     """A request to count the tokens of a prompt; nothing is generated."""
 
     max_tokens: int = 1
-
-
-def _instructions(system: str | tuple[TextBlock, ...] | None) -> tuple[Message, ...]:
-    words = system if isinstance(system, str) or system is None else _told(system, "system")
-    return (Message("system", words),) if words else ()
-
-
-def _messages(turns: tuple[Turn, ...]) -> list[Message]:
-    messages: list[Message] = []
-    for place, turn in enumerate(turns):
-        blocks: tuple[Block, ...] = (TextBlock(turn.content),) if isinstance(turn.content, str) else turn.content
-        if turn.role == "assistant":
-            messages.append(_reply(blocks, f"messages[{place}]"))
-        elif turn.role == "system":
-            messages.append(Message("system", _told(blocks, f"messages[{place}]")))
-        else:
-            messages += _said(blocks, f"messages[{place}]")
-    return messages
-
-
-def _reply(blocks: tuple[Block, ...], where: str) -> Message:
-    """Return an assistant's turn: one message with its words and its calls."""
-    words, calls, thought = [], [], []
-    for block in blocks:
-        match block:
-            case TextBlock(text):
-                words.append(text)
-            case ToolUseBlock(ident, name, arguments):
-                calls.append(ToolCall(ident, FunctionCall(name, msgspec.json.encode(arguments).decode())))
-            case ThinkingBlock() | RedactedThinkingBlock():
-                thought.append(block)
-            case _:
-                raise _misplaced(block, where)
-    text = "".join(words)
-    return Message(
-        "assistant",
-        text if text or not calls else None,
-        tool_calls=tuple(calls) or None,
-        thinking_blocks=tuple(thought) or None,
-    )
-
-
-def _told(blocks: tuple[Block, ...], where: str) -> str:
-    """Return the words of instructions that stand among the turns."""
-    strange = next((block for block in blocks if not isinstance(block, TextBlock)), None)
-    if strange is not None:
-        raise _misplaced(strange, where)
-    return "\n\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-
-
-def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:
-    """Return a user's turn: first a message for each result of a tool, then one with everything else."""
-    results: list[Message] = []
-    parts: list[ContentPart] = []
-    for block in blocks:
-        match block:
-            case TextBlock(text):
-                parts.append(TextPart(text))
-            case ImageBlock(source):
-                parts.append(_image(source))
-            case ToolResultBlock(ident, content):
-                inner = (TextBlock(content),) if isinstance(content, str) else content or ()
-                words = "".join(each.text for each in inner if isinstance(each, TextBlock))
-                results.append(Message("tool", f"Error: {words}" if block.is_error else words, tool_call_id=ident))
-                parts += [_image(each.source) for each in inner if isinstance(each, ImageBlock)]
-            case _:
-                raise _misplaced(block, where)
-    if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return [*results, Message("user", parts[0].text)]
-    return [*results, Message("user", tuple(parts))] if parts or not results else results
-
-
-def _image(source: Base64Source | UrlSource) -> ImagePart:
-    if isinstance(source, UrlSource):
-        return ImagePart(ImageUrl(source.url))
-    return ImagePart(ImageUrl(f"data:{source.media_type};base64,{source.data}"))
-
-
-def _misplaced(block: Block, where: str) -> BadRequest:
-    kind = type(block).__struct_config__.tag
-    return BadRequest(f"A block of type '{kind}' has no place in a turn of that role.", param=where)
-
-
-def _tool(tool: MessageTool) -> Tool:
-    schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
-    return Tool(Function(tool.name, tool.description, schema, tool.strict))
-
-
-def _choice(
-    choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None,
-) -> Literal["none", "auto", "required"] | NamedTool | None:
-    match choice:
-        case AnyChoice():
-            return "required"
-        case NoChoice():
-            return "none"
-        case ToolChoice(name):
-            return NamedTool(NamedFunction(name))
-        case AutoChoice():
-            return "auto"
-    return None
-
-
-def _effort(request: MessagesRequest) -> Literal["none", "low", "medium", "high", "xhigh"] | None:
-    effort = request.output_config.effort if request.output_config else None
-    match request.thinking:
-        case ThinkingDisabled():
-            return "none"
-        case ThinkingEnabled(budget):  # about as the providers' own tables have it
-            return "low" if budget <= 2048 else "medium" if budget <= 8192 else "high"
-        case _:
-            return AS_REASONING[effort] if effort else None

@@ -17,7 +17,8 @@ from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapabil
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.bounds import cost_most
-from router.prompt_size.prompt_bounds import PromptBound, bound_prompt, prompt_characters, prompt_tokens_least
+from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
+from router.prompt_size.prompt_lengths import prompt_characters, prompt_tokens_least
 
 
 class Needs(Struct, frozen=True, kw_only=True):

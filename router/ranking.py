@@ -14,7 +14,7 @@ from protocol.usage import Usage
 from router.catalog.catalog import Catalog
 from router.catalog.targets import HEALTHY, ModelSpec, Target, TargetHealth
 from router.prompt_size.bounds import replies_asked
-from router.prompt_size.prompt_bounds import prompt_characters
+from router.prompt_size.prompt_lengths import prompt_characters
 
 CHARACTERS_PER_TOKEN = 4  # of English text; only the order of targets rests on it
 TYPICAL_REPLY_TOKENS = 256  # of a reply, where costs are compared; public chat traces have 211 on average

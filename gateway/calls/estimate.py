@@ -9,7 +9,8 @@ from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
 from router.prompt_size.bounds import input_tokens_most
-from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_least, prompt_tokens_likely
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely
+from router.prompt_size.prompt_lengths import prompt_tokens_least
 
 LONGEST_USUAL_TOKEN = 16  # bytes
 

@@ -10,6 +10,7 @@ from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.messages_writer import MessagesWriter
 from protocol.messages import CLIENT_TOOLS, MessagesRequest, MessageTool
+from protocol.messages_to_chat import to_chat
 
 
 def check_message(asked: MessagesRequest) -> None:
@@ -43,7 +44,7 @@ def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:
     """Return a message as the chat that it is, beside itself."""
     if asked.top_k is not None:
         extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
-    return Asked(asked.as_chat(), extra, asked)
+    return Asked(to_chat(asked), extra, asked)
 
 
 ENDPOINT = ApiEndpoint(

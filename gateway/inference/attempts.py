@@ -21,7 +21,8 @@ from gateway.upstreams.resilience.retry import OF_THE_KEY, next_pause
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused, UpstreamTooLong, UpstreamUnable
 from protocol.errors import ServiceError
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
-from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, prompt_characters
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
+from router.prompt_size.prompt_lengths import prompt_characters
 
 
 async def send_along_route(

@@ -15,6 +15,7 @@ from gateway.upstreams.client import read_error_body
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
 from protocol.messages import CountRequest
+from protocol.messages_to_chat import to_chat
 from protocol.serving.off_loop import off_loop
 from router import RoutingOptions
 from router.catalog.targets import Target
@@ -32,7 +33,7 @@ async def count_prompt(services: Services, caller: Caller, asked: CountRequest, 
     """
     catalog = services.catalog
     name = permitted_name(asked.model, RoutingOptions(allowed_models=caller.team.allowed_models), catalog)
-    chat = await off_loop(size, asked.as_chat)  # refuses what no dialect could carry
+    chat = await off_loop(size, lambda: to_chat(asked))  # refuses what no dialect could carry
     estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
     if (model := catalog.models.get(name)) is None:
         return estimate

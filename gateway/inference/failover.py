@@ -22,7 +22,7 @@ from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from router.catalog.targets import Route
-from router.prompt_size.prompt_bounds import prompt_characters
+from router.prompt_size.prompt_lengths import prompt_characters
 
 LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them

@@ -17,13 +17,8 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
-from router.prompt_size.prompt_bounds import (
-    PromptBound,
-    bound_prompt,
-    number_of_prompts,
-    prompt_characters,
-    prompt_tokens_least,
-)
+from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
+from router.prompt_size.prompt_lengths import number_of_prompts, prompt_characters, prompt_tokens_least
 
 USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.

@@ -1,5 +1,5 @@
-# How many tokens a prompt has: at the very most, probably, and at the least. The holds rest on the upper bound, so they
-# are never too small; the context check rests on the lower one, so that no request is refused wrongly.
+# How many tokens a prompt has at the very most, and probably. The holds rest on the upper bound, so they are never too
+# small.
 #
 # The upper bound has two ways to look at what is written. Its bytes cost next to nothing to count, and no byte-level
 # tokenizer makes more tokens; a short prompt is held so, because its answer outweighs it. A closer look costs some ten
@@ -8,9 +8,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import cast
 
 import msgspec
 from msgspec import Struct
@@ -29,11 +28,12 @@ from protocol.chat import (
     ThinkingBlock,
     Tool,
 )
-from protocol.completions import CompletionRequest, Prompts
+from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pictures import Picture, picture_of, picture_tokens_most
+from router.prompt_size.prompt_lengths import byte_length, prompts_of
 from router.prompt_size.token_counts import tokens_most
 
 # A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
@@ -45,8 +45,6 @@ TOOL_TOKENS = 64  # marks around one definition, call or result
 SHORT = 4_096  # bytes of a prompt that are held as they are,
 LONG = 2 * 1024 * 1024  # and of one that fills most contexts anyway: it is not worth the tenth of a second
 MOST_SIZED = 2_000  # pictures of a prompt whose size is looked for: no maker takes more
-# The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
-LONGEST_TOKEN_BYTES = 256
 # What is probable; nothing is held by it.
 LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,600, Gemini 1,032, Qwen 1,337
 LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
@@ -57,9 +55,6 @@ MOST_INDENTED = 4  # times their length when they are indented, beyond which the
 
 # Of compact JSON, its strings passed over.
 _SIGNS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|[\[\]{},:]')
-_PIECE = 1 << 20  # bytes looked at together when words are counted
-# Every byte to "s" (white space) or "w" (part of a word).
-_WORD_MAP = bytes(ord("s") if chr(byte) in " \t\n\r\v\f" else ord("w") for byte in range(256))
 
 
 class PromptBound(Struct, frozen=True, dict=True):
@@ -120,11 +115,11 @@ def bound_prompt(request: Request) -> PromptBound:
         case ChatRequest():
             return _chat_bound(request)
         case CompletionRequest():
-            prompts = _prompts(request.prompt)
+            prompts = prompts_of(request.prompt)
             suffix = request.suffix or ""
             return _plain_bound(prompts, suffix, TOOL_TOKENS * len(prompts) if suffix else 0)
         case EmbeddingRequest():
-            return _plain_bound(_prompts(request.input))
+            return _plain_bound(prompts_of(request.input))
 
 
 def prompt_tokens_likely(request: Request) -> int:
@@ -142,57 +137,10 @@ def prompt_tokens_likely(request: Request) -> int:
                 size += len(msgspec.json.encode(request.response_format))
             return size // USUAL_TOKEN_BYTES + sum(map(_image_likely, images))
         case CompletionRequest():
-            prompts, suffix = _prompts(request.prompt), byte_length(request.suffix or "")
+            prompts, suffix = prompts_of(request.prompt), byte_length(request.suffix or "")
             return sum(map(_prompt_likely, prompts)) + suffix // USUAL_TOKEN_BYTES * len(prompts)
         case EmbeddingRequest():
-            return sum(map(_prompt_likely, _prompts(request.input)))
-
-
-def prompt_tokens_least(request: Request, enough: int | None = None) -> int:
-    """Return a number of tokens that the longest single prompt of the request has at the least.
-
-    Tokenizers of the field split at white space before anything else, so each word is a token or more; without
-    spaces, each ``LONGEST_TOKEN_BYTES`` are. Prompts given as token ids count exactly. Counting may stop once it has
-    found ``enough``.
-    """
-    match request:
-        case ChatRequest():
-            return _texts_least((text for message in request.messages for text in _texts(message)), enough)
-        case CompletionRequest():
-            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.prompt)), default=0)
-        case EmbeddingRequest():
-            return max((_prompt_least(prompt, enough) for prompt in _prompts(request.input)), default=0)
-
-
-def prompt_characters(request: Request) -> int:
-    """Return the length of everything written in the request in characters (or token ids), images left out."""
-    match request:
-        case ChatRequest():
-            size = 0
-            for message in request.messages:
-                content = message.content
-                size += len(content) if isinstance(content, str) else sum(map(len, _texts(message)))
-            return size
-        case CompletionRequest():
-            return sum(len(prompt) for prompt in _prompts(request.prompt)) + len(request.suffix or "")
-        case EmbeddingRequest():
-            return sum(len(prompt) for prompt in _prompts(request.input))
-
-
-def number_of_prompts(request: Request) -> int:
-    """Return how many prompts, or inputs, a request has."""
-    match request:
-        case ChatRequest():
-            return 1
-        case CompletionRequest():
-            return len(_prompts(request.prompt))
-        case EmbeddingRequest():
-            return len(_prompts(request.input))
-
-
-def byte_length(text: str) -> int:
-    """Return the length of ``text`` in UTF-8 bytes."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            return sum(map(_prompt_likely, prompts_of(request.input)))
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:
@@ -312,39 +260,5 @@ def _quoted_length(text: str) -> int:
     return len(msgspec.json.encode(text))
 
 
-def _prompts(given: Prompts) -> list[str | list[int]]:
-    if isinstance(given, str):
-        return [given]
-    if given and isinstance(given[0], int):
-        return [cast(list[int], given)]
-    return cast(list[str | list[int]], given)
-
-
 def _prompt_likely(prompt: str | list[int]) -> int:
     return max(1, byte_length(prompt) // USUAL_TOKEN_BYTES) if isinstance(prompt, str) else len(prompt)
-
-
-def _prompt_least(prompt: str | list[int], enough: int | None) -> int:
-    return _texts_least((prompt,), enough) if isinstance(prompt, str) else len(prompt)
-
-
-def _texts(message: Message) -> Iterator[str]:
-    if isinstance(message.content, str):
-        yield message.content
-    else:
-        for part in message.content or ():
-            if isinstance(part, TextPart):
-                yield part.text
-
-
-def _texts_least(texts: Iterable[str], enough: int | None) -> int:
-    words = size = 0
-    for text in texts:
-        for start in range(0, len(text), _PIECE):
-            piece = text[start : start + _PIECE].encode("utf-8", "surrogatepass")
-            # A word cut by the end of a piece or of a text counts once, or not at all: less is always right.
-            words += piece.translate(_WORD_MAP).count(b"ws")
-            size += len(piece)
-            if enough is not None and words > enough:
-                return words
-    return max(words, -(-size // LONGEST_TOKEN_BYTES))

@@ -52,6 +52,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
 from protocol.messages import MessagesRequest
+from protocol.messages_to_chat import to_chat
 from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import eligibility, sticky
@@ -114,7 +115,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
         request, "m", 1, streams=True
     ),
     "gateway.upstreams.anthropic.request.native_body": lambda asked: anthropic_request.native_body(
-        asked, asked.as_chat(), "m", streams=True
+        asked, to_chat(asked), "m", streams=True
     ),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),

@@ -40,6 +40,7 @@ from protocol.messages import (
     ToolUseBlock,
     Turn,
 )
+from protocol.messages_to_chat import to_chat
 from router.catalog.targets import Target
 from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.anthropic_rules import GENERATIONS, check_body
@@ -133,7 +134,7 @@ def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest
 def test_every_message_is_one_that_the_model_takes(model: str, native: MessagesRequest) -> None:
     """A model of another generation than its caller wrote for is asked in its own way."""
     try:
-        check_body(built(model, native.as_chat(), native).body)
+        check_body(built(model, to_chat(native), native).body)
         counted = AnthropicFormat().build_count(_counting(native), at(model), None)
         check_body(counted.body, is_count=True)
     except Unsayable as exc:
@@ -206,7 +207,7 @@ def test_a_budget_follows_a_limit_that_was_lowered() -> None:
     native = MessagesRequest(
         model="asked", max_tokens=32_000, messages=(Turn("user", "Hi"),), thinking=ThinkingEnabled(31_999)
     )
-    lowered = replace(native.as_chat(), max_tokens=None, max_completion_tokens=16_384)
+    lowered = replace(to_chat(native), max_tokens=None, max_completion_tokens=16_384)
     body = check_body(built(SONNET, lowered, native).body)
     tiny = check_body(built(SONNET, replace(lowered, max_completion_tokens=1024), native).body)
 
@@ -229,7 +230,7 @@ def test_a_conversation_without_a_word_is_the_upstreams_to_refuse() -> None:
     for content in ("", (ThinkingBlock("Hm."),)):
         native = MessagesRequest(model="asked", max_tokens=9, messages=(Turn("assistant", content),))
 
-        assert b'"messages":[]' in built(OPUS, native.as_chat(), native).body
+        assert b'"messages":[]' in built(OPUS, to_chat(native), native).body
 
 
 def test_a_budget_gives_way_to_an_effort_where_thinking_was_not_kept() -> None:
@@ -242,7 +243,7 @@ def test_a_budget_gives_way_to_an_effort_where_thinking_was_not_kept() -> None:
     native = MessagesRequest(
         model="asked", max_tokens=4_096, messages=history, thinking=ThinkingEnabled(2_048), tools=WEATHER_TOOLS
     )
-    bodies = [check_body(built(model, native.as_chat(), native).body) for model in (OPUS, SONNET)]
+    bodies = [check_body(built(model, to_chat(native), native).body) for model in (OPUS, SONNET)]
 
     assert [body.get("thinking") for body in bodies] == [{"type": "adaptive"}, None]
     assert bodies[0]["output_config"] == {"effort": "low"}
@@ -263,7 +264,7 @@ def test_a_budget_gives_way_to_an_effort_where_thinking_was_not_kept() -> None:
 def test_tools_that_claude_was_trained_on_pass(tool: MessageTool, beta: str | None) -> None:
     """As the caller described them, with the beta that each belongs to."""
     native = MessagesRequest(model="asked", max_tokens=100, messages=(Turn("user", "Hi"),), tools=(tool,))
-    request = built(SONNET, native.as_chat(), native)
+    request = built(SONNET, to_chat(native), native)
     body = check_body(request.body, request.headers)
 
     assert body["tools"][0]["type"] == tool.type
@@ -276,7 +277,7 @@ def test_what_such_tools_add_to_a_prompt_is_held() -> None:
     plain = MessagesRequest(model="asked", max_tokens=100, messages=(Turn("user", "Hi"),))
     armed = replace(plain, tools=tuple(MessageTool(name, type=kind) for name, kind in kinds.items()))
 
-    with_tools, without = (bound_prompt(asked.as_chat()).closely().tokens_on(TARGET.model) for asked in (armed, plain))
+    with_tools, without = (bound_prompt(to_chat(asked)).closely().tokens_on(TARGET.model) for asked in (armed, plain))
     assert with_tools - without >= 245 + 700 + 735 + 466
 
 

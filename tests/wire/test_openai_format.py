@@ -40,6 +40,7 @@ from protocol.decoding import decode
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
 from protocol.messages import MessagesRequest, MessageTool, TextBlock, ThinkingEnabled, Turn
+from protocol.messages_to_chat import to_chat
 from tests.support.openai_rules import check_body, check_headers
 from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
 from tests.wire.traffic import CHAT, TARGET, asking, read_stream, sum_up
@@ -225,9 +226,9 @@ def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, An
     assert Manners().bettered_by(failure, is_native=True) == found
     assert without.bettered_by(failure, is_native=True) is None
     assert Manners().bettered_by(failure, is_native=False) is None
-    assert sent(native.as_chat(), native=native)["reasoning_effort"] == "low"
-    assert "reasoning_effort" not in sent(native.as_chat(), native=native, manners=without)
-    assert sent(native.as_chat(), manners=without)["reasoning_effort"] == "low"
+    assert sent(to_chat(native), native=native)["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in sent(to_chat(native), native=native, manners=without)
+    assert sent(to_chat(native), manners=without)["reasoning_effort"] == "low"
 
 
 @pytest.mark.parametrize("tools", [None, ()])
@@ -482,7 +483,7 @@ def test_what_only_claude_knows_is_left_out_and_told() -> None:
     assert dropped(CHAT) == dropped(CHAT, self_hosted=True) == ()
     assert dropped(ChatRequest(model="m", messages=CHAT.messages, verbosity="low"), self_hosted=True) == ("verbosity",)
     assert dropped(chat) == ("thinking_blocks", "cache_control")
-    assert dropped(native.as_chat(), native=native, left_out=("top_k",)) == ("top_k", "cache_control")
+    assert dropped(to_chat(native), native=native, left_out=("top_k",)) == ("top_k", "cache_control")
 
 
 def test_a_tool_that_claude_alone_knows_is_refused_by_name() -> None:
@@ -490,6 +491,6 @@ def test_a_tool_that_claude_alone_knows_is_refused_by_name() -> None:
     tools = (MessageTool("bash", type="bash_20250124"),)
     native = MessagesRequest(model="m", max_tokens=9, messages=(Turn("user", "Hi"),), tools=tools)
     with pytest.raises(UpstreamUnable, match="bash_20250124") as caught:
-        OpenAIFormat().build_request(asking(native.as_chat(), native=native))
+        OpenAIFormat().build_request(asking(to_chat(native), native=native))
 
     assert (caught.value.param, caught.value.moves_on) == ("tools", True)

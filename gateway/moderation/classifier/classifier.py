@@ -47,7 +47,6 @@ OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others 
 OF_RUNS = ("any", *KINDS)
 HEADS = (*OF_WORDS, *OF_RUNS)
 ANY = HEADS.index("any")
-HARM = HEADS.index("harm")
 
 Floats = npt.NDArray[np.float32]
 

@@ -31,6 +31,7 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.messages import CountRequest, MessagesRequest, Turn
+from protocol.messages_to_chat import to_chat
 
 Block = dict[str, Any]
 
@@ -93,7 +94,7 @@ def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, str
 def count_body(asked: CountRequest, model: str) -> Block:
     """Return the body of POST /v1/messages/count_tokens: what makes the prompt, and nothing else of a request."""
     unlimited = replace(asked, max_tokens=ANY_LIMIT)
-    body, _ = native_body(unlimited, unlimited.as_chat(), model, streams=False)
+    body, _ = native_body(unlimited, to_chat(unlimited), model, streams=False)
     return {name: value for name, value in body.items() if name in COUNTED}
 
 

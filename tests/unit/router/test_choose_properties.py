@@ -15,7 +15,8 @@ from router import Capability, Catalog, RoutingOptions, Target, TargetHealth, Ti
 from router.catalog.capabilities import needed_capabilities
 from router.catalog.errors import ModelNotAllowed, NoTargetFits
 from router.prompt_size.bounds import cost_most
-from router.prompt_size.prompt_bounds import bound_prompt, prompt_tokens_least
+from router.prompt_size.prompt_bounds import bound_prompt
+from router.prompt_size.prompt_lengths import prompt_tokens_least
 from router.ranking import SAME_COST, expected_usage
 from tests.unit.router.examples import catalog, chat, model
 

@@ -43,13 +43,8 @@ from protocol.inference import Request
 from protocol.usage import Usage
 from router.prompt_size.bounds import cost_most, output_limit, output_tokens_most, replies_asked, usage_most
 from router.prompt_size.pictures import DEAREST, LOW_DETAIL_DEAREST
-from router.prompt_size.prompt_bounds import (
-    LONGEST_TOKEN_BYTES,
-    MOST_SIZED,
-    PART_TOKENS,
-    bound_prompt,
-    prompt_tokens_least,
-)
+from router.prompt_size.prompt_bounds import MOST_SIZED, PART_TOKENS, bound_prompt
+from router.prompt_size.prompt_lengths import LONGEST_TOKEN_BYTES, prompt_tokens_least
 from tests.unit.router.examples import chat, model
 
 DEMO_CHECKPOINT = Path(gpu_backend.demo_model.__file__).parent / "checkpoint"

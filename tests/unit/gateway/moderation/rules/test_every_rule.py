@@ -29,6 +29,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest
 from protocol.events import Delta, ToolCallDelta
 from protocol.messages import MessagesRequest
+from protocol.messages_to_chat import to_chat
 from router.catalog.targets import Endpoint, Target
 from tests.support.guarding import Guarding
 from tests.support.house import model
@@ -222,7 +223,7 @@ async def test_no_rule_is_passed_by_on_any_way_out(guarding: Guarding, way: str)
             kind, body = next((kind, body) for one, kind, body in ways(sentence(find, disguise)) if one == way)
             asked, extra = decode_with_extra(json.dumps({"model": "small", **body}).encode(), kind)
             native = asked if isinstance(asked, MessagesRequest) else None
-            request = asked.as_chat() if isinstance(asked, MessagesRequest) else asked
+            request = to_chat(asked) if isinstance(asked, MessagesRequest) else asked
             found = await guarding.moderator.find_by_form(request, extra, native)
             if name not in {one.name for one in found}:
                 missed.append((name, disguise))
@@ -247,7 +248,7 @@ async def test_no_field_of_a_request_is_passed_by(guarding: Guarding, kind: type
             asked, extra = decode_with_extra(json.dumps(body).encode(), kind)
             check(asked)
             native = asked if isinstance(asked, MessagesRequest) else None
-            request = asked.as_chat() if native is not None else asked
+            request = to_chat(asked) if native is not None else asked
         except BadRequest:
             continue
         tried += 1
