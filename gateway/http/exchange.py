@@ -1,4 +1,4 @@
-# What every route shares: what a request brings with it (body, caller, query), and how an answer is written.
+# What every route shares: what a request brings with it (services, caller, query), and how an answer is written.
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, Protocol, TypeVar
 from litestar import Request, Response
 
 from gateway.accounts.serializers import to_json
-from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller
 from gateway.http.error_handler import LARGEST_BODY
-from gateway.overload.body_memory import BodyRoom
+from gateway.inference.services import Services
 from gateway.storage.audit_log import Act
 from protocol.errors import BadRequest, invalid_value
 from protocol.serving.off_loop import HEAVY, off_loop
@@ -47,8 +46,7 @@ async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T,
             return read(begun), len(begun)
     caller = principal_of(request)
     team_id = caller.team.id if isinstance(caller, Caller) else ""
-    room: BodyRoom = request.app.state.services.body_room
-    async with room.taken(team_id, announced or LARGEST_BODY):
+    async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
         body = begun + b"".join([piece async for piece in pieces])
         return await off_loop(len(body), lambda: read(body)), len(body)
 
@@ -61,6 +59,11 @@ async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
         if len(begun) > HEAVY:
             break
     return bytes(begun)
+
+
+def services_of(request: AnyRequest) -> Services:
+    """Return the services of the app that serves ``request``."""
+    return request.app.state.services
 
 
 def caller_of(request: AnyRequest) -> Caller:
@@ -83,8 +86,7 @@ def act_of(request: AnyRequest) -> Act:
 
 def now_of(request: AnyRequest) -> datetime:
     """Return the current time by the gateway's clock."""
-    clock: Clock = request.app.state.services.clock
-    return clock.moment()
+    return services_of(request).clock.moment()
 
 
 def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
@@ -120,7 +122,7 @@ def read_whole(value: str, name: str, least: int, most: int) -> int:
     raise invalid_value(name, f"must be a whole number from {least} to {most}")
 
 
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response[bytes]:
     """Return ``value`` as a JSON answer."""
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
@@ -131,6 +133,4 @@ def openai_page(found: Sequence[Listed], limit: int, view: Callable[[Listed], di
     page = found[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     shown = [view(one) for one in page]
-    return json_response(
-        {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit}
-    )
+    return answer({"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gateway.calls.call import Call
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import options_of, read_idempotency_key, routing_options
-from gateway.http.exchange import AnyRequest, caller_of, read_body
-from gateway.http.inference_port import inference_of
+from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
 from router.catalog.targets import Tier
 
 
@@ -23,7 +22,7 @@ def note_model(request: AnyRequest, model: str) -> None:
 
 def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> Call:
     """Return the call to ``endpoint`` that a body of ``size`` bytes makes. Raises BadRequest and its kin."""
-    inference = inference_of(request)
+    services = services_of(request)
     caller = caller_of(request)
     options = options_of(asked, caller, request.headers, "key")
     return Call(
@@ -32,13 +31,13 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         endpoint=endpoint.name,
         request=asked.request,
         native=asked.native,
-        routing=routing_options(caller, options, Tier(options.tier), inference.recalibrations.of(caller.team.id)),
+        routing=routing_options(services, caller, options, Tier(options.tier)),
         priority=options.priority,
         extra=asked.extra,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
-        traceparent=request.headers.get("traceparent") if inference.is_traced else None,
+        traceparent=None if services.tracer is None else request.headers.get("traceparent"),
         idempotency_key=read_idempotency_key(request.headers),
-        created_at=inference.clock.now(),
-        started=inference.clock.monotonic(),
+        created_at=services.clock.now(),
+        started=services.clock.monotonic(),
     )

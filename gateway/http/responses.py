@@ -15,9 +15,12 @@ import structlog
 from gateway.calls.call import Call
 from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.dialects.table import BY_NAME
-from gateway.http.inference_port import Ending, InferencePort, Keep, KeepEnding, OpenReply
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
-from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, StoredAnswer
+from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
+from gateway.inference.answer import answer
+from gateway.inference.idempotency import LARGEST_KEPT, Keep, answer_once
+from gateway.inference.reply import Ending, KeepEnding, Reply
+from gateway.inference.services import Services
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.inference import WholeReply
@@ -37,8 +40,8 @@ class ReplyResponse:
     This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
     """
 
-    def __init__(self, inference: InferencePort, call: Call, writer: ReplyWriter) -> None:
-        self._inference = inference
+    def __init__(self, services: Services, call: Call, writer: ReplyWriter) -> None:
+        self._services = services
         self._call = call
         self._writer = writer
         self._scope: Any = None  # of the request, once it is answered
@@ -52,24 +55,25 @@ class ReplyResponse:
             if self._call.idempotency_key is None:
                 await self._run(self._call, self._writer, send, client)
             else:
-                await self._inference.answer_once(self._call, self._run_and_keep, self._write_error, scope, send)
+                await answer_once(self._services, self._call, self._run_and_keep, self._write_error, scope, send)
 
     async def _run(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None = None
     ) -> None:
-        self._inference.in_flight.inc()
+        self._services.metrics.in_flight.inc()
         try:
             if call.streams:
                 await self._stream(self._open_reply(call, client, keep_ending), writer, send)
             else:
                 await self._send_whole(call, client, keep_ending, writer, send)
         finally:
-            self._inference.in_flight.dec()
+            self._services.metrics.in_flight.dec()
 
     @asynccontextmanager
-    async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[OpenReply]:
+    async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
         """Give the reply to ``call``, and close it by whichever way it ends."""
-        reply = await self._inference.answer(call, client, keep_ending)
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
         try:
             yield reply
         finally:
@@ -78,7 +82,7 @@ class ReplyResponse:
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         recorder = RecordingWriter(self._writer)
 
-        async def keep_ending(reply: OpenReply, ending: Ending) -> None:
+        async def keep_ending(reply: Reply, ending: Ending) -> None:
             recorder.end(reply, ending)
             await keep(recorder.answer(reply), reply.record)
 
@@ -87,7 +91,8 @@ class ReplyResponse:
     async def _send_whole(
         self, call: Call, client: Client, keep_ending: KeepEnding | None, writer: ReplyWriter, send: Any
     ) -> None:
-        reply = await self._inference.answer(call, client, keep_ending)
+        reply = await answer(self._services, call, client)
+        reply.keep_ending = keep_ending
         try:
             whole, usage = await reply.collect()
             body = writer.whole(reply, whole, usage)
@@ -96,8 +101,8 @@ class ReplyResponse:
         finally:
             _close_reply(reply, client)
 
-    async def _stream(self, opening: AbstractAsyncContextManager[OpenReply], writer: ReplyWriter, send: Any) -> None:
-        sender = StreamSender(send, self._inference.keep_alive, self._writing())
+    async def _stream(self, opening: AbstractAsyncContextManager[Reply], writer: ReplyWriter, send: Any) -> None:
+        sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
         try:
             async with opening as reply:
                 await sender.begin(reply_headers(reply))
@@ -126,11 +131,11 @@ class ReplyResponse:
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
-        self._inference.note_refusal(self._scope, error)
+        self._services.refusals.note(self._scope, error)
         return self._writer.error(error)
 
 
-def _close_reply(reply: OpenReply, client: Client) -> None:
+def _close_reply(reply: Reply, client: Client) -> None:
     """Close a reply by whichever way it ended."""
     if client.has_left:
         reply.abandon()
@@ -146,7 +151,7 @@ class RecordingWriter:
         self._size = 0  # bytes
         self._end = b""
 
-    def end(self, reply: OpenReply, ending: Ending) -> None:
+    def end(self, reply: Reply, ending: Ending) -> None:
         """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
         if isinstance(ending, list):
             self._end = self._remember(self._writer.pieces(reply, ending))
@@ -155,7 +160,7 @@ class RecordingWriter:
             whole, usage = ending
             self._end = self._remember(self._writer.whole(reply, whole, usage))
 
-    def answer(self, reply: OpenReply) -> StoredAnswer:
+    def answer(self, reply: Reply) -> StoredAnswer:
         """Return all that was written, as it is kept, or ``NOT_KEPT`` if that is too long to be kept."""
         if self._size > LARGEST_KEPT:
             return NOT_KEPT
@@ -186,14 +191,14 @@ class RecordingWriter:
         return body
 
 
-def answer_headers(reply: OpenReply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
+def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
     """Return the headers of a plain answer with ``body``, or of a stream."""
     if body is not None:
         return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
     return [*EVENT_STREAM, *reply_headers(reply)]
 
 
-def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
+def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     """Return the headers that every answer to an inference call carries."""
     log = reply.log
     ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
@@ -214,7 +219,7 @@ def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
 
-def set_limit(reply: OpenReply) -> int | None:
+def set_limit(reply: Reply) -> int | None:
     """Return the output limit that the caller did not name: a budget's, or that of a model which says less."""
     asked, most = getattr(reply.call.request, "output_limit", None), reply.target.model.max_output
     return most if asked is not None and asked > most else reply.call.fitted_output

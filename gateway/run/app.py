@@ -36,7 +36,6 @@ from gateway.http.error_handler import LARGEST_BODY, render_error
 from gateway.http.middleware import Telemetry
 from gateway.http.routes import HANDLERS
 from gateway.idempotency.store import IdempotencyStore
-from gateway.inference.edge import InferenceEdge
 from gateway.inference.limiter import Gate
 from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.services import Services
@@ -81,7 +80,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with open_services(settings, clock, drain) as services:
-            app.state.services, app.state.inference = services, InferenceEdge(services)
+            app.state.services = services
             if reloader is not None:
                 reloader.state = app.state
             if connections is not None:

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from gateway.config.tree import ConfigFaults
 from gateway.core.settings import Settings
-from gateway.inference.edge import InferenceEdge
 from gateway.inference.services import Services
 from gateway.upstreams.registry import ProviderRegistry
 
@@ -45,8 +44,7 @@ class Reloader:
             services.metrics.count_reload(settings is not None, services.clock.now())
             if settings is None:
                 return False
-            edition = next_edition(services, settings)
-            self.state.services, self.state.inference = edition, InferenceEdge(edition)
+            self.state.services = next_edition(services, settings)
             changes = {"models": differences(services.settings.models, settings.models)}
             changes["providers"] = differences(services.settings.providers, settings.providers)
             log.info("config_reloaded", **changes)

@@ -81,7 +81,7 @@ def read_item(services: Services, caller: Caller, claim: ClaimedItem, request_id
         endpoint=endpoint.name,
         request=asked.request,
         native=asked.native,
-        routing=routing_options(caller, options, Tier.BATCH, services.recalibrations.of(caller.team.id)),
+        routing=routing_options(services, caller, options, Tier.BATCH),
         priority=options.priority,
         extra=asked.extra,
         client_request_id=claim.name,

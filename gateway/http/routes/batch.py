@@ -17,9 +17,8 @@ from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
-from gateway.http.app_services import services_of
 from gateway.http.batch_submission import submit, submit_file
-from gateway.http.exchange import AnyRequest, caller_of, json_response, openai_page, read_body, read_query
+from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query, services_of
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
 
@@ -39,7 +38,7 @@ _REQUESTS = msgspec.json.Decoder(list[Raw])
 async def post_batch(request: AnyRequest) -> Response[bytes]:
     """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
     new, _ = await read_body(request, decode_batch)
-    return json_response(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
+    return answer(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
 
 
 def decode_batch(body: bytes) -> NewBatch:
@@ -90,7 +89,7 @@ async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[
 async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
     """Take the requests of an uploaded file, OpenAI's way."""
     new, _ = await read_body(request, lambda body: decode(body, NewOpenAIBatch))
-    return json_response(openai_view(await submit_file(services_of(request), caller_of(request), new)))
+    return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
 
 
 @get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way", query=("after", "limit"))
@@ -113,7 +112,7 @@ async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Re
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
     async with services_of(request).database.begin() as connection:
-        return json_response(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+        return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
 
 
 async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
@@ -129,4 +128,4 @@ async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[byt
     keep = services.settings.retention.batch_files
     async with services.database.begin() as connection:
         batch = await cancel_batch(connection, services.clock, caller_of(request).team.id, batch_id, keep)
-    return json_response(view(batch))
+    return answer(view(batch))

@@ -9,8 +9,7 @@ from litestar import Response, post
 
 from gateway.accounts.auth import team_guard
 from gateway.dialects.messages import ENDPOINT as MESSAGES
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, caller_of, read_body
+from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
 from gateway.http.inference_requests import note_model
 from gateway.inference.admission import counted
 from gateway.inference.counting import count_prompt

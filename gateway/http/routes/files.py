@@ -17,15 +17,15 @@ from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import batch_of_output
 from gateway.batch.upload import FORM_ROOM, receive_file
 from gateway.batch.views import file_view
-from gateway.http.app_services import services_of
 from gateway.http.exchange import (
     LONGEST_PAGE,
     AnyRequest,
+    answer,
     caller_of,
-    json_response,
     openai_page,
     read_parameters,
     read_whole,
+    services_of,
 )
 from gateway.http.routes.batch import JSONL
 from protocol.errors import invalid_value
@@ -61,7 +61,7 @@ async def post_file(request: AnyRequest) -> Response[bytes]:
         settings.retention.batch_files,
         settings.batch,
     )
-    return json_response(file_view(file))
+    return answer(file_view(file))
 
 
 @get("/v1/files", guards=[team_guard], summary="List files", query=("purpose", "after", "limit", "order"))
@@ -87,7 +87,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
 async def get_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a file."""
     async with services_of(request).database.begin() as connection:
-        return json_response(file_view(await get_file(connection, caller_of(request).team.id, file_id)))
+        return answer(file_view(await get_file(connection, caller_of(request).team.id, file_id)))
 
 
 @get("/v1/files/{file_id:str}/content", guards=[team_guard], summary="Read a file")
@@ -110,4 +110,4 @@ async def delete_one_file(request: AnyRequest, file_id: FromPath[str]) -> Respon
     """Delete a file with its contents, for ever."""
     async with services_of(request).database.begin() as connection:
         await delete_file(connection, caller_of(request).team.id, file_id)
-    return json_response({"id": file_id, "object": "file", "deleted": True})
+    return answer({"id": file_id, "object": "file", "deleted": True})

@@ -7,8 +7,7 @@ from typing import Any
 from litestar import Response, get
 
 from gateway.accounts.auth import metrics_guard, open_guard
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest
+from gateway.http.exchange import AnyRequest, services_of
 from gateway.http.openapi import describe
 
 

@@ -11,8 +11,7 @@ from litestar.params import FromPath
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, principal_of
+from gateway.http.exchange import AnyRequest, principal_of, services_of
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel
 

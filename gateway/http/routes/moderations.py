@@ -12,8 +12,7 @@ from msgspec import Struct
 from gateway.accounts.auth import team_guard
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.checks import require
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, read_body
+from gateway.http.exchange import AnyRequest, read_body, services_of
 from gateway.inference.admission import counted
 from gateway.moderation.classifier.classifier import FLAGGED
 from protocol.chat import ImagePart, TextPart

@@ -18,8 +18,7 @@ from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS, endpoint_of_body
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, json_response, read_body
+from gateway.http.exchange import AnyRequest, answer, read_body, services_of
 from gateway.http.inference_requests import call_of, note_model
 from gateway.inference.admission import counted, legs_of
 from gateway.inference.answer import route_of
@@ -55,7 +54,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     async with counted(services, call.request_id, call.caller, endpoint.name) as hold:
         snapshot = services.health_snapshot(services.health())
         view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, snapshot), snapshot))
-    return json_response(view, headers=rate_limit_headers(hold))
+    return answer(view, headers=rate_limit_headers(hold))
 
 
 def _read(request: AnyRequest, body: bytes) -> tuple[ApiEndpoint, Asked]:

@@ -11,8 +11,7 @@ from billing.core.money import to_text
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.principals import Admin, Caller
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, json_response, principal_of, read_parameters
+from gateway.http.exchange import AnyRequest, answer, principal_of, read_parameters, services_of
 from gateway.http.routes.usage import team_in_question
 from gateway.shadow.store import comparisons_of, counts_of
 from protocol.errors import NotFound
@@ -48,7 +47,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
         comparisons = await comparisons_of(connection, team_id, name, route, services.complexity.version)
         counts, today = await counts_of(connection, team_id, name, services.clock)
     shadow = route.shadow
-    return json_response(
+    return answer(
         {
             "object": "route.curve",
             "team_id": team_id,

@@ -15,14 +15,14 @@ from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.accounts.serializers import dollars, limits_view, moment_of
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
-from gateway.http.app_services import services_of
 from gateway.http.exchange import (
     AnyRequest,
+    answer,
     caller_of,
-    json_response,
     principal_of,
     read_parameters,
     read_query,
+    services_of,
 )
 from gateway.reports.admin_report import house_report, report_csv
 from gateway.reports.admin_usage import house_usage
@@ -65,7 +65,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
         usage = await usage_with_analysis(
             connection, team_id, asked, analysis, catalog, for_house=isinstance(caller, Admin)
         )
-    return _csv(usage_csv(usage)) if is_csv else json_response(usage)
+    return _csv(usage_csv(usage)) if is_csv else answer(usage)
 
 
 @get(
@@ -88,7 +88,7 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     is_csv = _wants_csv(query)
     async with services.database.begin() as connection:
         report = await house_report(connection, analysis, services.catalog, first, last)
-    return _csv(report_csv(report)) if is_csv else json_response(report)
+    return _csv(report_csv(report)) if is_csv else answer(report)
 
 
 @get(
@@ -107,7 +107,7 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     first, last = read_span(query, services.clock.today())
     async with services.database.begin() as connection:
-        return json_response(await house_usage(connection, first, last, after=query.get("after"), limit=limit))
+        return answer(await house_usage(connection, first, last, after=query.get("after"), limit=limit))
 
 
 def _wants_csv(query: Mapping[str, str]) -> bool:
@@ -150,7 +150,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             "usd_today": dollars(room.nanousd_today),
             "usd_this_month": dollars(room.nanousd_this_month),
         }
-    return json_response(
+    return answer(
         {
             "object": "team",
             "id": team.id,

@@ -9,8 +9,7 @@ from litestar.params import FromPath
 
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import moment_of
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, act_of, json_response, read_parameters
+from gateway.http.exchange import AnyRequest, act_of, answer, read_parameters, services_of
 from gateway.inference.services import Services
 from gateway.storage.audit_log import record_act
 from gateway.upstreams.resilience.shared import Watched
@@ -28,7 +27,7 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
     services = services_of(request)
     breakers = services.breakers
     views = [breaker_view(services, watched) for watched in breakers.all()]
-    return json_response({"breakers": views, "shared": not breakers.is_alone})
+    return answer({"breakers": views, "shared": not breakers.is_alone})
 
 
 @post("/admin/breakers/{breaker_id:str}/open", guards=[admin_guard], status_code=200, summary="Open a breaker")
@@ -38,7 +37,7 @@ async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[
     watched = find_breaker(services, breaker_id)
     await write_down(request, "breaker.opened", watched)
     await services.breakers.force_open(watched, f"opened by {act_of(request).actor}")
-    return json_response(breaker_view(services, watched))
+    return answer(breaker_view(services, watched))
 
 
 @post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
@@ -48,7 +47,7 @@ async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response
     watched = find_breaker(services, breaker_id)
     await write_down(request, "breaker.reset", watched)
     await services.breakers.reset(watched, f"reset by {act_of(request).actor}")
-    return json_response(breaker_view(services, watched))
+    return answer(breaker_view(services, watched))
 
 
 def find_breaker(services: Services, breaker_id: str) -> Watched:

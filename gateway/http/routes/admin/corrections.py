@@ -9,8 +9,7 @@ from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
 from gateway.core.days import read_day
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, act_of, json_response, read_query
+from gateway.http.exchange import AnyRequest, act_of, answer, read_query, services_of
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid
 from protocol.decoding import decode
 
@@ -22,7 +21,7 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
     new = decode(await request.body(), NewCorrection)
     async with services.database.begin() as connection:
         booked = await book_correction(connection, new, act_of(request), services.clock, services.catalog.models)
-    return json_response(correction_view(booked), 201)
+    return answer(correction_view(booked), 201)
 
 
 @get(
@@ -45,4 +44,4 @@ async def get_corrections(request: AnyRequest) -> Response[bytes]:
         found = await list_corrections(
             connection, team_id=query.get("team_id"), first=first, last=last, before=before, limit=limit + 1
         )
-    return json_response(list_view([correction_view(one) for one in found], limit))
+    return answer(list_view([correction_view(one) for one in found], limit))

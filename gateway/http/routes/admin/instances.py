@@ -10,8 +10,7 @@ from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import dollars, moment
 from gateway.fleet.instances import STALE_AFTER
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, json_response, read_parameters
+from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of
 from router.catalog.catalog import Catalog
 
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
@@ -25,9 +24,7 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
     now = services.clock.now()
     async with services.database.begin() as connection:
         seen = await last_looks(connection, now - REMEMBERED)
-    return json_response(
-        {"instances": [instance_view(one, now, services.catalog) for one in without_replaced(seen, now)]}
-    )
+    return answer({"instances": [instance_view(one, now, services.catalog) for one in without_replaced(seen, now)]})
 
 
 def without_replaced(seen: list[Instance], now: float) -> list[Instance]:

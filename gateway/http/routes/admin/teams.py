@@ -11,8 +11,7 @@ from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check
 from gateway.accounts.serializers import audit_view, key_view, list_view, made_view, record_view, team_view
 from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, act_of, json_response, now_of, read_query, read_whole
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query, read_whole, services_of
 from gateway.storage.audit_log import list_acts
 from protocol.decoding import decode
 from protocol.errors import NotFound
@@ -26,7 +25,7 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     check_safety(new.safety, services.settings.safety)
     async with services.database.begin() as connection:
         record = await create_team(connection, new, act_of(request), services.catalog.names())
-    return json_response(team_view(record), 201)
+    return answer(team_view(record), 201)
 
 
 @get("/admin/teams", guards=[admin_guard], summary="List the teams", query=("after", "limit"))
@@ -35,14 +34,14 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     async with services_of(request).database.begin() as connection:
         records = await list_teams(connection, after=query.get("after"), limit=limit + 1)
-    return json_response(list_view([team_view(record) for record in records], limit))
+    return answer(list_view([team_view(record) for record in records], limit))
 
 
 @get("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Show a team")
 async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Show a team and its limits."""
     async with services_of(request).database.begin() as connection:
-        return json_response(team_view(await get_team(connection, team_id)))
+        return answer(team_view(await get_team(connection, team_id)))
 
 
 @patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team", takes=TeamPatch)
@@ -54,7 +53,7 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     async with services.database.begin() as connection:
         record = await update_team(connection, team_id, changes, act_of(request), services.catalog.names())
     services.auth.forget()  # other gateways are notified a moment later
-    return json_response(team_view(record))
+    return answer(team_view(record))
 
 
 @post("/admin/keys", guards=[admin_guard], status_code=201, summary="Create a key", takes=NewKey)
@@ -64,7 +63,7 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
     new = decode(await request.body(), NewKey)
     async with services.database.begin() as connection:
         made = await create_key(connection, services.settings.key_pepper, new, act_of(request), services.clock.now())
-    return json_response(made_view(made, now_of(request)), 201)
+    return answer(made_view(made, now_of(request)), 201)
 
 
 @get("/admin/keys", guards=[admin_guard], summary="List the keys", query=("after", "team_id", "limit"))
@@ -75,14 +74,14 @@ async def get_keys(request: AnyRequest) -> Response[bytes]:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
         records = await list_keys(connection, team_id=query.get("team_id"), after=query.get("after"), limit=limit + 1)
-    return json_response(list_view([key_view(record, now_of(request)) for record in records], limit))
+    return answer(list_view([key_view(record, now_of(request)) for record in records], limit))
 
 
 @get("/admin/keys/{key_id:str}", guards=[admin_guard], summary="Show a key")
 async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a key."""
     async with services_of(request).database.begin() as connection:
-        return json_response(key_view(await get_key(connection, key_id), now_of(request)))
+        return answer(key_view(await get_key(connection, key_id), now_of(request)))
 
 
 @post(
@@ -102,7 +101,7 @@ async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[
             connection, services.settings.key_pepper, key_id, rotation, act_of(request), services.clock.now()
         )
     services.auth.forget()
-    return json_response(made_view(made, now_of(request)), 201)
+    return answer(made_view(made, now_of(request)), 201)
 
 
 @delete("/admin/keys/{key_id:str}", guards=[admin_guard], status_code=200, summary="Revoke a key")
@@ -112,7 +111,7 @@ async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byt
     async with services.database.begin() as connection:
         record = await revoke_key(connection, key_id, act_of(request))
     services.auth.forget()
-    return json_response(key_view(record, now_of(request)))
+    return answer(key_view(record, now_of(request)))
 
 
 @get(
@@ -129,7 +128,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
         entries = await list_acts(
             connection, team_id=query.get("team_id"), action=query.get("action"), before=before, limit=limit + 1
         )
-    return json_response(list_view([audit_view(entry) for entry in entries], limit))
+    return answer(list_view([audit_view(entry) for entry in entries], limit))
 
 
 @get("/admin/usage-records/{request_id:str}", guards=[admin_guard], summary="Show a usage record")
@@ -143,4 +142,4 @@ async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Re
             param="request_id",
             code="usage_record_not_found",
         )
-    return json_response(record_view(row))
+    return answer(record_view(row))

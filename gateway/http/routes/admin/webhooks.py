@@ -9,8 +9,7 @@ from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import callback_view, list_view, webhook_secret_view
 from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
 from gateway.accounts.teams import get_team
-from gateway.http.app_services import services_of
-from gateway.http.exchange import AnyRequest, act_of, json_response, now_of, read_query
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, read_query, services_of
 from gateway.outbox.store import find_callback, list_callbacks, reopen
 from gateway.storage.audit_log import record_act
 from gateway.storage.encryption import Sealer
@@ -31,7 +30,7 @@ async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Re
     async with services.database.begin() as connection:
         made = await create_secret(connection, sealer, team_id, act_of(request))
     view = webhook_secret_view(made.record)
-    return json_response({"object": view["object"], "id": view["id"], "secret": made.secret, **view}, 201)
+    return answer({"object": view["object"], "id": view["id"], "secret": made.secret, **view}, 201)
 
 
 @get("/admin/teams/{team_id:str}/webhook-secrets", guards=[admin_guard], summary="List a team's webhook secrets")
@@ -40,7 +39,7 @@ async def get_webhook_secrets(request: AnyRequest, team_id: FromPath[str]) -> Re
     async with services_of(request).database.begin() as connection:
         await get_team(connection, team_id)
         records = await list_secrets(connection, team_id)
-    return json_response(list_view([webhook_secret_view(record) for record in records], len(records)))
+    return answer(list_view([webhook_secret_view(record) for record in records], len(records)))
 
 
 @delete(
@@ -55,7 +54,7 @@ async def remove_webhook_secret(
     """End a secret: nothing is signed with it any more. Without any secret the team's callbacks wait."""
     async with services_of(request).database.begin() as connection:
         await delete_secret(connection, team_id, secret_id, act_of(request))
-    return json_response({"object": "webhook_secret", "id": secret_id, "deleted": True})
+    return answer({"object": "webhook_secret", "id": secret_id, "deleted": True})
 
 
 @get("/admin/callbacks", guards=[admin_guard], summary="List callbacks", query=("after", "team_id", "state", "limit"))
@@ -74,7 +73,7 @@ async def get_callbacks(request: AnyRequest) -> Response[bytes]:
             after=query.get("after"),
             limit=limit + 1,
         )
-    return json_response(list_view([callback_view(row, now_of(request)) for row in rows], limit))
+    return answer(list_view([callback_view(row, now_of(request)) for row in rows], limit))
 
 
 @get("/admin/callbacks/{callback_id:str}", guards=[admin_guard], summary="Show a callback")
@@ -84,7 +83,7 @@ async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Respo
         row = await find_callback(connection, callback_id)
     if row is None:
         raise unknown_callback(callback_id)
-    return json_response(callback_view(row, now_of(request)))
+    return answer(callback_view(row, now_of(request)))
 
 
 @post(
@@ -103,7 +102,7 @@ async def post_redelivery(request: AnyRequest, callback_id: FromPath[str]) -> Re
         await record_act(
             connection, act_of(request), "callback.redelivered", team_id=row["team_id"], subject=callback_id
         )
-    return json_response(callback_view(row, now_of(request)), 202)
+    return answer(callback_view(row, now_of(request)), 202)
 
 
 def unknown_callback(callback_id: str) -> NotFound:
