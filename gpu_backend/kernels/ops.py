@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import reference, reference_attention
-from gpu_backend.kernels.layout.contiguous_kv import Part
+from gpu_backend.kernels import reference, reference_attention, reference_decoding
 from gpu_backend.kernels.layout.grouping import AttentionGroup
+from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
@@ -51,9 +51,9 @@ def _by_device(plain: Callable[P, R], module: str) -> Callable[P, R]:
 add_rms_norm = _by_device(reference.add_rms_norm, "fused")
 silu_and_mul = _by_device(reference.silu_and_mul, "fused")
 norm_rope_store = _by_device(reference.norm_rope_store, "fused")
-propose_drafts = _by_device(reference.propose_drafts, "decoding")
-place_decodes = _by_device(reference.place_decodes, "decoding")
-accept_draws = _by_device(reference.accept_draws, "decoding")
+propose_drafts = _by_device(reference_decoding.propose_drafts, "decoding")
+place_decodes = _by_device(reference_decoding.place_decodes, "decoding")
+accept_draws = _by_device(reference_decoding.accept_draws, "decoding")
 log_probabilities = _by_device(reference.log_probabilities, "logprobs")
 
 

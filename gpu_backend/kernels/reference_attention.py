@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels.layout.contiguous_kv import Part
 from gpu_backend.kernels.layout.grouping import AttentionGroup
+from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
 

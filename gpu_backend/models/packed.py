@@ -61,8 +61,8 @@ Read = tuple[Tensor, Tensor, Tensor, Tensor]  # numbers (out, in), zeros and sca
 
 
 def _read_awq(weights: WeightSource, name: str, out: int, width: int, group: int) -> Read:
-    words = weights.get_whole(f"{name}.qweight", width, out // PER_WORD)
-    zeros = weights.get_whole(f"{name}.qzeros", width // group, out // PER_WORD)
+    words = weights.get_stored(f"{name}.qweight", torch.int32, width, out // PER_WORD)
+    zeros = weights.get_stored(f"{name}.qzeros", torch.int32, width // group, out // PER_WORD)
     scales = weights.get(f"{name}.scales", width // group, out)
     where = torch.tensor(AWQ_ORDER, device=words.device).argsort()  # at which place of a word each output stands
     numbers, from_ = (_unpack(some)[..., where].flatten(1) for some in (words, zeros))
@@ -71,10 +71,10 @@ def _read_awq(weights: WeightSource, name: str, out: int, width: int, group: int
 
 def _read_gptq(weights: WeightSource, name: str, out: int, width: int, group: int) -> Read:
     form = weights.packed
-    words = weights.get_whole(f"{name}.qweight", width // PER_WORD, out)
-    zeros = _unpack(weights.get_whole(f"{name}.qzeros", width // group, out // PER_WORD)).flatten(1)
+    words = weights.get_stored(f"{name}.qweight", torch.int32, width // PER_WORD, out)
+    zeros = _unpack(weights.get_stored(f"{name}.qzeros", torch.int32, width // group, out // PER_WORD)).flatten(1)
     scales = weights.get(f"{name}.scales", width // group, out)
-    of_input = weights.get_whole(f"{name}.g_idx", width)
+    of_input = weights.get_stored(f"{name}.g_idx", torch.int32, width)
     order = of_input.argsort(stable=True)
     if not torch.equal(of_input[order].long(), torch.arange(width, device=order.device) // group):
         raise UnsupportedModel(f"{name}.g_idx does not put {group} inputs into each group")

@@ -25,7 +25,7 @@ def load_rounded(
     form = weights.packed
     assert form is not None
     dtype = FP8 if form.method == "fp8" else torch.int8
-    numbers = [weights.get_rounded(f"{name}.weight", dtype, out, width) for name, out in zip(names, outs, strict=True)]
+    numbers = [weights.get_stored(f"{name}.weight", dtype, out, width) for name, out in zip(names, outs, strict=True)]
     if form.block is None:
         scales = [weights.get_scales(f"{name}.{form.scales}", out) for name, out in zip(names, outs, strict=True)]
         together = torch.cat([some.view(torch.uint8) for some in numbers]).view(dtype)  # float8 is not put together

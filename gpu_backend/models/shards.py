@@ -73,15 +73,13 @@ class ShardedWeights:
         if module in NARROWING and kind == "bias":  # it is added once
             whole = self._source.get(name, *shape)
             return whole if self._rank == 0 else torch.zeros_like(whole)
-        dim = self._dim(module, kind)
-        return self._source.get(name, *shape) if dim is None else self._cut(self._source.get, dim, name, shape)
+        return self._part(self._source.get, self._dim(name), name, shape)
 
-    def get_whole(self, name: str, *shape: int) -> Tensor:
-        """Return the part of a tensor of whole numbers. Raises ``UnsupportedModel``."""
-        module, kind = name.split(".")[-2:]
-        dim, get = self._dim(module, kind), self._source.get_whole
-        part = get(name, *shape) if dim is None else self._cut(get, dim, name, shape)
-        if dim is None or kind != "g_idx" or self._has_one_group:
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the part of a tensor of packed or rounded numbers. Raises ``UnsupportedModel``."""
+        dim = self._dim(name)
+        part = self._part(lambda name, *full: self._source.get_stored(name, dtype, *full), dim, name, shape)
+        if dim is None or not name.endswith(".g_idx") or self._has_one_group:
             return part
         assert self.packed is not None
         groups = shape[0] // self.packed.group_size
@@ -90,35 +88,29 @@ class ShardedWeights:
             raise UnsupportedModel(f"{name} spreads groups over all inputs (desc_act), which ranks cannot divide")
         return part - first
 
-    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return the part of a tensor of eight bits. Raises ``UnsupportedModel``."""
-        module, kind = name.split(".")[-2:]
-        dim = self._dim(module, kind)
-        if dim is None:
-            return self._source.get_rounded(name, dtype, *shape)
-        return self._cut(lambda name, *full: self._source.get_rounded(name, dtype, *full), dim, name, shape)
-
     def get_scales(self, name: str, *shape: int) -> Tensor:
         """Return the part's scales. Raises ``UnsupportedModel``."""
-        module, kind = name.split(".")[-2:]
-        dim = self._dim(module, kind)
-        if dim is None or dim >= len(shape):  # all ranks have all outputs of a matrix that is cut by inputs
-            return self._source.get_scales(name, *shape)
-        return self._cut(self._source.get_scales, dim, name, shape)
+        dim = self._dim(name)
+        if dim is not None and dim >= len(shape):  # all ranks have all outputs of a matrix that is cut by inputs
+            dim = None
+        return self._part(self._source.get_scales, dim, name, shape)
 
     @property
     def _has_one_group(self) -> bool:
         return self.packed is not None and self.packed.group_size == -1
 
-    def _dim(self, module: str, kind: str) -> int | None:
+    def _dim(self, name: str) -> int | None:
         """Return along which dimension a tensor is cut; None: every rank has all of it."""
+        module, kind = name.split(".")[-2:]
         if module in WIDENING:
             return None if kind == "g_idx" else 1 if kind in PACKED else 0
         if module in NARROWING:
             return None if kind in BY_GROUP and self._has_one_group else 0 if kind in (*PACKED, "g_idx") else 1
         return None
 
-    def _cut(self, get: Callable[..., Tensor], dim: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _part(self, get: Callable[..., Tensor], dim: int | None, name: str, shape: tuple[int, ...]) -> Tensor:
+        if dim is None:
+            return get(name, *shape)
         full = [size * self._ranks if i == dim else size for i, size in enumerate(shape)]
         return get(name, *full).chunk(self._ranks, dim)[self._rank].clone()
 

@@ -47,12 +47,9 @@ class WeightSource(Protocol):
         """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
         ...
 
-    def get_whole(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor of whole numbers of that name and shape. Raises ``UnsupportedModel``."""
-        ...
-
-    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return the tensor of eight bits of that name, type and shape. Raises ``UnsupportedModel``."""
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the tensor of that name, shape and type, as it is kept: packed or rounded numbers. Raises
+        ``UnsupportedModel``."""
         ...
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
@@ -94,18 +91,12 @@ class Checkpoint:
             raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; float32, float16 or bfloat16 is needed")
         return tensor.to(self._device, self._dtype)
 
-    def get_whole(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor of int32 of that name and shape, on the device. Raises ``UnsupportedModel``."""
-        tensor = self._read(name, shape)
-        if tensor.dtype != torch.int32:
-            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; int32 is needed")
-        return tensor.to(self._device)
-
-    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return the tensor of eight bits of that name, type and shape, on the device. Raises ``UnsupportedModel``."""
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return the tensor of that name, shape and type, on the device. Raises ``UnsupportedModel``."""
         tensor = self._read(name, shape)
         if tensor.dtype != dtype:
-            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; config.json calls for {dtype}")
+            needed = "int32 is needed" if dtype == torch.int32 else f"config.json calls for {dtype}"
+            raise UnsupportedModel(f"tensor {name} is of {tensor.dtype}; {needed}")
         return tensor.to(self._device)
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
@@ -154,12 +145,8 @@ class RandomWeights:
         tensor = torch.empty(shape, device=self._device, dtype=self._dtype)
         return tensor.normal_(0.0, 0.02, generator=self._generator)
 
-    def get_whole(self, name: str, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``: random weights are never packed."""
-        raise UnsupportedModel(f"random weights have no {name} of whole numbers")
-
-    def get_rounded(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``: random weights are never rounded before they are loaded."""
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``: random weights are never packed, or rounded before they are loaded."""
         raise UnsupportedModel(f"random weights have no {name} of {dtype}")
 
     def get_scales(self, name: str, *shape: int) -> Tensor:

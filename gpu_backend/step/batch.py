@@ -10,8 +10,8 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.layout.contiguous_kv import Part
 from gpu_backend.kernels.layout.grouping import AttentionGroup, Grouping, by_shape
+from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout, PagedLayouts
 from gpu_backend.kernels.layout.upload import integers
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan

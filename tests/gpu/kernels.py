@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.kernels import ops, reference
+from gpu_backend.kernels import ops, reference, reference_decoding
 from gpu_backend.kernels.layout import paged
 from gpu_backend.kernels.layout.decode_rows import FROM_STATE, DecodeRows, StateTensors
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales, load_kv, scales_from
@@ -241,7 +241,7 @@ def rows_of_decodes(setting: Setting) -> str:
         inputs += [[known, 0, width, 1, -1, 0, *(0,) * width]] * (places - len(inputs))
         drawn, usable = whole(places * width, most=2), whole(places * width, most=2) > 0
         made = []
-        for device, by in ((torch.device("cpu"), reference), (setting.device, decoding)):
+        for device, by in ((torch.device("cpu"), reference_decoding), (setting.device, decoding)):
             copied: dict[str, Any] = {name: value.clone().to(device) for name, value in tensors_of(table)}
             own = replace(table, **copied)
             rows = DecodeRows.room_for(places + 1, places * width + 3, width, blocks, device).cut(places, width)

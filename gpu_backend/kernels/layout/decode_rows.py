@@ -73,16 +73,7 @@ class DecodeRows:
 
     def cut(self, places: int, width: int) -> DecodeRows:
         """Return the beginning of the same room, for fewer places or tokens of each."""
-        rows, asked = places * width, self.sampling
-        sampling = SamplingTensors(
-            asked.temperature[:rows],
-            asked.top_p[:rows],
-            asked.min_p[:rows],
-            asked.top_k[:rows],
-            asked.seed[:rows],
-            asked.position[:rows],
-            asked.reply[:rows],
-        )
+        rows = places * width
         return DecodeRows(
             width,
             self.token_ids[:rows],
@@ -91,6 +82,6 @@ class DecodeRows:
             self.block_tables[:places],
             self.context_lens[:places],
             self.query_starts[: places + 1] * width,
-            sampling,
+            self.sampling.first(rows),
             self.drawn[: places * (2 * width + 2)].view(places, 2 * width + 2),
         )

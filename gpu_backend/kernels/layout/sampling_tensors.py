@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -18,3 +18,7 @@ class SamplingTensors:
     seed: Tensor  # (rows,) int64: its 64 bits
     position: Tensor  # (rows,) int32: of the token to be drawn
     reply: Tensor  # (rows,) int32: which of the request's replies
+
+    def first(self, rows: int) -> SamplingTensors:
+        """Return the same tensors as far as the first rows."""
+        return SamplingTensors(*(getattr(self, field.name)[:rows] for field in fields(self)))

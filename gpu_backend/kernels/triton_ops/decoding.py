@@ -16,7 +16,7 @@ FIRST = tl.constexpr(HEADER)
 
 
 def propose_drafts(inputs: Tensor, state: StateTensors, width: int) -> None:
-    """Draft what follows each place's text; ``reference.propose_drafts`` says how."""
+    """Draft what follows each place's text; ``reference_decoding.propose_drafts`` says how."""
     most, window = state.drafts.shape[1], state.texts.shape[1]
     propose_drafts_kernel[(len(inputs),)](
         inputs, state.last_tokens, state.starts, state.texts, state.drafts, inputs.stride(0),
@@ -27,7 +27,7 @@ def propose_drafts(inputs: Tensor, state: StateTensors, width: int) -> None:
 
 
 def place_decodes(inputs: Tensor, state: StateTensors, rows: DecodeRows, block_size: int) -> None:
-    """Fill ``rows`` for ``inputs`` (places, HEADER + width); ``reference.place_decodes`` says with what."""
+    """Fill ``rows`` for ``inputs`` (places, HEADER + width); ``reference_decoding.place_decodes`` says with what."""
     places, sampling = len(inputs), rows.sampling
     assert inputs.stride(1) == 1 and rows.block_tables.shape[1] == state.block_tables.shape[1]
     place_kernel[(places,)](
@@ -41,7 +41,7 @@ def place_decodes(inputs: Tensor, state: StateTensors, rows: DecodeRows, block_s
 
 
 def accept_draws(inputs: Tensor, state: StateTensors, rows: DecodeRows, tokens: Tensor, usable: Tensor) -> None:
-    """Record the ``tokens`` drawn for ``rows``; ``reference.accept_draws`` says how."""
+    """Record the ``tokens`` drawn for ``rows``; ``reference_decoding.accept_draws`` says how."""
     accept_kernel[(len(inputs),)](
         inputs, state.last_tokens, state.starts, state.texts, rows.token_ids, tokens, usable, rows.drawn,
         inputs.stride(0), WIDTH=rows.width, WIDTH_PADDED=triton.next_power_of_2(rows.width),

@@ -19,7 +19,7 @@ from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution import graphs
 from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.runner import Runner
-from gpu_backend.kernels import reference
+from gpu_backend.kernels import reference_decoding
 from gpu_backend.models.config import load_model_config
 from gpu_backend.speculation.draft_value import first_come
 from gpu_backend.speculation.prompt_lookup import PLACES, propose
@@ -186,7 +186,7 @@ def test_the_device_guesses_what_the_host_would() -> None:
         text = [dice.randrange(4) for _ in range(dice.randrange(4, 30))] * dice.choice((1, 1, 2))
         requests = DeviceState(1, 1, 0, CPU, max_drafts=5, text_window=64).on_device
         requests.texts[0, : len(text)] = torch.tensor(text)
-        reference.propose_drafts(torch.tensor([[0, len(text) - 1, 2, 1, -1, 0, text[-1], -1]]), requests, 2)
+        reference_decoding.propose_drafts(torch.tensor([[0, len(text) - 1, 2, 1, -1, 0, text[-1], -1]]), requests, 2)
         expected = propose(bytearray(array("i", text).tobytes()), 5) or (text[-1],) * 5
         places = sum(text[i : i + 3] == text[-3:] for i in range(len(text) - 3))
         if places <= PLACES:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
-from gpu_backend.kernels.layout.contiguous_kv import GROWTH, ContiguousKv, Part
+from gpu_backend.kernels.layout.contiguous_kv import GROWTH, ContiguousKv
 from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.step.batch import Batch, build_batch
 from gpu_backend.step.plan import SequenceStep, StepPlan
