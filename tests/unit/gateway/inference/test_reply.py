@@ -135,7 +135,7 @@ class Scene:
         answering.let_go = partial(self.gate.release, self.gate.take(call, target))
         guard = SimpleNamespace(note_filtered=lambda call: None)
         services = SimpleNamespace(
-            clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate, guard=guard
+            clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate, moderator=guard
         )
         self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
 
