@@ -2,7 +2,7 @@
 #
 # A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
 # gateway ten times the time, and where all gateways add to one team's daily sum, the time from there to the commit is
-# what bounds them (docs/experiments.md).
+# what bounds them (docs/experiments/money/batch-of-rows.md).
 
 from __future__ import annotations
 

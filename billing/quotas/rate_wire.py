@@ -1,5 +1,5 @@
 # rates.lua over one connection of redis-py: commands go out together, and their answers are handed over as they come.
-# A pipeline of redis-py costs twice as much (docs/experiments.md).
+# A pipeline of redis-py costs twice as much (docs/experiments/money/rates-one-conversation.md).
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # The process's memory in huge pages. A call touches some thousand of the small ones; when calls come one by one, the
 # processor has forgotten between two of them where most of those are, and looking that up is a tenth of what the call
-# waits for (docs/experiments.md).
+# waits for (docs/experiments/calls/lone-call-milliseconds.md).
 
 from __future__ import annotations
 

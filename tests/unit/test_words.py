@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("protocol", "billing", "router", "gateway", "gpu_backend", "tools", "benchmarks")
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-HISTORY = {"CHANGELOG.md", "experiments.md", "glossary.md"}  # tell what was; the glossary what it was called
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+HISTORY = {"CHANGELOG.md", "glossary.md"}  # tell what was; the glossary what it was called
 RETIRED = {
     "whoever": "the thing of the system that does it",
     "nobody": "no caller, no process, nothing",

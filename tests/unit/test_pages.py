@@ -1,0 +1,60 @@
+# Pages lead where they say: every link from one page to another file of the tree, and every experiment from its index.
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "docs" / "experiments"
+FOLDERS = ("docs", "router", "gateway", "gpu_backend")
+PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what may stand behind `#` in a link to a page, as GitHub makes it of headings."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found[anchor] = found.get(anchor, -1) + 1
+    return {f"{name}-{n}" if n else name for name, last in found.items() for n in range(last + 1)}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a page that lead to no file, or to no heading of it."""
+    broken = []
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for path, anchor in LINK.findall(prose):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor[1:] not in anchors(target)):
+            broken.append(path + anchor)
+    return broken
+
+
+def test_links_of_pages_lead_somewhere() -> None:
+    """A file that moves, or a heading that is renamed, takes the links to it along."""
+    broken = {str(page.relative_to(ROOT)): found for page in PAGES if (found := broken_links(page))}
+    assert broken == {}
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    """A missing file and a missing heading are told apart from those that are there."""
+    (tmp_path / "a.md").write_text("# A\n\n## What `x` costs\n")
+    page = tmp_path / "b.md"
+    page.write_text("[1](a.md) [2](a.md#what-x-costs) [3](a.md#gone) [4](gone.md) [5](https://example.com/gone.md)\n")
+
+    assert broken_links(page) == ["a.md#gone", "gone.md"]
+
+
+def test_each_experiment_is_in_the_index() -> None:
+    """The index has one line for each page, with its title and its date."""
+    lines = re.findall(r"^- ([\d-]+) · \[(.*)\]\((.*?)\): ", (EXPERIMENTS / "README.md").read_text(), re.MULTILINE)
+    pages = []
+    for page in EXPERIMENTS.glob("*/*.md"):
+        title, date = re.match(r"# (.*)\n\n([\d-]+)\. In short: ", page.read_text()).groups()  # type: ignore[union-attr]
+        pages.append((date, title, str(page.relative_to(EXPERIMENTS))))
+
+    assert sorted(lines) == sorted(pages)
