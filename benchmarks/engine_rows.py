@@ -236,7 +236,7 @@ def speculation(bench: Bench, tiny: bool) -> Iterator[Row]:
         for size, requests in work.items():
             points = []
             for share in speculating.SHARES:
-                speculating.guess(loop, share, vocab, right_of_1000)
+                speculating.draft(loop, share, vocab, right_of_1000)
                 before = loop.load().counters
                 row = _decode(bench, model, loop, requests, f"guesses, {share:.0%} hold")
                 after = loop.load().counters

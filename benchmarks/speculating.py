@@ -76,7 +76,7 @@ def known_text(vocab: int, device: torch.device) -> Iterator[Tensor]:
         device_step.sample, graphs.draw, graphs.propose = sample, draw, propose
 
 
-def guess(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> None:
+def draft(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> None:
     """Let a loop draft that text, each token right with a chance of ``share``, by the host or on the device."""
     dice = random.Random(0)
     right_of_1000.fill_(round(1000 * share))
@@ -87,7 +87,7 @@ def guess(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> 
         return tuple(token if dice.random() < share else (token + 1) % vocab for token in right)
 
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = propose
+    loop.scheduler.speculator.draft_source = propose
     loop.scheduler.speculator.is_forced = True  # what drafts cost where they do not pay is what is measured
 
 

@@ -126,7 +126,7 @@ def measure(
         right = known[sequence.request_id.split(".")[0]][made : made + most]
         return tuple(token if dice.random() < share else token ^ 1 for token in right)
 
-    speculator.propose = propose
+    speculator.draft_source = propose
     speculator.is_forced = bool(is_forced)
     found: list[Measured] = []
     replies: Replies = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from gpu_backend.engine.output_processor import Acceptor
+from gpu_backend.engine.output_processor import OutputProcessor
 from gpu_backend.engine.requests import find_problem, make_sequences, refusal
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import shared_hashes
@@ -84,7 +84,7 @@ class EngineLoop:
         self._limits = limits
         self._clock = clock
         self._meter = LoadMeter(clock())
-        self._acceptor = Acceptor(config, self.scheduler, self._meter, clock)
+        self._output_processor = OutputProcessor(config, self.scheduler, self._meter, clock)
         self._ids = count(1)
         self._grammars = GrammarQueue(None) if grammars is None else grammars
         self._draining = False
@@ -111,7 +111,7 @@ class EngineLoop:
             case Abort(request_id, reply_index):
                 leaving = self.scheduler.replies_of(request_id, reply_index)
                 waiting = self._grammars.abort(request_id, reply_index)
-                aborted = [self._acceptor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
+                aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
                 return [*aborted, *waiting, *self._drain_if_empty()]
             case Drain():
                 self._draining = True
@@ -160,7 +160,7 @@ class EngineLoop:
         except Exception as error:
             return self._survive(due.plan, error, due.launched)
         self._failures = 0
-        return self._acceptor.accept(due.plan, result, due.planned)
+        return self._output_processor.accept(due.plan, result, due.planned)
 
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
@@ -189,14 +189,14 @@ class EngineLoop:
                 continue
             self.scheduler.add(replies)
             if command.resume_token_ids and (constraint := replies[0].constraint) and constraint.is_complete:
-                answers.append(self._acceptor.finish(replies[0], FinishReason.STOP))
+                answers.append(self._output_processor.finish(replies[0], FinishReason.STOP))
         return answers
 
     def _survive(self, plan: StepPlan, error: Exception, launched: float) -> list[Event]:
         """Fail the sequences of a step that raised, and go on; a device that keeps failing is given up."""
         if isinstance(error, DeviceLost):
             raise error
-        events = self._acceptor.fail(plan, error, self._clock() - launched)
+        events = self._output_processor.fail(plan, error, self._clock() - launched)
         self._failures += 1
         if self._failures >= FAILURES_IN_A_ROW:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error

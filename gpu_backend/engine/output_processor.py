@@ -14,10 +14,10 @@ from gpu_backend.step.cost import plan_work
 from gpu_backend.step.messages import Embedding, Event, NewTokens, Timings
 from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.step.sequence import FinishReason, Sequence
-from gpu_backend.step.step_outputs import Gain, Gains
+from gpu_backend.step.step_outputs import SequenceOutput, StepOutputs
 
 
-class Acceptor:
+class OutputProcessor:
     """The output processor: records results and makes events.
 
     The time of a step belongs to the sequences that it computed for, in proportion to their tokens in it: a step is one
@@ -46,23 +46,23 @@ class Acceptor:
         owners = list(map(self._scheduler.running, [step.sequence_id for step in plan.sequences]))
         sizes = [step.num_tokens for step in plan.sequences]
         gpu_seconds_per_token = self._book(plan, result, owners, sizes)
-        gains = Gains(result)
-        is_plain = gains.is_plain and self._scheduler.speculator is None
+        outputs = StepOutputs(result)
+        is_plain = outputs.is_plain and self._scheduler.speculator is None
         for step, sequence, size in zip(plan.sequences, owners, sizes, strict=True):
             if is_plain and sequence is not None and sequence.first_token is not None and sequence.constraint is None:
                 # As most are: another token of a reply, and nothing else. What follows comes to the same.
                 sequence.gpu_seconds += gpu_seconds_per_token * size
                 if step.samples:
-                    events.append(self._accept_token(sequence, step, next(gains.tokens)))
+                    events.append(self._accept_token(sequence, step, next(outputs.tokens)))
                 else:  # computed again after it was preempted
                     self._scheduler.advance(sequence, step.start + len(step.token_ids))
                 continue
-            gain = gains.take(step)
+            output = outputs.take(step)
             if sequence is not None:
                 if sequence.admitted is None:
                     sequence.admitted = planned
                 sequence.gpu_seconds += gpu_seconds_per_token * size
-                events += self._accept_gain(sequence, step, gain, now)
+                events += self._accept_output(sequence, step, output, now)
         return events
 
     def fail(self, plan: StepPlan, error: Exception, seconds: float) -> list[Event]:
@@ -78,10 +78,10 @@ class Acceptor:
         for step, sequence in staying:
             sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
-        leaving = self._scheduler.everyone_running() if plan.copies else [sequence for _, sequence in staying]
-        self._scheduler.distrust_copies(plan.copies)
+        leaving = self._scheduler.all_running() if plan.copies else [sequence for _, sequence in staying]
+        self._scheduler.invalidate_copies(plan.copies)
         for sequence in leaving:
-            self._scheduler.distrust(sequence)
+            self._scheduler.invalidate(sequence)
         return [self.finish(sequence, FinishReason.ERROR, problem) for sequence in leaving]
 
     def finish(
@@ -110,39 +110,39 @@ class Acceptor:
         ``sizes`` are the tokens computed for each of the plan's sequences.
         """
         scheduler = self._scheduler
-        gains = result.counts or (1,) * len(result.token_ids)
-        computed, gained = sum(sizes), sum(gains)
-        num_staying, by_guesses = computed, gained - len(gains)
+        outputs = result.counts or (1,) * len(result.token_ids)
+        computed, gained = sum(sizes), sum(outputs)
+        num_staying, by_drafts = computed, gained - len(outputs)
         if not all(owners):
             num_staying = sum(size for size, owner in zip(sizes, owners, strict=True) if owner)
             samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
-            of_staying = [gain for gain, owner in zip(gains, samplers, strict=True) if owner]
-            gained, by_guesses = sum(of_staying), sum(of_staying) - len(of_staying)
+            of_staying = [output for output, owner in zip(outputs, samplers, strict=True) if owner]
+            gained, by_drafts = sum(of_staying), sum(of_staying) - len(of_staying)
         if scheduler.swapping is not None and scheduler.swapping.wants(plan.step) and plan.sequences:
             scheduler.swapping.learn(plan_work(plan.sequences), result.seconds)
         if scheduler.speculator is not None:
-            scheduler.speculator.note_step(plan, by_guesses, result.seconds)
+            scheduler.speculator.note_step(plan, by_drafts, result.seconds)
         seconds_per_token = result.seconds / max(1, num_staying)
         least = result.least_seconds if num_staying else 0.0
         self._meter.count_step(computed, gained, seconds_per_token * num_staying, least)
         return seconds_per_token * self._num_ranks
 
-    def _accept_gain(self, sequence: Sequence, step: SequenceStep, gain: Gain, now: float) -> list[Event]:
-        if gain.scores:  # what was scored before a preemption is not reported again
-            sequence.prompt_scores += gain.scores[len(sequence.prompt_scores) - step.start :]
-        if sequence.is_void:
-            sequence.is_void, sequence.num_awaited = False, 0
+    def _accept_output(self, sequence: Sequence, step: SequenceStep, output: SequenceOutput, now: float) -> list[Event]:
+        if output.scores:  # what was scored before a preemption is not reported again
+            sequence.prompt_scores += output.scores[len(sequence.prompt_scores) - step.start :]
+        if sequence.is_discarded:
+            sequence.is_discarded, sequence.num_awaited = False, 0
             sequence.num_computed = len(sequence.token_ids) - 1
             self._scheduler.advance(sequence, sequence.num_computed)
             return []
-        if gain.has_failed:
-            self._scheduler.distrust(sequence)
+        if output.has_failed:
+            self._scheduler.invalidate(sequence)
             problem = "the model's numbers for this request are not finite; change the prompt"
             return [self.finish(sequence, FinishReason.ERROR, problem)]
         if step.pools:
-            return self._accept_hidden(sequence, step, gain.hidden_sum)
+            return self._accept_hidden(sequence, step, output.hidden_sum)
         if step.samples:
-            return self._accept_tokens(sequence, step, gain, now)
+            return self._accept_tokens(sequence, step, output, now)
         self._scheduler.advance(sequence, step.start + len(step.token_ids))
         return []
 
@@ -161,15 +161,15 @@ class Acceptor:
             self._leave(sequence) if reason else None,
         )
 
-    def _accept_tokens(self, sequence: Sequence, step: SequenceStep, gain: Gain, now: float) -> list[Event]:
-        if (step.num_proposed or step.draft_ids) and self._scheduler.speculator is not None:
-            self._scheduler.speculator.learn(sequence, step, len(gain.token_ids), self._scheduler.blocks)
+    def _accept_tokens(self, sequence: Sequence, step: SequenceStep, output: SequenceOutput, now: float) -> list[Event]:
+        if (step.num_draft_tokens or step.draft_ids) and self._scheduler.speculator is not None:
+            self._scheduler.speculator.learn(sequence, step, len(output.token_ids), self._scheduler.blocks)
         sequence.num_awaited -= 1 + step.num_unsure
-        has_text = step.num_unsure > 0 and sequence.num_told == len(sequence.token_ids)
+        has_text = step.num_unsure > 0 and sequence.num_on_device == len(sequence.token_ids)
         reason: FinishReason | None = None
         problem: str | None = None
         taken = 0
-        for token in gain.token_ids:
+        for token in output.token_ids:
             constraint = sequence.constraint
             if constraint is not None and (problem := constraint.accept((token,))):
                 break
@@ -180,16 +180,16 @@ class Acceptor:
             if reason is not None:
                 break
         if has_text:  # the device has kept what it accepted
-            sequence.num_told = len(sequence.token_ids)
+            sequence.num_on_device = len(sequence.token_ids)
         # The last token is known, but not computed; without any, nothing that the step computed counts.
         end = len(sequence.token_ids) - 1
-        if step.num_proposed or step.num_to_draft or step.slack:
+        if step.num_draft_tokens or step.num_to_draft or step.slack:
             sequence.num_computed = end + sequence.num_awaited
-            sequence.is_void = not gain.token_ids and sequence.num_awaited > 0
+            sequence.is_discarded = not output.token_ids and sequence.num_awaited > 0
         self._scheduler.advance(sequence, end)
         events: list[Event] = []
         if taken:
-            events.append(self._tell(sequence, gain.token_ids[:taken], gain.logprobs[:taken], reason, now))
+            events.append(self._tell(sequence, output.token_ids[:taken], output.logprobs[:taken], reason, now))
         if problem:
             error = f"after {sequence.num_generated} tokens, {problem}"
             events.append(self.finish(sequence, FinishReason.ERROR, error, is_bad_grammar=True))

@@ -109,14 +109,14 @@ class DeviceStep:
             return StepResult(plan.step, plain, seconds, least_seconds=least_seconds)
         tokens, logprobs, failed = self._gained()
         failed |= self._not_finite()
-        unsure = [step for step in batch.samplers if step.num_proposed or step.slack] if failed else []
+        unsure = [step for step in batch.samplers if step.num_draft_tokens or step.slack] if failed else []
         if retracted := [step for step in unsure if step.sequence_id in failed]:
             self._retract(retracted)
             failed -= {step.sequence_id for step in retracted}
             for step in retracted:
                 tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        has_drafts = any(step.num_proposed or step.slack for step in batch.samplers)
+        has_drafts = any(step.num_draft_tokens or step.slack for step in batch.samplers)
         return StepResult(
             step=plan.step,
             token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
@@ -156,7 +156,7 @@ class DeviceStep:
         first = 0
         known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
         for step in self._batch.samplers:
-            places = step.num_proposed + 1
+            places = step.num_draft_tokens + 1
             count = next(known) if self._drawn is not None else num_gained(step, sampled[first : first + places])
             tokens[step.sequence_id] = tuple(sampled[first : first + count])
             if self._logprobs is not None:

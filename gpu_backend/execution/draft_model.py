@@ -129,9 +129,9 @@ class DraftModel:
         last_tokens = self._device_state.last_tokens
         if self.graphs is not None and all(map(draws_plainly, steps)):
             # To a graph, known tokens before the last are computed as drafts are.
-            marked = [replace(step, num_proposed=len(step.token_ids) - 1) for step in plan.sequences]
+            marked = [replace(step, num_draft_tokens=len(step.token_ids) - 1) for step in plan.sequences]
             decodes = replace(plan, sequences=tuple(marked))
-            if max(step.num_proposed for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
+            if max(step.num_draft_tokens for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
                 self.graphs.fill(decodes.sequences, size)
                 batch, _, drawing = self.graphs.replay(decodes, size)
                 assert drawing is not None, "they draw plainly"
@@ -179,7 +179,9 @@ class DraftModel:
     def _with(self, step: SequenceStep, drafts: tuple[int, ...] | None) -> SequenceStep:
         if drafts is None:
             return step
-        step = replace(step, token_ids=step.token_ids + drafts, num_proposed=len(drafts), draft_ids=(), num_to_draft=0)
+        step = replace(
+            step, token_ids=step.token_ids + drafts, num_draft_tokens=len(drafts), draft_ids=(), num_to_draft=0
+        )
         return replace(step, block_table=self._covering(step, step.block_table))
 
     def _covering(self, step: SequenceStep, block_table: tuple[int, ...]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ def draws_plainly(step: SequenceStep) -> bool:
     asked = step.sampling
     if asked.is_plain or step.constraint is not None:
         return step.constraint is None
-    is_long_enough = step.num_generated - step.num_proposed >= asked.min_tokens
+    is_long_enough = step.num_generated - step.num_draft_tokens >= asked.min_tokens
     return is_long_enough and asked.logprobs is None and not asked.logit_bias and not asked.penalises_reply
 
 
@@ -45,7 +45,7 @@ class GraphSizes:
 
     def fitting(self, plan: StepPlan) -> Size:
         """Return the smallest size for a plan of decodes."""
-        width = self.width if any(step.num_proposed for step in plan.sequences) else 1
+        width = self.width if any(step.num_draft_tokens for step in plan.sequences) else 1
         return next(places for places in self.places if places >= len(plan.sequences)), width
 
     def of(self, plan: StepPlan) -> Size | None:

@@ -214,7 +214,7 @@ class Runner:
     def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
         """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
         places = list(batch.samplers)
-        if any(step.num_proposed for step in places):
+        if any(step.num_draft_tokens for step in places):
             places = [place for sampler in batch.samplers for place in rows_of(sampler)]
         constraints = [place.constraint for place in places]
         if not any(constraints):

@@ -44,7 +44,7 @@ class Roofline:
     def least_seconds(self, steps: Sequence[SequenceStep]) -> float:
         """Return the least time of a step that computes these."""
         work = plan_work(steps)
-        sampled = sum([step.num_proposed + 1 for step in steps if step.samples])
+        sampled = sum([step.num_draft_tokens + 1 for step in steps if step.samples])
         reading, multiplying = self._weights, work.tokens * self._token + sampled * self._logits
         for window, key, pair in self._layers:
             if not window:

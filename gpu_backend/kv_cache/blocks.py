@@ -185,7 +185,7 @@ class BlockManager:
         self._copies.clear()
         return copies
 
-    def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
+    def invalidate_copies(self, copies: Iterable[BlockCopy]) -> None:
         """Drop from the prefix cache what these copies may not have brought."""
         for copy in copies:
             if copy.to_host:

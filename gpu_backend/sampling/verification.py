@@ -20,24 +20,24 @@ from gpu_backend.step.plan import SequenceStep
 
 def rows_of(step: SequenceStep) -> list[SequenceStep]:
     """Return a step for each place that is sampled, as it would be if the drafts before it were known."""
-    if not step.num_proposed:
+    if not step.num_draft_tokens:
         return [step]
     rows = []
-    guesses = step.token_ids[step.num_known :]
+    drafts = step.token_ids[step.num_known :]
     looks_back = step.sampling.penalises_reply
-    for count in range(step.num_proposed + 1):
+    for count in range(step.num_draft_tokens + 1):
         constraint = step.constraint
         if constraint is not None and count:
             constraint = constraint.copy()
-            problem = constraint.accept(guesses[:count])
-            assert problem is None, "a guess does not follow the grammar"
+            problem = constraint.accept(drafts[:count])
+            assert problem is None, "a draft does not follow the grammar"
         rows.append(
             replace(
                 step,
                 token_ids=step.token_ids[: step.num_known + count],
-                generated=step.generated + array("i", guesses[:count]).tobytes() if looks_back else b"",
+                generated=step.generated + array("i", drafts[:count]).tobytes() if looks_back else b"",
                 constraint=constraint,
-                num_proposed=0,
+                num_draft_tokens=0,
             )
         )
     return rows
@@ -45,8 +45,8 @@ def rows_of(step: SequenceStep) -> list[SequenceStep]:
 
 def num_gained(step: SequenceStep, sampled: Sequence[int]) -> int:
     """Say how many of the tokens sampled at a step's places are the sequence's: one more than drafts held."""
-    guesses = step.token_ids[step.num_known :]
+    drafts = step.token_ids[step.num_known :]
     held = 0
-    while held < len(guesses) and guesses[held] == sampled[held]:
+    while held < len(drafts) and drafts[held] == sampled[held]:
         held += 1
     return held + 1

@@ -169,7 +169,7 @@ class Admission:
         if sequence.tier == "batch":
             self._batch_admitted = now
 
-    def who_gives_way(self, running: Collection[Sequence]) -> Sequence:
+    def preempt_for_memory(self, running: Collection[Sequence]) -> Sequence:
         """Choose the sequence to preempt: batch work before interactive work, the latest admitted before the earlier.
 
         Where that one had waited for others, it is the latest of the tenant that holds most.
@@ -180,7 +180,7 @@ class Admission:
         shares = self._turns.shares(running)
         return max(running, key=lambda sequence: (shares.of(sequence), sequence.place))
 
-    def who_makes_room(self, running: Collection[Sequence]) -> list[Sequence]:
+    def preempt_for_starved(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return what is preempted for a sequence that waited long enough and now goes next; often none."""
         if not any(map(len, self.queues.values())):
             return []
@@ -203,7 +203,7 @@ class Admission:
         self._look_again = now + self._turns.patience / LOOKS
         return []
 
-    def who_yields(self, running: Iterable[Sequence]) -> list[Sequence]:
+    def preempt_for_tier(self, running: Iterable[Sequence]) -> list[Sequence]:
         """Return batch work that must leave so that the interactive request that goes next has room; none if it cannot.
 
         The latest admitted leaves first.

@@ -66,7 +66,7 @@ class LoadMeter:
                 "least_seconds": self.least_seconds,
                 "finished": float(self.finished),
                 "preemptions": float(scheduler.num_preemptions),
-                "made_room": float(scheduler.num_made_room),
+                "made_room": float(scheduler.num_preempted_for_starved),
                 "swaps": float(scheduler.num_swaps),
                 "prompt_tokens": float(seen),
                 "cached_prompt_tokens": float(scheduler.prompt_tokens_found),

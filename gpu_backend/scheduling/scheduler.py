@@ -43,7 +43,7 @@ class Scheduler:
         self.speculator = speculator
         self.admission = Admission(config, blocks, clock)
         self.num_preemptions = 0
-        self.num_made_room = 0  # preemptions for a sequence that had waited for long
+        self.num_preempted_for_starved = 0  # preemptions for a sequence that had waited for long
         self.num_swaps = 0  # preemptions by a copy to host memory
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0
@@ -83,7 +83,7 @@ class Scheduler:
             self._tables.extend_hashes(leader)  # what waits is looked up in the cache again and again
         self.admission.add(leader)
 
-    def everyone_running(self) -> list[Sequence]:
+    def all_running(self) -> list[Sequence]:
         """Return the sequences with blocks, in the order of their admission."""
         return list(self._running.values())
 
@@ -119,7 +119,7 @@ class Scheduler:
         goes_ahead = self.speculator is not None and self._goes_ahead(self.speculator)
         if self.speculator is not None and not may_preempt and not goes_ahead:
             is_open = any(sequence.num_awaited > 1 for sequence in self._running.values())
-            if is_open or self.speculator.wants_to_guess:
+            if is_open or self.speculator.wants_to_draft:
                 return None
         if not self._let_yield(may_preempt):
             return None
@@ -156,17 +156,17 @@ class Scheduler:
             self.admission.add_first(sequence.followers)
             sequence.followers = []
 
-    def distrust(self, sequence: Sequence) -> None:
+    def invalidate(self, sequence: Sequence) -> None:
         """Stop sharing the blocks of a sequence whose numbers went wrong."""
         self.blocks.forget(sequence.block_table)
 
-    def distrust_copies(self, copies: Iterable[BlockCopy]) -> None:
+    def invalidate_copies(self, copies: Iterable[BlockCopy]) -> None:
         """Compute again what these copies may not have brought to where it should be."""
         targets = {copy.target for copy in copies if copy.to_host}
         for sequence in self._queued():
             if not targets.isdisjoint(sequence.swapped):
                 self._tables.release(sequence)
-        self.blocks.distrust_copies(copies)
+        self.blocks.invalidate_copies(copies)
 
     def service_gaps(self) -> dict[str, float]:
         """Return how far the service of waiting tenants lies apart in each tier, and how far it could."""
@@ -240,14 +240,14 @@ class Scheduler:
 
     def _let_yield(self, may_preempt: bool) -> bool:
         """Preempt for a sequence that waits; say whether that may be."""
-        yielding = self.admission.who_yields(self._running.values())
-        leaving = yielding or self.admission.who_makes_room(self._running.values())
+        yielding = self.admission.preempt_for_tier(self._running.values())
+        leaving = yielding or self.admission.preempt_for_starved(self._running.values())
         if leaving and not may_preempt:
             return False
         for sequence in leaving:
             if not yielding:
                 sequence.made_room = True
-                self.num_made_room += 1
+                self.num_preempted_for_starved += 1
             self._preempt(sequence)
         return True
 
@@ -261,7 +261,7 @@ class Scheduler:
             while sequence.sequence_id in self._running and not self._tables.grow(sequence):
                 if not may_preempt:
                     return False
-                self._preempt(self.admission.who_gives_way(self._running.values()))
+                self._preempt(self.admission.preempt_for_memory(self._running.values()))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -295,7 +295,7 @@ class Scheduler:
             return None
         self._running[sequence.sequence_id] = sequence
         sequence.row = self._rows.pop()
-        sequence.num_told = 0
+        sequence.num_on_device = 0
         self._count_prefix(sequence)
         self.admission.admit(sequence)
         return sequence

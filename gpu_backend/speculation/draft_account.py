@@ -7,7 +7,7 @@ ALLOWANCE = 0.02  # of the time: what learning whether drafts pay may cost in th
 MOST = 3.0  # steps that may be lost at once, while nothing is known yet
 
 
-class GuessAccount:
+class DraftAccount:
     """Opens with ``MOST`` steps, earns the allowance with every step, and is never above ``MOST``.
 
     Drafts are made while it is not overdrawn, and one step takes ``MOST`` from it at most. So n steps lose by drafts

@@ -18,14 +18,14 @@ def lengthen_ahead(offer: Offer, length: int, sequence: Sequence, blocks: BlockM
     if not length:
         return step
     known = len(sequence.token_ids)
-    first = max(sequence.num_told, known - TEXT_WINDOW)
-    sequence.num_told = known
+    first = max(sequence.num_on_device, known - TEXT_WINDOW)
+    sequence.num_on_device = known
     sequence.num_computed += length
     sequence.num_awaited += length
     return replace(
         step,
         token_ids=step.token_ids + (UNKNOWN,) * length,
-        num_proposed=length,
+        num_draft_tokens=length,
         num_to_draft=0,
         text=array("i", sequence.token_ids[first:]).tobytes(),
         text_start=first,
@@ -42,10 +42,10 @@ def lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager
         table = sequence.block_table = (*table, block)
     length = min(length, len(table) * blocks.block_size - known)
     covering = table[: blocks.blocks_for(known + length)]
-    if not offer.guesses:
+    if not offer.drafts:
         return replace(step, block_table=covering, num_to_draft=length)
-    guesses = offer.guesses[:length]
-    return replace(step, token_ids=step.token_ids + guesses, block_table=covering, num_proposed=length)
+    drafts = offer.drafts[:length]
+    return replace(step, token_ids=step.token_ids + drafts, block_table=covering, num_draft_tokens=length)
 
 
 def num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int) -> int:

@@ -13,14 +13,14 @@ from gpu_backend.speculation.draft_value import Offer
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
 
-PROPOSERS = 64  # sequences asked for drafts in one step
+MOST_DRAFTED = 64  # sequences asked for drafts in one step
 
-Proposer = Callable[[Sequence, int], tuple[int, ...]]  # drafts for a sequence, at most as many as it is told
+DraftSource = Callable[[Sequence, int], tuple[int, ...]]  # drafts for a sequence, at most as many as it is told
 MostFor = Callable[[Sequence], int]  # drafts that a sequence may get in this step
 
 
 def text_offers(
-    decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor, propose: Proposer
+    decodes: Iterable[SequenceStep], running: Mapping[int, Sequence], most_for: MostFor, draft_source: DraftSource
 ) -> list[Offer]:
     """Ask for drafts: as many as may all hold, with room for one more token after the last."""
     offers: list[Offer] = []
@@ -28,10 +28,10 @@ def text_offers(
         sequence = running[step.sequence_id]
         if not (most := most_for(sequence)):
             continue
-        guesses = _cut(sequence, propose(sequence, most))
-        if guesses:
-            offers.append(Offer(step, len(guesses), _trust(sequence), guesses))
-        if len(offers) == PROPOSERS:
+        drafts = _cut(sequence, draft_source(sequence, most))
+        if drafts:
+            offers.append(Offer(step, len(drafts), _trust(sequence), drafts))
+        if len(offers) == MOST_DRAFTED:
             break
     return offers
 
@@ -40,7 +40,7 @@ def device_offers(decodes: Iterable[SequenceStep], running: Mapping[int, Sequenc
     """Offer what the device can draft, or will: it fills up what its text does not suggest."""
     asked = [(step, running[step.sequence_id]) for step in decodes]
     offers = [Offer(step, most, _trust(sequence)) for step, sequence in asked if (most := most_for(sequence))]
-    return offers[:PROPOSERS]
+    return offers[:MOST_DRAFTED]
 
 
 def draft_offers(
@@ -74,30 +74,30 @@ def draft_offers(
             continue
         most -= missing
         lacking += missing
-        if len(offers) == PROPOSERS:
+        if len(offers) == MOST_DRAFTED:
             break
     return offers, changed, lacking
 
 
-def propose_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
+def draft_from_text(sequence: Sequence, count: int) -> tuple[int, ...]:
     """Draft a sequence's next tokens from its own text."""
-    record = sequence.guess_record
+    record = sequence.draft_record
     assert record is not None
     record.text += array("i", sequence.token_ids[len(record.text) // prompt_lookup.TOKEN :]).tobytes()
-    return prompt_lookup.propose(record.text, count)
+    return prompt_lookup.find_drafts(record.text, count)
 
 
 def _trust(sequence: Sequence) -> float:
-    assert sequence.guess_record is not None
-    return sequence.guess_record.trust
+    assert sequence.draft_record is not None
+    return sequence.draft_record.trust
 
 
-def _cut(sequence: Sequence, guesses: tuple[int, ...]) -> tuple[int, ...]:
+def _cut(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
     """Leave out the first draft that ends the reply, or that it cannot have, and all after it."""
-    for index, token in enumerate(guesses):
+    for index, token in enumerate(drafts):
         if token in sequence.sampling.stop_token_ids:
-            guesses = guesses[:index]
+            drafts = drafts[:index]
             break
-    if guesses and sequence.constraint is not None:
-        guesses = guesses[: sequence.constraint.num_allowed(guesses)]
-    return guesses
+    if drafts and sequence.constraint is not None:
+        drafts = drafts[: sequence.constraint.num_allowed(drafts)]
+    return drafts

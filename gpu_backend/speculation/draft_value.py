@@ -18,13 +18,13 @@ TO_BEGIN = 1.2  # times the tokens that its time would have made: what drafting 
 class Offer:
     """Drafts for one sequence's next tokens; ``acceptance`` is the chance that one holds if those before it did.
 
-    Without ``guesses`` the draft model makes them, within the step, or the device, from the text that it has.
+    Without ``drafts`` the draft model makes them, within the step, or the device, from the text that it has.
     """
 
     step: SequenceStep
     length: int
     acceptance: float
-    guesses: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StepFrame:
 
     def seconds(self, times: StepTimes) -> float:
         """Predict the step without drafts."""
-        return times.plain(self.base) if self.is_decodes_alone else times.guessing(self.work)
+        return times.plain(self.base) if self.is_decodes_alone else times.with_drafts(self.work)
 
 
 def could_pay(times: StepTimes, frame: StepFrame, most: int) -> bool:
@@ -53,8 +53,8 @@ def could_pay(times: StepTimes, frame: StepFrame, most: int) -> bool:
     base = frame.base
     now, rate = frame.seconds(times), base.tokens / times.plain(base)
     for depth in (1, most):
-        guesses = StepWork(depth * base.tokens, depth * base.tokens, depth * base.pairs)
-        extra = times.guessing(frame.work + guesses, depth * frame.drafting) - now
+        drafts = StepWork(depth * base.tokens, depth * base.tokens, depth * base.pairs)
+        extra = times.with_drafts(frame.work + drafts, depth * frame.drafting) - now
         if depth * base.tokens > extra * rate:
             return True
     return False
@@ -86,7 +86,7 @@ def best_lengths(
     for taken, (chance, depth, index) in enumerate(chances[:most_tokens], 1):
         work += StepWork(1, 1, offers[index].step.start + depth + 2)
         deepest = max(deepest, depth + 1)
-        seconds = times.guessing(work, deepest * frame.drafting)
+        seconds = times.with_drafts(work, deepest * frame.drafting)
         gain -= chance
         extra = seconds - now
         faster = (base.tokens + gain) / (alone + extra)
@@ -115,7 +115,7 @@ def trial_lengths(
     wanted = [offer.length for offer in offers]
     deepest = max(wanted, default=0)
     work = frame.work + StepWork(sum(wanted), sum(wanted), sum(o.length * (o.step.start + 1) for o in offers))
-    longer = times.guessing(work, deepest * frame.drafting) / limit
+    longer = times.with_drafts(work, deepest * frame.drafting) / limit
     is_for_all = frame.is_decodes_alone and len(offers) == frame.base.tokens
     if sum(wanted) > most_tokens or not (longer <= 1 or (is_for_all and all_keep_up(offers, wanted, longer))):
         most_tokens = min(most_tokens, int(sum(wanted) / longer))

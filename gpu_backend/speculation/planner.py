@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.speculation.composition import may_speculate
-from gpu_backend.speculation.draft_account import GuessAccount
+from gpu_backend.speculation.draft_account import DraftAccount
 from gpu_backend.speculation.draft_blocks import lengthen, lengthen_ahead, note_drafted
-from gpu_backend.speculation.draft_offers import Proposer, device_offers, draft_offers, propose_from_text, text_offers
+from gpu_backend.speculation.draft_offers import DraftSource, device_offers, draft_from_text, draft_offers, text_offers
 from gpu_backend.speculation.draft_value import Offer, StepFrame, best_lengths, could_pay, first_come, trial_lengths
 from gpu_backend.speculation.step_times import StepTimes
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, StepWork, plan_work
-from gpu_backend.step.draft_record import Everybody, GuessRecord
+from gpu_backend.step.draft_record import DraftPrior, DraftRecord
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sequence import Sequence
@@ -33,15 +33,15 @@ class _Planned:
     frame: StepFrame
     work: StepWork  # drafts included
     drafting: float  # what making them takes by the cost table
-    is_guessing: bool
+    has_drafts: bool
     is_clean: bool  # nothing else is computed in it, so that its time says something about others
 
 
 class Speculator:
     """Adds drafts to step plans while they pay, and learns from what became of them.
 
-    ``cost`` is corrected by what steps take, drafts or none. ``propose`` makes drafts, at most as many as it is told;
-    without it the draft model does, a pass of which takes ``draft_share`` of a step.
+    ``cost`` is corrected by what steps take, drafts or none. ``draft_source`` makes drafts, at most as many as it is
+    told; without it the draft model does, a pass of which takes ``draft_share`` of a step.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Speculator:
         config: EngineConfig,
         max_model_len: int,
         cost: StepCost,
-        propose: Proposer | None = None,
+        draft_source: DraftSource | None = None,
         draft_share: float = 0.0,
     ) -> None:
-        self.propose = propose
+        self.draft_source = draft_source
         self.most_ahead = 0  # decodes for which the device drafts by itself
         self.is_forced = False  # draft whether it pays or not: for measurements
         self.num_drafts = 0  # times that a sequence's drafts were verified
-        self.num_proposed = 0  # drafts
+        self.num_draft_tokens = 0  # drafts
         self.num_held_at = [0] * config.num_speculative_tokens  # drafts that held, by their place
         self.times = StepTimes(cost)
-        self.account = GuessAccount()
-        self._everybody = Everybody()
+        self.account = DraftAccount()
+        self._prior = DraftPrior()
         self._config = config
         self._max_model_len = max_model_len
         self._cost = cost
@@ -69,7 +69,7 @@ class Speculator:
         self._is_on = False
         self._may_pay = True
         self._step = 0
-        self._with_guesses = 0  # steps in a row
+        self._with_drafts = 0  # steps in a row
         self._planned: dict[int, _Planned] = {}  # by the plan's number
 
     @property
@@ -79,7 +79,7 @@ class Speculator:
 
     def counters(self) -> dict[str, float]:
         """Return what became of all drafts, for the load report."""
-        counts = {"drafts": self.num_drafts, "draft_tokens": self.num_proposed, "accepted_tokens": self.num_held}
+        counts = {"drafts": self.num_drafts, "draft_tokens": self.num_draft_tokens, "accepted_tokens": self.num_held}
         held_at = {f"accepted_tokens_at_{place}": held for place, held in enumerate(self.num_held_at)}
         return {name: float(count) for name, count in (counts | held_at).items()}
 
@@ -103,21 +103,19 @@ class Speculator:
         base = plan_work(decodes)
         work = base if len(decodes) == len(steps) else plan_work(steps)
         frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
-        self._may_pay = self._may_guess(frame)
+        self._may_pay = self._may_draft(frame)
         extended = steps
         if self._may_pay and knows_tokens:
             extended = self._extend(steps, decodes, frame, running, blocks, goes_ahead)
         if extended is steps:
-            is_wanted = (
-                self._step % MEASURED_EVERY == 0 or self._with_guesses or not self.times.knows_plain(base.tokens)
-            )
-            self._is_on, self._with_guesses = False, 0
+            is_wanted = self._step % MEASURED_EVERY == 0 or self._with_drafts or not self.times.knows_plain(base.tokens)
+            self._is_on, self._with_drafts = False, 0
             if frame.is_decodes_alone and is_wanted:
-                self._planned[number] = _Planned(frame, base, 0.0, is_guessing=False, is_clean=True)
+                self._planned[number] = _Planned(frame, base, 0.0, has_drafts=False, is_clean=True)
         return extended
 
     @property
-    def wants_to_guess(self) -> bool:
+    def wants_to_draft(self) -> bool:
         """Whether the next step is worth waiting for the last tokens: drafts may pay, as it looked in the last."""
         return self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0
 
@@ -145,10 +143,10 @@ class Speculator:
         if planned is None or plan.copies:
             return
         if planned.is_clean:
-            self.times.learn(planned.work, planned.drafting, seconds, planned.is_guessing)
-        if planned.is_guessing:
+            self.times.learn(planned.work, planned.drafting, seconds, planned.has_drafts)
+        if planned.has_drafts:
             frame = planned.frame
-            extra = self.times.guessing(planned.work, planned.drafting) - frame.seconds(self.times)
+            extra = self.times.with_drafts(planned.work, planned.drafting) - frame.seconds(self.times)
             self.account.book(num_gained / frame.base.tokens - extra / self.times.plain(frame.base))
 
     def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
@@ -156,26 +154,26 @@ class Speculator:
         if step.draft_ids:
             drafted = step.draft_start + len(step.draft_ids) + max(step.num_to_draft - 1, 0)
             note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
-        num_proposed = step.num_proposed or step.num_to_draft
-        if not num_proposed:
+        num_draft_tokens = step.num_draft_tokens or step.num_to_draft
+        if not num_draft_tokens:
             return
         self.num_drafts += 1
-        self.num_proposed += num_proposed
+        self.num_draft_tokens += num_draft_tokens
         for place in range(num_gained - 1):
             self.num_held_at[place] += 1
         if num_gained:
-            self._everybody.learn(self._record(sequence), num_proposed, num_gained - 1)
+            self._prior.learn(self._record(sequence), num_draft_tokens, num_gained - 1)
         else:
             self._record(sequence).is_allowed = False
 
-    def _may_guess(self, frame: StepFrame) -> bool:
+    def _may_draft(self, frame: StepFrame) -> bool:
         """Whether this step is one for drafts, by what steps take and what was lost by drafts lately."""
         if self._config.max_num_batched_tokens <= frame.work.tokens:
             return False
         if self.is_forced:
             return True
         self.account.earn()
-        if self.account.is_overdrawn or not self.times.knows_plain(frame.base.tokens) or self._with_guesses >= REST:
+        if self.account.is_overdrawn or not self.times.knows_plain(frame.base.tokens) or self._with_drafts >= REST:
             return False
         return self._step % RETRIED_EVERY == 0 or could_pay(self.times, frame, self._most)
 
@@ -188,7 +186,7 @@ class Speculator:
         lengths = best_lengths(self.times, frame, offers, most, stretch, self._is_on)
         if not any(lengths) and self.account.balance >= 1:
             trial = trial_lengths(self.times, frame, offers, most, stretch)
-            if self._step % RETRIED_EVERY == 0 or not self.times.knows_guessing(frame.work.tokens + sum(trial)):
+            if self._step % RETRIED_EVERY == 0 or not self.times.knows_with_drafts(frame.work.tokens + sum(trial)):
                 return trial
         return lengths
 
@@ -205,8 +203,8 @@ class Speculator:
         changed: dict[int, SequenceStep] = {}
         if goes_ahead:
             offers = device_offers(decodes, running, self._most_for)
-        elif self.propose is not None:
-            offers = text_offers(decodes, running, self._most_for, self.propose)
+        elif self.draft_source is not None:
+            offers = text_offers(decodes, running, self._most_for, self.draft_source)
         else:
             most = self._most_catching_up(frame, left)
             offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
@@ -225,12 +223,12 @@ class Speculator:
         return self._note_plan(steps, changed, frame, any(lengths))
 
     def _note_plan(
-        self, steps: list[SequenceStep], changed: dict[int, SequenceStep], frame: StepFrame, guesses: bool
+        self, steps: list[SequenceStep], changed: dict[int, SequenceStep], frame: StepFrame, drafts: bool
     ) -> list[SequenceStep]:
         if not changed:
             return steps
-        self._is_on = guesses
-        self._with_guesses += 1
+        self._is_on = drafts
+        self._with_drafts += 1
         extended = [changed.get(step.sequence_id, step) for step in steps]
         self._planned[self._step] = self._plan_of(frame, extended)
         return extended
@@ -240,7 +238,7 @@ class Speculator:
         work = plan_work(steps) + StepWork(drafted, drafted, drafted * (frame.base.pairs // frame.base.tokens))
         drafting = max(step.num_to_draft for step in steps) * frame.drafting
         catches_up = any(len(step.draft_ids) > self._most + 1 for step in steps)
-        return _Planned(frame, work, drafting, is_guessing=True, is_clean=frame.is_decodes_alone and not catches_up)
+        return _Planned(frame, work, drafting, has_drafts=True, is_clean=frame.is_decodes_alone and not catches_up)
 
     def _most_for(self, sequence: Sequence) -> int:
         """Return how many drafts a sequence may get in this step."""
@@ -249,10 +247,10 @@ class Speculator:
         room = min(sequence.sampling.max_tokens - sequence.num_generated, self._max_model_len - len(sequence.token_ids))
         return min(room - sequence.num_awaited, self._most)  # all that is under way may come
 
-    def _record(self, sequence: Sequence) -> GuessRecord:
-        if sequence.guess_record is None:
-            sequence.guess_record = self._everybody.open_record(may_speculate(sequence))
-        return sequence.guess_record
+    def _record(self, sequence: Sequence) -> DraftRecord:
+        if sequence.draft_record is None:
+            sequence.draft_record = self._prior.open_record(may_speculate(sequence))
+        return sequence.draft_record
 
     def _most_catching_up(self, frame: StepFrame, left: int) -> int:
         """Return how many tokens the draft model may compute to catch up; at least a block's worth.
@@ -275,7 +273,7 @@ def make_speculator(config: EngineConfig, limits: Limits) -> Speculator | None:
     """Return the speculator that a configuration asks for."""
     if config.speculative_method == "off":
         return None
-    propose = propose_from_text if config.speculative_method == "ngram" else None
+    draft_source = draft_from_text if config.speculative_method == "ngram" else None
     return Speculator(
-        config, limits.max_model_len, config.step_cost or limits.assumed_cost, propose, limits.draft_share
+        config, limits.max_model_len, config.step_cost or limits.assumed_cost, draft_source, limits.draft_share
     )

@@ -12,7 +12,7 @@ PLACES = 8  # that are compared
 WINDOW = 4096 * TOKEN  # of the text, its end, that is searched
 
 
-def propose(text: bytearray, count: int) -> tuple[int, ...]:
+def find_drafts(text: bytearray, count: int) -> tuple[int, ...]:
     """Draft up to ``count`` tokens after ``text``, int32 each: what followed its longest match, of equal ones the last.
 
     A match that reaches into the text's end is taken for the beginning of a repetition. Empty if nothing matches.
@@ -32,11 +32,11 @@ def propose(text: bytearray, count: int) -> tuple[int, ...]:
         found = text.rfind(needle, first, found + MATCH - 1)
     if not best:
         return ()
-    guesses = array("i", bytes(text[best : best + count * TOKEN]))
-    period = len(guesses)
-    while len(guesses) < count:
-        guesses.append(guesses[len(guesses) - period])
-    return tuple(guesses)
+    drafts = array("i", bytes(text[best : best + count * TOKEN]))
+    period = len(drafts)
+    while len(drafts) < count:
+        drafts.append(drafts[len(drafts) - period])
+    return tuple(drafts)
 
 
 def _match_length(text: bytearray, place: int, first: int) -> int:

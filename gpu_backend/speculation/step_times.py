@@ -73,30 +73,30 @@ class StepTimes:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._plain, self._guessing = Curve(), Curve()
+        self._plain, self._with_drafts = Curve(), Curve()
 
     def plain(self, work: StepWork) -> float:
         """Predict a step of decodes without drafts."""
         return self._plain.seconds(work.tokens, self._cost.seconds(work))
 
-    def guessing(self, work: StepWork, drafting: float = 0.0) -> float:
+    def with_drafts(self, work: StepWork, drafting: float = 0.0) -> float:
         """Predict a step with drafts; ``drafting`` is what their making takes by the cost table."""
-        curve = self._guessing if self._guessing.is_known else self._plain
+        curve = self._with_drafts if self._with_drafts.is_known else self._plain
         return curve.seconds(work.tokens, self._cost.seconds(work) + drafting)
 
     def knows_plain(self, tokens: int) -> bool:
         """Whether steps of that many decodes were measured often enough."""
         return self._plain.num_measured(tokens) >= ENOUGH
 
-    def knows_guessing(self, tokens: int) -> bool:
+    def knows_with_drafts(self, tokens: int) -> bool:
         """Whether steps with drafts of about that many tokens were measured often enough."""
-        return self._guessing.num_measured(tokens) >= ENOUGH
+        return self._with_drafts.num_measured(tokens) >= ENOUGH
 
-    def learn(self, work: StepWork, drafting: float, seconds: float, is_guessing: bool) -> None:
+    def learn(self, work: StepWork, drafting: float, seconds: float, has_drafts: bool) -> None:
         """Take note of what a step took."""
         predicted = self._cost.seconds(work) + drafting
         if predicted > 0 and seconds > 0:
-            (self._guessing if is_guessing else self._plain).learn(work.tokens, predicted, seconds)
+            (self._with_drafts if has_drafts else self._plain).learn(work.tokens, predicted, seconds)
 
 
 def _size_of(tokens: int) -> int:

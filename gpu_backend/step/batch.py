@@ -85,7 +85,7 @@ def _unknown(placed: list[tuple[SequenceStep, int]], device: torch.device) -> tu
 
 def _sample_rows(placed: list[tuple[SequenceStep, int]], num_rows: int, device: torch.device) -> Tensor | None:
     ends = [(step, row + len(step.token_ids)) for step, row in placed if step.samples]
-    rows = list(chain.from_iterable([range(end - 1 - step.num_proposed, end) for step, end in ends]))
+    rows = list(chain.from_iterable([range(end - 1 - step.num_draft_tokens, end) for step, end in ends]))
     return None if len(rows) == num_rows else integers(rows, device)
 
 

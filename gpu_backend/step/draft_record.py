@@ -24,32 +24,32 @@ class Acceptance:
         """The chance that a draft holds if those before it did."""
         return self.held / self.tried
 
-    def learn(self, num_proposed: int, num_held: int, memory: float) -> None:
+    def learn(self, num_draft_tokens: int, num_held: int, memory: float) -> None:
         """Take note of one reply's drafts in one step."""
         self.held = memory * self.held + num_held
-        self.tried = memory * self.tried + min(num_held + 1, num_proposed)
+        self.tried = memory * self.tried + min(num_held + 1, num_draft_tokens)
 
 
-class Everybody:
+class DraftPrior:
     """What replies' first drafts came to: what a new one is trusted with. It opens with ``PROBE``."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(TRIED * PROBE, TRIED)
 
-    def open_record(self, is_allowed: bool) -> GuessRecord:
+    def open_record(self, is_allowed: bool) -> DraftRecord:
         """Return the record of a new reply."""
-        return GuessRecord(is_allowed, Acceptance(TRIED * self._acceptance.chance, TRIED))
+        return DraftRecord(is_allowed, Acceptance(TRIED * self._acceptance.chance, TRIED))
 
-    def learn(self, record: GuessRecord, num_proposed: int, num_held: int) -> None:
+    def learn(self, record: DraftRecord, num_draft_tokens: int, num_held: int) -> None:
         """Take note of a step's drafts for one reply; one with many counts no more than others."""
-        record.acceptance.learn(num_proposed, num_held, MEMORY)
+        record.acceptance.learn(num_draft_tokens, num_held, MEMORY)
         record.num_verified += 1
         if record.num_verified <= FIRST_ONES:
-            self._acceptance.learn(num_proposed, num_held, LONG_MEMORY)
+            self._acceptance.learn(num_draft_tokens, num_held, LONG_MEMORY)
 
 
 @dataclass(slots=True)
-class GuessRecord:
+class DraftRecord:
     """How one sequence's drafts went."""
 
     is_allowed: bool
@@ -69,9 +69,9 @@ class GuessRecord:
         # Probes of several sequences fall into the same steps, where they share what drafting costs at all.
         return self.is_allowed and not (self.is_paused and step % self.pause)
 
-    def plan(self, num_guesses: int) -> None:
+    def plan(self, num_drafts: int) -> None:
         """Take note of how many drafts a step takes in; after a probe its acceptance alone decides."""
-        if not num_guesses:
+        if not num_drafts:
             self.is_paused = True
         elif self.is_paused:
             self.is_paused, self.pause = False, min(2 * self.pause, LONGEST_PAUSE)

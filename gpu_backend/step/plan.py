@@ -44,7 +44,9 @@ class SequenceStep:
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
-    num_proposed: int = 0  # tokens at the end of ``token_ids`` that are drafts; each place before one is sampled too
+    num_draft_tokens: int = (
+        0  # at the end of ``token_ids``, drafts; each place before one is sampled too
+    )
     row: int = 0
     # What the draft model is to compute first: known tokens that it lacks, at positions from ``draft_start`` on. If
     # they reach up to the last known one, it drafts ``num_to_draft`` tokens, for which the block table has room.
@@ -61,12 +63,12 @@ class SequenceStep:
     @property
     def num_known(self) -> int:
         """Leading ``token_ids`` that are the sequence's for sure."""
-        return len(self.token_ids) - self.num_proposed
+        return len(self.token_ids) - self.num_draft_tokens
 
     @property
     def num_unsure(self) -> int:
         """Drafts that the device makes: tokens that the step may bring beside the one that it brings for sure."""
-        return self.num_proposed if self.token_ids[-1] == UNKNOWN else 0
+        return self.num_draft_tokens if self.token_ids[-1] == UNKNOWN else 0
 
     @property
     def num_tokens(self) -> int:
@@ -109,7 +111,7 @@ class StepPlan:
     @property
     def may_be_followed(self) -> bool:
         """Whether the next one may be planned before its result: the host's own drafts must be judged first."""
-        return all(step.num_proposed == step.num_unsure and not step.draft_ids for step in self.sequences)
+        return all(step.num_draft_tokens == step.num_unsure and not step.draft_ids for step in self.sequences)
 
     @property
     def num_tokens(self) -> int:

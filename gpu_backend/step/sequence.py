@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_backend.step.draft_record import GuessRecord
+from gpu_backend.step.draft_record import DraftRecord
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 
@@ -48,8 +48,8 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_awaited: int = 0
-    is_void: bool = False  # what is under way follows numbers that were none: it is dropped, then computed again
-    num_told: int = 0  # leading tokens that the device has the text of
+    is_discarded: bool = False  # what is under way follows numbers that were none: it is dropped, then computed again
+    num_on_device: int = 0  # leading tokens that the device has the text of
     row: int = 0  # its place among those that run
     block_table: tuple[int, ...] = ()  # the same object until it changes: what was read need not be read again
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
@@ -75,7 +75,7 @@ class Sequence:
     gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
-    guess_record: GuessRecord | None = None  # how its drafts went; None until it is asked for one
+    draft_record: DraftRecord | None = None  # how its drafts went; None until it is asked for one
     _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Sequence:
         1 for a running decode.
         """
         known = len(self.token_ids) + self.num_awaited
-        return 0 if self.num_awaited and (known >= self.limit or self.is_void) else known - self.num_computed
+        return 0 if self.num_awaited and (known >= self.limit or self.is_discarded) else known - self.num_computed
 
     @property
     def unscored_from(self) -> int | None:

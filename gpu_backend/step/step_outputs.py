@@ -9,7 +9,7 @@ from gpu_backend.step.plan import SequenceStep, StepResult, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class SequenceOutput:
     """What a step brought one sequence."""
 
     token_ids: tuple[int, ...]
@@ -19,7 +19,7 @@ class Gain:
     has_failed: bool  # its numbers were not finite
 
 
-class Gains:
+class StepOutputs:
     """Hands out what is in a result: ``take`` it for each sequence of the plan, in its order.
 
     Where ``is_plain``, a sequence that samples gained a token and nothing else; so the next of ``tokens`` may be taken.
@@ -35,10 +35,10 @@ class Gains:
         self._scored = iter(result.scored)
         self._failed = result.failed
 
-    def take(self, step: SequenceStep) -> Gain:
+    def take(self, step: SequenceStep) -> SequenceOutput:
         """Return what the next sequence of the plan gained, whose step that is."""
         count = next(self._counts) if step.samples else 0
-        return Gain(
+        return SequenceOutput(
             token_ids=tuple(islice(self.tokens, count)),
             logprobs=tuple(islice(self._logprobs, count)),
             hidden_sum=next(self._pooled) if step.pools else (),

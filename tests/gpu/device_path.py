@@ -23,7 +23,7 @@ from gpu_backend.step.plan import StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.simulated_card import Card, simulated_card
-from tests.support.engine import answer_all, expect_short_replies, guess_from, scripted_guesses
+from tests.support.engine import answer_all, draft_from, expect_short_replies, scripted_drafts
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 FLOAT32 = (torch.float32,)
@@ -62,24 +62,24 @@ def swaps(setting: Setting) -> str:
     return f"{loop.scheduler.num_swaps} sequences swapped out"
 
 
-def guesses(setting: Setting) -> str:
-    """Guesses from the text, verified in graphs, each step when the last one's are judged."""
+def drafts(setting: Setting) -> str:
+    """Drafts from the text, verified in graphs, each step when the last one's are judged."""
     commands = [_ask(1, 12, temperature=0.8), _ask(2, 12)]
     settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY,
                 "async_scheduling": False}  # fmt: skip
-    card, loop = _compare(setting, commands, guess=True, **settings)
-    require(loop.load().counters["accepted_tokens"] > 4 and card.replays > 2, "hardly a guess was verified in a graph")
-    return f"{loop.load().counters['accepted_tokens']:.0f} guesses held"
+    card, loop = _compare(setting, commands, draft=True, **settings)
+    require(loop.load().counters["accepted_tokens"] > 4 and card.replays > 2, "hardly a draft was verified in a graph")
+    return f"{loop.load().counters['accepted_tokens']:.0f} drafts held"
 
 
-def guesses_ahead(setting: Setting) -> str:
-    """The device guesses, verifies and goes on before the host knows what held; blocks and places are its own."""
+def drafts_ahead(setting: Setting) -> str:
+    """The device drafts, verifies and goes on before the host knows what held; blocks and places are its own."""
     commands = [_ask(1, 16, temperature=0.8), _ask(2, 14), _ask(3, 18, top_p=0.7, temperature=1.0)]
     settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY, "block_size": 4}
     card, loop = _compare(setting, commands, ahead=0.75, **settings)
     counters, launched = loop.load().counters, card.launches["propose_drafts_kernel"]
     require(counters["accepted_tokens"] > 4 and card.replays + launched > 4, f"{counters}, {card.launches}")
-    return f"{counters['accepted_tokens']:.0f} guesses held, {loop._meter.steps} steps, {card.replays} replays"
+    return f"{counters['accepted_tokens']:.0f} drafts held, {loop._meter.steps} steps, {card.replays} replays"
 
 
 def few_bits(setting: Setting) -> str:
@@ -116,7 +116,7 @@ def _compare(
     commands: list[Any],
     limits: dict[str, Any] | None = None,
     judges: bool = True,
-    guess: bool = False,
+    draft: bool = False,
     ahead: float | None = None,
     **settings: Any,
 ) -> tuple[Card, EngineLoop]:
@@ -129,15 +129,15 @@ def _compare(
         said = answer_all(_engine("cpu", folder, limits, **settings), commands)
         with simulated_card() as card, patch.object(EngineLoop, "_survive", _raise):
             loop = _engine("cuda", folder, limits, **settings)
-            if guess:
-                guess_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
+            if draft:
+                draft_from(loop, {key: answer.token_ids for key, answer in said.items()}, 0.7)
             expect_short_replies(loop)
             propose = ops.propose_drafts
             if ahead is not None:
                 assert loop.scheduler.speculator is not None
                 loop.scheduler.speculator.is_forced = True
                 tokens = {key: answer.token_ids for key, answer in said.items()}
-                propose = scripted_guesses(commands, tokens, ahead, torch.device("cuda", 0))
+                propose = scripted_drafts(commands, tokens, ahead, torch.device("cuda", 0))
             with patch.object(graphs, "propose", propose):
                 card.waits.clear()
                 answers = answer_all(loop, commands)
@@ -178,8 +178,8 @@ CHECKS = (
     Check("device path: decodes", decodes, FLOAT32),
     Check("device path: sampling parameters", sampling_parameters, FLOAT32, long=FLOAT32),
     Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
-    Check("device path: guesses", guesses, FLOAT32, long=FLOAT32),
-    Check("device path: guesses ahead", guesses_ahead, FLOAT32, long=FLOAT32),
+    Check("device path: drafts", drafts, FLOAT32, long=FLOAT32),
+    Check("device path: drafts ahead", drafts_ahead, FLOAT32, long=FLOAT32),
     Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
 )

@@ -32,7 +32,7 @@ from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason, Sequence
 
 CPU = torch.device("cpu")
-DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; guessing must seem to pay all the same
+DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; drafting must seem to pay all the same
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 
 
@@ -80,7 +80,7 @@ class CountingRunner(AtOnce):
         plan = replace(plan, sequences=tuple(self._draft(step) if step.draft_ids else step for step in plan.sequences))
         is_ahead = plan.is_ahead
         if is_ahead:
-            assert len(plan.sequences) <= self.most_ahead, "more sequences than the device guesses for"
+            assert len(plan.sequences) <= self.most_ahead, "more sequences than the device drafts for"
             assert is_decode(plan) and all(map(draws_plainly, plan.sequences)), "the device alone cannot compute it"
             plan = replace(plan, sequences=tuple(map(self._place, plan.sequences)))
         for step in plan.sequences:
@@ -93,7 +93,7 @@ class CountingRunner(AtOnce):
             if step.samples:
                 end = step.start + len(step.token_ids)
                 context = [self._slots[self._slot(step.block_table, i)] for i in range(end)]
-                sampled = [next_token(context[:i]) for i in range(end - step.num_proposed, end + 1)]
+                sampled = [next_token(context[:i]) for i in range(end - step.num_draft_tokens, end + 1)]
                 counts.append(num_gained(step, sampled))
                 tokens += sampled[: counts[-1]]
                 self._sampled[step.row] = tokens[-1]
@@ -106,7 +106,7 @@ class CountingRunner(AtOnce):
         return StepResult(plan.step, tuple(tokens), self.seconds(plan), pooled=pooled, counts=tuple(counts))
 
     def _place(self, step: SequenceStep) -> SequenceStep:
-        """Say where a step begins, and guess: the runner knows, whatever the host does."""
+        """Say where a step begins, and draft: the runner knows, whatever the host does."""
         start = self._starts[step.row] if step.slack else step.start
         assert step.start - step.slack <= start <= step.start, "a step begins where it was not expected"
         last = self._sampled[step.row] if step.token_ids[0] == UNKNOWN else step.token_ids[0]
@@ -122,7 +122,7 @@ class CountingRunner(AtOnce):
         return replace(step, start=start, token_ids=tuple(seen[start:]))
 
     def _draft(self, step: SequenceStep) -> SequenceStep:
-        """Write what a draft model would, check that it then has seen the whole reply, and guess."""
+        """Write what a draft model would, check that it then has seen the whole reply, and draft."""
         end = step.draft_start
         for token in step.draft_ids:
             self._draft_slots[self._slot(step.block_table, end)] = token
@@ -136,7 +136,7 @@ class CountingRunner(AtOnce):
             if count:
                 self._draft_slots[self._slot(step.block_table, end + count - 1)] = seen[-1]
             seen.append(next_token(seen) if self._dice.random() < self.draft_is_right else 251)
-        return replace(step, token_ids=step.token_ids + tuple(seen[end:]), num_proposed=step.num_to_draft)
+        return replace(step, token_ids=step.token_ids + tuple(seen[end:]), num_draft_tokens=step.num_to_draft)
 
     def _slot(self, block_table: tuple[int, ...], position: int) -> int:
         return block_table[position // self._block_size] * self._block_size + position % self._block_size
@@ -168,7 +168,7 @@ def counting_loop(
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``.
 
-    Unless ``is_forced`` is false, guesses are made whether they pay or not; for up to ``most_ahead`` decodes by the
+    Unless ``is_forced`` is false, drafts are made whether they pay or not; for up to ``most_ahead`` decodes by the
     runner itself, ahead of results.
     """
     config = EngineConfig(model="", **settings)
@@ -192,7 +192,7 @@ def counting_loop(
 def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``.
 
-    Guesses are made whether they pay or not, so that no test depends on what steps take here.
+    Drafts are made whether they pay or not, so that no test depends on what steps take here.
     """
     config = EngineConfig(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
@@ -218,8 +218,8 @@ def expect_short_replies(loop: EngineLoop) -> None:
         loop.scheduler.admission.forecast.learn(1)
 
 
-def guess_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]], share: float, seed: int = 0) -> None:
-    """Make a loop's guesses known replies, by (request, reply), each token right with a chance of ``share``."""
+def draft_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]], share: float, seed: int = 0) -> None:
+    """Make a loop's drafts known replies, by (request, reply), each token right with a chance of ``share``."""
     dice = random.Random(seed)
     known = {key: list(tokens) for key, tokens in replies.items()}
 
@@ -229,16 +229,16 @@ def guess_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]
         return tuple(token if dice.random() < share else (token + 1) % 250 for token in right)
 
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = propose
+    loop.scheduler.speculator.draft_source = propose
 
 
-def scripted_guesses(
+def scripted_drafts(
     commands: Iterable[Generate],
     replies: Mapping[tuple[str, int], Iterable[int]],
     share: float,
     device: torch.device = CPU,
 ) -> Callable[[Tensor, StateTensors, int], None]:
-    """Return what makes guesses on the device out of known replies, each token right with a chance of ``share``.
+    """Return what makes drafts on the device out of known replies, each token right with a chance of ``share``.
 
     It stands in for ``graphs.propose``. StateTensors are told apart by their prompts' first tokens.
     """

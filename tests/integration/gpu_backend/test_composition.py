@@ -27,7 +27,7 @@ from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.step.sequence import FinishReason
-from tests.support.engine import Answer, collect, expect_short_replies, guess_from, model_loop
+from tests.support.engine import Answer, collect, draft_from, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 Answers = dict[tuple[str, int], Answer]
@@ -84,7 +84,7 @@ BUSY: dict[str, Any] = PLAIN | {
     "max_num_batched_tokens": 16,
 }
 Faults = dict[tuple[tuple[str, ...], str], AssertionError | None]
-FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)  # of a step: copies pay, and guesses
+FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)  # of a step: copies pay, and drafts
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="llguidance is not installed")
 
@@ -222,7 +222,7 @@ def run(
     loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks)
     assert isinstance(loop.runner, Runner)
     if method == "ngram":
-        guess_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
+        draft_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
     expect_short_replies(loop)
     try:
         answers = answer(loop, asked)

@@ -145,7 +145,7 @@ def test_a_step_is_profiled_kernel_by_kernel(shown: Path) -> None:
 
 
 def test_longer_tables_run_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
-    """Fixed lengths, ways of batching, a long prompt, paces, guesses, few bits, the same bits: all have figures."""
+    """Fixed lengths, ways of batching, a long prompt, paces, drafts, few bits, the same bits: all have figures."""
     done = run_bare("benchmarks.engine_rows", "--tiny", "--out", str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -155,10 +155,10 @@ def test_longer_tables_run_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
     assert min(whole["figures"]["ttft_long_ms"], chunked["figures"]["gap_max_ms"]) > 0
     (paced,) = (row["figures"] for row in rows if "requests/s" in row["workload"])
     assert 0 < paced["ttft_p50_ms"] <= paced["ttft_p99_ms"]
-    guesses = [row["figures"] for row in rows if "hold" in row["workload"]]
-    tokens_a_step = [figures["tokens_a_step"] for figures in guesses]
+    drafts = [row["figures"] for row in rows if "hold" in row["workload"]]
+    tokens_a_step = [figures["tokens_a_step"] for figures in drafts]
     assert tokens_a_step[0] == 1 and tokens_a_step[-1] > 4 and tokens_a_step == sorted(tokens_a_step)
-    assert 0 <= guesses[-1]["break_even_share"] <= 2
+    assert 0 <= drafts[-1]["break_even_share"] <= 2
     few_bits = [row["figures"] for row in rows if row["workload"].startswith(("w8a8", "fp8 and"))]
     assert len(few_bits) == 4 and all(it["weights_gb"] > 0 < it["decode_ms_per_step"] for it in few_bits)
     assert [row["workload"] for row in rows if "cost" in row["figures"]] == ["shared, same bits whatever the batch"]

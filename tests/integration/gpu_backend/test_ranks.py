@@ -23,7 +23,7 @@ from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate, Ready
 from gpu_backend.step.sampling_params import SamplingParams
-from tests.support.engine import answer_all, expect_short_replies, guess_from, model_loop
+from tests.support.engine import answer_all, draft_from, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 Replies = dict[Any, tuple[int, ...]]
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "kv_cache_dtype": "fp8",
 }  # fmt: skip
 OVERLAP: dict[str, Any] = {"async_scheduling": True, "cuda_graphs": True}
-GUESSES: dict[str, Any] = {
+DRAFTS: dict[str, Any] = {
     "speculative_method": "ngram", "num_speculative_tokens": 3, "cuda_graphs": True,
     "step_cost": StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
 }  # fmt: skip
@@ -51,16 +51,16 @@ GUESSES: dict[str, Any] = {
     ("width", "stages", "more"),
     [
         (2, 1, OVERLAP),
-        (1, 2, GUESSES),
-        pytest.param(2, 1, GUESSES, marks=pytest.mark.soak),
+        (1, 2, DRAFTS),
+        pytest.param(2, 1, DRAFTS, marks=pytest.mark.soak),
         pytest.param(1, 2, OVERLAP, marks=pytest.mark.soak),
         pytest.param(2, 2, OVERLAP, marks=pytest.mark.soak),
-        pytest.param(2, 2, GUESSES, marks=pytest.mark.soak),
+        pytest.param(2, 2, DRAFTS, marks=pytest.mark.soak),
         pytest.param(1, 3, {"async_scheduling": True, "batch_invariant": True}, marks=pytest.mark.soak),
     ],
 )
 def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or guesses."""
+    """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or drafts."""
     folder = write_tiny_model(tmp_path, MODEL)
     invariant = {"batch_invariant": more.get("batch_invariant", False)}
     alone = _replies(model_loop(folder, **SETTINGS, **invariant))
@@ -68,7 +68,7 @@ def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict
     loop = model_loop(folder, **SETTINGS, **more, tensor_parallel_size=width, pipeline_parallel_size=stages)
     expect_short_replies(loop)
     if "speculative_method" in more:
-        guess_from(loop, alone, 0.8)
+        draft_from(loop, alone, 0.8)
     runner = loop.runner
     assert isinstance(runner, Runner)
     try:

@@ -1,4 +1,4 @@
-# Speculation on real tiny models: with guesses, right and wrong ones, every reply is token for token what it is without
+# Speculation on real tiny models: with drafts, right and wrong ones, every reply is token for token what it is without
 # them, for each feature that composition.py declares exact.
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpu_backend.step.messages import Abort, Command, Embed, Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.step.sequence import FinishReason
-from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, guess_from, model_loop
+from tests.support.engine import Answer, answer_all, collect, draft_from, expect_short_replies, finish, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 3}
@@ -93,7 +93,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafting(folder: Path) -> dict[str, Any]:
-    """Return the settings of an engine whose guesses come from that model."""
+    """Return the settings of an engine whose drafts come from that model."""
     return {"speculative_method": "draft", "speculative_model": str(folder), "num_speculative_tokens": 3}
 
 
@@ -101,27 +101,27 @@ def tokens_of(answers: dict[tuple[str, int], Answer]) -> dict[tuple[str, int], l
     return {key: answer.token_ids for key, answer in answers.items()}
 
 
-def guessing_loop(
+def drafting_loop(
     folder: Path, replies: dict[tuple[str, int], list[int]], share: float = 0.8, **settings: Any
 ) -> EngineLoop:
-    """Return a loop whose guesses are those replies, some tokens wrong."""
+    """Return a loop whose drafts are those replies, some tokens wrong."""
     loop = model_loop(folder, **ON, **settings)
-    guess_from(loop, replies, share)
+    draft_from(loop, replies, share)
     return loop
 
 
 def compare(
     folder: Path, commands: Iterable[Command], share: float = 0.8, **settings: Any
 ) -> dict[tuple[str, int], Answer]:
-    """Answer without guesses and with them, and return the answers if they are the same."""
+    """Answer without drafts and with them, and return the answers if they are the same."""
     commands = list(commands)
     expected = answer_all(model_loop(folder), commands)
     drafts = "speculative_method" in settings
-    loop = model_loop(folder, **settings) if drafts else guessing_loop(folder, tokens_of(expected), share, **settings)
+    loop = model_loop(folder, **settings) if drafts else drafting_loop(folder, tokens_of(expected), share, **settings)
     answers = answer_all(loop, commands)
     assert loop.scheduler.speculator is not None
     assert loop.scheduler.speculator.num_held > 0
-    assert share == 1.0 or loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_proposed
+    assert share == 1.0 or loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_draft_tokens
     for key, answer in answers.items():
         assert answer.token_ids == expected[key].token_ids, key
         assert answer.finish_reason == expected[key].finish_reason
@@ -140,7 +140,7 @@ def test_every_declared_feature_has_a_test() -> None:
 def test_a_feature_composes(
     feature: str, method: str, llama: Path, draft: Path, prompts: list[tuple[int, ...]]
 ) -> None:
-    """Tokens, ends and errors are the same with guesses and without, in one batch of several lengths."""
+    """Tokens, ends and errors are the same with drafts and without, in one batch of several lengths."""
     sampling = ASKED[feature]
     if sampling.grammar is not None and not is_available():
         pytest.skip("llguidance is not installed")
@@ -158,13 +158,13 @@ def test_a_feature_composes(
         assert FinishReason.STOP in {answer.finish_reason for answer in answers.values()}
 
 
-def test_logprobs_are_those_without_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
-    """Of the tokens and of the prompt; guesses that failed report nothing."""
+def test_logprobs_are_those_without_drafts(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Of the tokens and of the prompt; drafts that failed report nothing."""
     sampling = replace(WARM, logprobs=3, prompt_logprobs=1)
     commands = [Generate("x", prompts[4], sampling), Generate("y", prompts[2], WARM)]
     expected = answer_all(model_loop(llama), commands)
 
-    answers = answer_all(guessing_loop(llama, tokens_of(expected)), commands)
+    answers = answer_all(drafting_loop(llama, tokens_of(expected)), commands)
 
     def reported(answer: Answer) -> list[float]:
         scores = [score for event in answer.events for score in (*event.logprobs, *event.prompt_scores)]
@@ -187,7 +187,7 @@ def test_batches_tenants_tiers_and_replies_mix(llama: Path, prompts: list[tuple[
     expected = answer_all(model_loop(llama), commands)
 
     answers = answer_all(
-        guessing_loop(llama, tokens_of(expected), share, max_num_batched_tokens=40, max_num_seqs=5), commands
+        drafting_loop(llama, tokens_of(expected), share, max_num_batched_tokens=40, max_num_seqs=5), commands
     )
 
     assert tokens_of(answers) == tokens_of(expected)
@@ -197,7 +197,7 @@ def test_preempted_replies_say_the_same(llama: Path, prompts: list[tuple[int, ..
     """With a KV cache too small for all, replies lose their blocks in between."""
     commands = [Generate(str(i), prompt, replace(WARM, max_tokens=40, seed=i)) for i, prompt in enumerate(prompts)]
     expected = answer_all(model_loop(llama), commands)
-    loop = guessing_loop(llama, tokens_of(expected), 0.7, num_kv_blocks=9, max_num_batched_tokens=40, max_num_seqs=6)
+    loop = drafting_loop(llama, tokens_of(expected), 0.7, num_kv_blocks=9, max_num_batched_tokens=40, max_num_seqs=6)
     expect_short_replies(loop)
 
     answers = answer_all(loop, commands)
@@ -206,11 +206,11 @@ def test_preempted_replies_say_the_same(llama: Path, prompts: list[tuple[int, ..
     assert tokens_of(answers) == tokens_of(expected)
 
 
-def test_resumed_reply_goes_on_with_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
-    """Another replica's tokens, then guesses: the reply that was never cut; and the cache found its beginning."""
+def test_resumed_reply_goes_on_with_drafts(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """Another replica's tokens, then drafts: the reply that was never cut; and the cache found its beginning."""
     command = Generate("x", prompts[4], replace(WARM, max_tokens=30, seed=5))
     whole = answer_all(model_loop(llama), [command])["x", 0].token_ids
-    loop = guessing_loop(llama, {("x", 0): whole}, 0.8)
+    loop = drafting_loop(llama, {("x", 0): whole}, 0.8)
 
     first = answer_all(loop, [command])["x", 0]
     rest = answer_all(loop, [replace(command, resume_token_ids=tuple(whole[:11]))])["x", 0]
@@ -221,7 +221,7 @@ def test_resumed_reply_goes_on_with_guesses(llama: Path, prompts: list[tuple[int
 
 
 def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple[int, ...]]) -> None:
-    """One that is the model itself guesses everything; its cache is the model's, as far as it is said to be filled."""
+    """One that is the model itself drafts everything; its cache is the model's, as far as it is said to be filled."""
     commands = [Generate(str(i), p, replace(WARM, max_tokens=40, seed=i)) for i, p in enumerate((*prompts, *prompts))]
     expected = answer_all(model_loop(llama), commands)
     loop = model_loop(llama, num_kv_blocks=14, max_num_batched_tokens=40, max_num_seqs=8, **drafting(llama))
@@ -235,7 +235,7 @@ def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple
     assert runner._draft_model is not None
     assert tokens_of(answers) == tokens_of(expected)
     assert loop.scheduler.num_preemptions > 0
-    assert speculator.num_held > 0.98 * speculator.num_proposed > 50
+    assert speculator.num_held > 0.98 * speculator.num_draft_tokens > 50
     assert sum(loop.blocks.num_drafted) > 50
     for block, count in enumerate(loop.blocks.num_drafted):
         known, drafted = runner.kv_cache[:, block, :count], runner._draft_model.kv_cache[:, block, :count]
@@ -258,13 +258,13 @@ def test_draft_that_draws_with_the_same_noise_agrees_more_often(
         loop = model_loop(llama, **drafting(draft))
         answer_all(loop, commands)
         assert loop.scheduler.speculator is not None
-        shares.append(loop.scheduler.speculator.num_held / loop.scheduler.speculator.num_proposed)
+        shares.append(loop.scheduler.speculator.num_held / loop.scheduler.speculator.num_draft_tokens)
 
     assert shares[0] > 1.5 * shares[1]
 
 
 def test_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, llama: Path) -> None:
-    """Its guesses would be other words; so is one that knows fewer positions."""
+    """Its drafts would be other words; so is one that knows fewer positions."""
     other = write_tiny_model(tmp_path / "other", TinyModel(), with_tokenizer=True)
     text = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(text.replace("<|user|>", "<|human|>"))
@@ -279,11 +279,11 @@ def test_draft_model_with_another_tokenizer_is_refused(tmp_path: Path, llama: Pa
         model_loop(llama, **drafting(small))
 
 
-def test_aborted_reply_leaves_nothing_of_its_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+def test_aborted_reply_leaves_nothing_of_its_drafts(llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """Its blocks are another's in the next step, who says what it says alone."""
     commands = [Generate("leaves", prompts[4], WARM), Generate("waits", prompts[3], PLAIN)]
     expected = tokens_of(answer_all(model_loop(llama), commands))
-    loop = guessing_loop(llama, expected, 0.5, num_kv_blocks=5, max_num_seqs=4)
+    loop = drafting_loop(llama, expected, 0.5, num_kv_blocks=5, max_num_seqs=4)
     answers: dict[tuple[str, int], Answer] = {}
     for command in commands:
         collect(answers, loop.handle(command))
@@ -297,13 +297,13 @@ def test_aborted_reply_leaves_nothing_of_its_guesses(llama: Path, prompts: list[
     assert answers["leaves", 0].token_ids == expected["leaves", 0][: len(answers["leaves", 0].token_ids)]
 
 
-def test_stop_string_ends_the_text_inside_guesses(llama: Path, prompts: list[tuple[int, ...]]) -> None:
+def test_stop_string_ends_the_text_inside_drafts(llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """Text and counted tokens are the same, whether the engine's tokens come one by one or several at once."""
     codec = TextCodec.load(llama)
     command = Generate("x", prompts[4], WARM)
     plain = answer_all(model_loop(llama), [command])["x", 0]
-    guessed = answer_all(guessing_loop(llama, {("x", 0): plain.token_ids}, 1.0), [command])["x", 0]
-    assert len(guessed.events) < len(plain.events)
+    drafted = answer_all(drafting_loop(llama, {("x", 0): plain.token_ids}, 1.0), [command])["x", 0]
+    assert len(drafted.events) < len(plain.events)
     whole = ReplyWriter(0, codec, WARM)
     text = join_replies([piece for event in plain.events if (piece := whole.write(event))], 1)[0].text
     stop = text[10:12]
@@ -314,11 +314,11 @@ def test_stop_string_ends_the_text_inside_guesses(llama: Path, prompts: list[tup
         assert piece.finish_reason == FinishReason.STOP
         return piece.text, piece.token_ids, writer.num_tokens
 
-    assert written(guessed) == written(plain)
-    assert written(guessed)[0] == text[: text.index(stop)]
+    assert written(drafted) == written(plain)
+    assert written(drafted)[0] == text[: text.index(stop)]
 
 
-def test_repeating_reply_is_guessed_from_its_own_text(llama: Path) -> None:
+def test_repeating_reply_is_drafted_from_its_own_text(llama: Path) -> None:
     """Prompt lookup by itself: a prompt that makes the model go in circles takes fewer steps, with the same tokens."""
     command = Generate("x", (7, 7, 7, 7) * 8, replace(PLAIN, max_tokens=100, repetition_penalty=0.6))
     expected = answer_all(model_loop(llama), [command])["x", 0]
@@ -330,8 +330,8 @@ def test_repeating_reply_is_guessed_from_its_own_text(llama: Path) -> None:
     assert len(answer.events) < 0.8 * len(expected.events)
 
 
-def test_guess_that_is_no_number_harms_nobody(tmp_path: Path, llama: Path, prompts: list[tuple[int, ...]]) -> None:
-    """A guess may be a token that the model cannot compute; the reply goes on without guesses, and says the same."""
+def test_draft_that_is_no_number_harms_nobody(tmp_path: Path, llama: Path, prompts: list[tuple[int, ...]]) -> None:
+    """A draft may be a token that the model cannot compute; the reply goes on without drafts, and says the same."""
     commands = [Generate(str(i), prompt, PLAIN) for i, prompt in enumerate(prompts)]
     expected = tokens_of(answer_all(model_loop(llama), commands))
     poison = min(set(range(256)).difference(*prompts, *expected.values()))
@@ -339,9 +339,9 @@ def test_guess_that_is_no_number_harms_nobody(tmp_path: Path, llama: Path, promp
     tensors["model.embed_tokens.weight"][poison] = float("nan")
     poisonous = write_tiny_model(tmp_path, TinyModel())
     write_shards(poisonous, tensors)
-    loop = guessing_loop(poisonous, expected)
+    loop = drafting_loop(poisonous, expected)
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = lambda sequence, count: (
+    loop.scheduler.speculator.draft_source = lambda sequence, count: (
         (poison,) * count
         if sequence.request_id == "3"
         else tuple(expected[sequence.request_id, 0][sequence.num_generated :][:count])

@@ -1,5 +1,5 @@
-# Steps that are planned before it is known how many guesses of the last one held: the device knows where they begin,
-# the host plans for the most and corrects itself a step later. Replies are what they are without guesses.
+# Steps that are planned before it is known how many drafts of the last one held: the device knows where they begin,
+# the host plans for the most and corrects itself a step later. Replies are what they are without drafts.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import reference_decoding
 from gpu_backend.models.config import load_model_config
 from gpu_backend.speculation.draft_value import first_come
-from gpu_backend.speculation.prompt_lookup import PLACES, propose
+from gpu_backend.speculation.prompt_lookup import PLACES, find_drafts
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Abort, Embed, Generate
 from gpu_backend.step.plan import UNKNOWN, StepPlan, StepResult
@@ -40,7 +40,7 @@ from tests.support.engine import (
     finish,
     greedy,
     model_loop,
-    scripted_guesses,
+    scripted_drafts,
 )
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -54,7 +54,7 @@ STOPS = frozenset(range(2, 256, 9))  # of the tokens that ``CountingRunner`` mak
 
 
 def ahead_loop(num_blocks: int = 64, right: float = 1.0, **fields: Any) -> tuple[EngineLoop, CountingRunner]:
-    """Build a loop whose runner guesses by itself, each guess right with that chance."""
+    """Build a loop whose runner drafts by itself, each draft right with that chance."""
     fields = {"block_size": 4, "num_speculative_tokens": 3, "most_ahead": 8} | fields
     loop, runner = counting_loop(num_blocks, speculative_method="ngram", async_scheduling=True, **fields)
     runner.draft_is_right = right
@@ -69,18 +69,18 @@ def until_stop(reply: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("right", [0.0, 0.25, 0.5, 0.75, 1.0])
 def test_next_step_is_launched_before_it_is_known_what_held(right: float) -> None:
-    """Whatever share of guesses holds: every step follows the last one's unread guesses until the end is near."""
+    """Whatever share of drafts holds: every step follows the last one's unread drafts until the end is near."""
     loop, runner = ahead_loop(right=right)
     launched: list[int] = []
     read: list[int] = []
-    accept = loop._acceptor.accept
+    accept = loop._output_processor.accept
 
     def note(plan: StepPlan, result: StepResult, started: float) -> Any:
         launched.append(len(runner.plans))
         read.append(plan.step)
         return accept(plan, result, started)
 
-    loop._acceptor.accept = note  # type: ignore[method-assign]
+    loop._output_processor.accept = note  # type: ignore[method-assign]
     answers = answer_all(loop, [greedy("a", range(5), 40), greedy("b", range(9), 40)])
 
     assert answers["a", 0].token_ids == continuation(range(5), 40)
@@ -93,8 +93,8 @@ def test_next_step_is_launched_before_it_is_known_what_held(right: float) -> Non
     assert loop.load().counters["generated_tokens"] == 80
 
 
-def test_reply_that_ended_counts_for_no_loss_of_guesses() -> None:
-    """What a step computes for a reply that has ended already tells nothing of what guesses bring."""
+def test_reply_that_ended_counts_for_no_loss_of_drafts() -> None:
+    """What a step computes for a reply that has ended already tells nothing of what drafts bring."""
     loop, _ = ahead_loop(right=0.0)
     speculator = loop.scheduler.speculator
     assert speculator is not None
@@ -134,7 +134,7 @@ def test_who_asks_for_more_than_the_device_knows_brings_the_host_back() -> None:
     """While a reply with penalties runs, or while a request waits, draft tokens are the host's and wait for results."""
     loop, runner = ahead_loop(max_num_seqs=2)
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = lambda sequence, count: (7,) * count
+    loop.scheduler.speculator.draft_source = lambda sequence, count: (7,) * count
     penalised = Generate("p", tuple(range(7)), SamplingParams(6, temperature=0.0, presence_penalty=0.5))
 
     answers = answer_all(loop, [greedy("a", range(5), 40), penalised, greedy("b", range(9), 20)])
@@ -145,11 +145,11 @@ def test_who_asks_for_more_than_the_device_knows_brings_the_host_back() -> None:
     ahead = [any(step.num_unsure for step in plan.sequences) for plan in runner.plans]
     with_p = [any(step.sampling.presence_penalty for step in plan.sequences) for plan in runner.plans]
     assert any(ahead) and any(with_p) and not any(a and p for a, p in zip(ahead, with_p, strict=True))
-    assert any(step.num_proposed and not step.num_unsure for plan in runner.plans for step in plan.sequences)
+    assert any(step.num_draft_tokens and not step.num_unsure for plan in runner.plans for step in plan.sequences)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.75, 1.0])
-def test_a_model_says_the_same_whatever_share_of_guesses_holds(
+def test_a_model_says_the_same_whatever_share_of_drafts_holds(
     qwen: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy, drawn and filtered, stopped, crowded and preempted, with no number left in any block by others."""
@@ -158,7 +158,7 @@ def test_a_model_says_the_same_whatever_share_of_guesses_holds(
               replace(plain, stop_token_ids=frozenset(range(30))))  # fmt: skip
     commands = [Generate(str(i), tuple(range(9 * i, 11 * i + 8)), replace(wishes[i % 4], seed=i)) for i in range(8)]
     expected = answer_all(model_loop(qwen, max_num_seqs=4), commands)
-    script = scripted_guesses(commands, {key: answer.token_ids for key, answer in expected.items()}, share)
+    script = scripted_drafts(commands, {key: answer.token_ids for key, answer in expected.items()}, share)
     monkeypatch.setattr(graphs, "propose", script)
     loop = model_loop(
         qwen, max_num_seqs=4, num_kv_blocks=40, block_size=4, max_model_len=80, cuda_graphs=True,
@@ -179,7 +179,7 @@ def test_a_model_says_the_same_whatever_share_of_guesses_holds(
     assert counters["accepted_tokens"] >= 0.7 * share**2 * counters["draft_tokens"]
 
 
-def test_the_device_guesses_what_the_host_would() -> None:
+def test_the_device_drafts_what_the_host_would() -> None:
     """What followed the longest match, the last of equal ones, or a repetition; both look at all places of few."""
     dice, compared = random.Random(3), 0
     for _ in range(200):
@@ -187,7 +187,7 @@ def test_the_device_guesses_what_the_host_would() -> None:
         requests = DeviceState(1, 1, 0, CPU, max_drafts=5, text_window=64).on_device
         requests.texts[0, : len(text)] = torch.tensor(text)
         reference_decoding.propose_drafts(torch.tensor([[0, len(text) - 1, 2, 1, -1, 0, text[-1], -1]]), requests, 2)
-        expected = propose(bytearray(array("i", text).tobytes()), 5) or (text[-1],) * 5
+        expected = find_drafts(bytearray(array("i", text).tobytes()), 5) or (text[-1],) * 5
         places = sum(text[i : i + 3] == text[-3:] for i in range(len(text) - 3))
         if places <= PLACES:
             assert requests.drafts[0].tolist() == list(expected), text
@@ -195,28 +195,28 @@ def test_the_device_guesses_what_the_host_would() -> None:
     assert compared > 60
 
 
-def test_steps_overlap_where_guesses_cannot_pay() -> None:
-    """Tokens are waited for when guesses may pay, once in so many steps to try again, and in no other."""
+def test_steps_overlap_where_drafts_cannot_pay() -> None:
+    """Tokens are waited for when drafts may pay, once in so many steps to try again, and in no other."""
     loop, runner = ahead_loop(most_ahead=0, is_forced=False, step_cost=StepCost(1e-3, 0.0, 1.0, 0.0, 0.0))
     runner.seconds = lambda plan: 1e-3 + plan.num_tokens
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = lambda sequence, count: (7,) * count
+    loop.scheduler.speculator.draft_source = lambda sequence, count: (7,) * count
 
     answers = answer_all(loop, [greedy("a", range(5), 200)])
 
     assert answers["a", 0].token_ids == continuation(range(5), 200)
     decodes = [plan.sequences[0] for plan in runner.plans[2:]]
     waited = [step.token_ids[0] != UNKNOWN for step in decodes]
-    assert 1 <= sum(waited) <= 6 and sum(step.num_proposed > 0 for step in decodes) <= 3
+    assert 1 <= sum(waited) <= 6 and sum(step.num_draft_tokens > 0 for step in decodes) <= 3
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_acceptance_is_forced_on_the_device_too(qwen: Path, share: float) -> None:
-    """The benchmark's guesses hold with the chance that it says, so that its break-even is one."""
+    """The benchmark's drafts hold with the chance that it says, so that its break-even is one."""
     vocab = load_model_config(qwen).vocab_size
     with speculating.known_text(vocab, CPU) as right_of_1000:
         loop = model_loop(qwen, max_num_seqs=2, cuda_graphs=True, async_scheduling=True, **speculating.SETTINGS)
-        speculating.guess(loop, share, vocab, right_of_1000)
+        speculating.draft(loop, share, vocab, right_of_1000)
         answer_all(loop, [greedy(str(i), range(i, 12 + i), 100) for i in range(2)])
     counters = loop.load().counters
 
@@ -233,12 +233,12 @@ class Poisoned(CountingRunner):
         self.poisoned = 0
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step, and spoil what it found out for some of those that have guesses or follow some."""
+        """Compute a step, and spoil what it found out for some of those that have drafts or follow some."""
         result = super().run(plan)
         tokens, kept, counts = iter(result.token_ids), [], []
         for step, count in zip([step for step in plan.sequences if step.samples], result.counts, strict=True):
             own = [next(tokens) for _ in range(count)]
-            if (step.num_proposed or step.slack) and self._dice.random() < self.share:
+            if (step.num_draft_tokens or step.slack) and self._dice.random() < self.share:
                 self._sampled[step.row] = 252
                 self._texts.pop(step.row, None)
                 own = []
@@ -254,7 +254,7 @@ class Poisoned(CountingRunner):
         return super()._place(step)
 
 
-def test_numbers_that_are_none_cost_a_reply_two_steps_and_further_guesses() -> None:
+def test_numbers_that_are_none_cost_a_reply_two_steps_and_further_drafts() -> None:
     """What the device made of them is dropped, and computed again from what the host knows."""
     runner = Poisoned(4, 0.2)
     loop, _ = ahead_loop(right=0.8, runner=runner)
@@ -268,22 +268,22 @@ def test_numbers_that_are_none_cost_a_reply_two_steps_and_further_guesses() -> N
 
 
 @settings(max_examples=60, deadline=None)
-@given(dice=st.randoms(use_true_random=False), right=st.sampled_from([0.0, 0.3, 0.7, 1.0]), guesses=st.integers(1, 5))
-def test_replies_are_what_they_are_without(dice: random.Random, right: float, guesses: int) -> None:
+@given(dice=st.randoms(use_true_random=False), right=st.sampled_from([0.0, 0.3, 0.7, 1.0]), drafts=st.integers(1, 5))
+def test_replies_are_what_they_are_without(dice: random.Random, right: float, drafts: int) -> None:
     """Crowded, preempted, stopped, aborted, with prompts cached and longer than a step, and embeddings between them."""
     loop, _ = ahead_loop(
-        dice.choice((14, 40)), right, num_speculative_tokens=guesses, max_num_seqs=dice.choice((1, 3, 8)),
+        dice.choice((14, 40)), right, num_speculative_tokens=drafts, max_num_seqs=dice.choice((1, 3, 8)),
         max_num_batched_tokens=dice.choice((16, 64)), most_ahead=dice.choice((2, 8)), max_model_len=48,
         num_host_blocks=dice.choice((0, 8)),
     )  # fmt: skip
     assert loop.scheduler.speculator is not None
-    loop.scheduler.speculator.propose = lambda sequence, count: (7,) * count
+    loop.scheduler.speculator.draft_source = lambda sequence, count: (7,) * count
     if dice.random() < 0.5:
         expect_short_replies(loop)
-    if dice.random() < 0.5:  # some steps want no guesses, and then overlap
+    if dice.random() < 0.5:  # some steps want no drafts, and then overlap
         speculator = loop.scheduler.speculator
         speculator.is_forced = False
-        speculator._may_guess = lambda frame: dice.random() < 0.5  # type: ignore[method-assign]
+        speculator._may_draft = lambda frame: dice.random() < 0.5  # type: ignore[method-assign]
         speculator._choose = lambda frame, offers, most, is_alone: first_come(offers, most)  # type: ignore[method-assign]
     commands: list[Generate | Embed] = []
     for i in range(dice.randrange(1, 9)):

@@ -28,7 +28,7 @@ from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams
-from tests.support.engine import Answer, answer_all, expect_short_replies, greedy, guess_from, model_loop
+from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -242,16 +242,16 @@ def test_smaller_batches_borrow_a_larger_graph_until_they_have_one(qwen: Path) -
         return graphs.find(StepPlan(1, tuple(steps)))
 
     assert [found(count) for count in (1, 2, 3, 4, 5, 8)] == [None, None, None, (8, 1), (8, 1), (8, 1)]
-    assert found(3, token_ids=(5, 6), num_proposed=1) == (4, 4)
-    assert found(3, token_ids=(5, 6), num_proposed=1, start=1) is None  # no four tokens are there yet
+    assert found(3, token_ids=(5, 6), num_draft_tokens=1) == (4, 4)
+    assert found(3, token_ids=(5, 6), num_draft_tokens=1, start=1) is None  # no four tokens are there yet
     assert found(5, samples=False) is None
     assert found(5, token_ids=(5, 6)) is None
     assert graphs.find(StepPlan(1, ())) is None
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6])
-def test_guesses_are_verified_in_graphs(qwen: Path, share: float) -> None:
-    """Sequences with guesses and without, as many as there were or fewer, say what they say without any."""
+def test_drafts_are_verified_in_graphs(qwen: Path, share: float) -> None:
+    """Sequences with drafts and without, as many as there were or fewer, say what they say without any."""
     wishes = (SamplingParams(40, temperature=0.8), SamplingParams(40, temperature=0.0), SamplingParams(40, top_p=0.8))
     commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(wishes[i % 3], seed=i)) for i in range(6)]
     expected = answer_all(model_loop(qwen, max_num_seqs=3), commands)
@@ -259,7 +259,7 @@ def test_guesses_are_verified_in_graphs(qwen: Path, share: float) -> None:
         qwen, max_num_seqs=3, cuda_graphs=True, speculative_method="ngram", num_speculative_tokens=3,
         step_cost=StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
     )  # fmt: skip
-    guess_from(loop, {key: answer.token_ids for key, answer in expected.items()}, share)
+    draft_from(loop, {key: answer.token_ids for key, answer in expected.items()}, share)
 
     answers = answer_all(loop, commands)
 
@@ -268,7 +268,7 @@ def test_guesses_are_verified_in_graphs(qwen: Path, share: float) -> None:
     assert loop.load().counters["accepted_tokens"] > (100 if share == 1 else 20)
 
 
-def test_guesses_of_a_draft_follow_each_other_on_the_device(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_of_a_draft_model_follow_each_other_on_the_device(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host knows none of them before the last is launched, from a graph, unless one follows from penalties."""
     plain, penalised = SamplingParams(60, temperature=0.8), SamplingParams(20, presence_penalty=0.5)
     commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(plain, seed=i)) for i in range(3)]
@@ -302,7 +302,7 @@ def test_guesses_of_a_draft_follow_each_other_on_the_device(qwen: Path, monkeypa
     assert counters["accepted_tokens"] > 0.9 * counters["draft_tokens"] > 50
 
 
-def test_graphs_of_a_draft_guess_what_its_passes_do(qwen: Path, tmp_path: Path) -> None:
+def test_graphs_of_a_draft_model_draft_what_its_passes_do(qwen: Path, tmp_path: Path) -> None:
     """Where it lacks two tokens, what it thinks of the first of them does not count: the second is known."""
     draft = tmp_path / "draft"
     shutil.copytree(qwen, draft)
@@ -313,7 +313,7 @@ def test_graphs_of_a_draft_guess_what_its_passes_do(qwen: Path, tmp_path: Path) 
         save_file(noisy, file)
     plain = SamplingParams(50, temperature=0.6)
     commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(plain, seed=i)) for i in range(3)]
-    guesses: list[list[tuple[int, ...]]] = []
+    drafts: list[list[tuple[int, ...]]] = []
     for cuda_graphs in (False, True):
         loop = model_loop(
             qwen, max_num_seqs=3, cuda_graphs=cuda_graphs, num_speculative_tokens=2, speculative_method="draft",
@@ -324,15 +324,15 @@ def test_graphs_of_a_draft_guess_what_its_passes_do(qwen: Path, tmp_path: Path) 
 
         def note(plan: StepPlan, complete: Any = complete, made: Any = made) -> StepPlan:
             plan = complete(plan)
-            made += [step.token_ids for step in plan.sequences if step.num_proposed]
+            made += [step.token_ids for step in plan.sequences if step.num_draft_tokens]
             return plan
 
         loop.runner._draft_model.complete = note  # type: ignore[method-assign]
         answer_all(loop, commands)
-        guesses.append(made)
+        drafts.append(made)
         counters = loop.load().counters
 
-    assert guesses[0] == guesses[1]
+    assert drafts[0] == drafts[1]
     assert 0.2 < counters["accepted_tokens"] / counters["draft_tokens"] < 0.9
 
 

@@ -89,15 +89,15 @@ def test_no_step_takes_more_than_is_left_for_it(
     assert left / 4 < most <= left
 
 
-def test_guesses_are_rows_too() -> None:
+def test_drafts_are_rows_too() -> None:
     """Each has logits of its own."""
     model = load_model_config(Path(__file__).parents[4] / "gpu_backend/demo_model/checkpoint")
-    plain, guessing = (
+    plain, drafting = (
         memory_reserve_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2, 1024)
         for more in ({}, {"speculative_method": "ngram", "num_speculative_tokens": 3})
     )
 
-    assert guessing - plain == 3 * 256 * model.vocab_size * 48
+    assert drafting - plain == 3 * 256 * model.vocab_size * 48
 
 
 def test_parts_of_a_long_context_have_room() -> None:

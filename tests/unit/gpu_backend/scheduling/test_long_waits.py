@@ -33,7 +33,7 @@ def run(target: Replica, seconds: float) -> list[dict[str, int]]:
     while target.runner.now < until and target.loop.has_work():
         target.step()
         target.loop.scheduler.check()
-        tenants = [sequence.tenant for sequence in target.loop.scheduler.everyone_running()]
+        tenants = [sequence.tenant for sequence in target.loop.scheduler.all_running()]
         seen.append({tenant: tenants.count(tenant) for tenant in tenants})
     return seen
 
@@ -56,7 +56,7 @@ def test_long_replies_in_every_slot_keep_nobody_waiting_beyond_the_patience() ->
 
     assert PATIENCE <= waited(target, 64) <= PATIENCE + 0.5
     assert target.outcomes["64"].tokens == 5
-    assert target.loop.scheduler.num_preemptions == target.loop.scheduler.num_made_room == 1
+    assert target.loop.scheduler.num_preemptions == target.loop.scheduler.num_preempted_for_starved == 1
     assert seen[-1] == {"long": 4}
     assert sum(outcome.first_token is not None for outcome in target.outcomes.values()) == 5
 
@@ -76,7 +76,7 @@ def test_nor_do_they_where_the_kv_cache_is_full(prompt: int) -> None:
     assert waited(target, 64) <= PATIENCE + 0.5
     assert target.outcomes["64"].tokens == 20
     assert target.outcomes["64"].longest_gap == pytest.approx(0.1)
-    assert target.loop.scheduler.num_made_room <= prompt / 8
+    assert target.loop.scheduler.num_preempted_for_starved <= prompt / 8
 
 
 def test_two_with_long_replies_settle_at_their_shares() -> None:
@@ -129,7 +129,7 @@ def test_a_tenant_never_gives_way_to_itself() -> None:
 
     run(target, 50.0)
 
-    assert target.loop.scheduler.num_made_room == 0
+    assert target.loop.scheduler.num_preempted_for_starved == 0
 
 
 def test_aged_batch_work_does_not_wait_for_long_replies_either() -> None:
@@ -181,7 +181,7 @@ def test_replies_that_gave_way_end_with_the_same_tokens(copy_seconds: float | No
 
     finish(loop, answers)
 
-    assert loop.scheduler.num_made_room > 0
+    assert loop.scheduler.num_preempted_for_starved > 0
     assert (loop.scheduler.num_swaps > 0) == (copy_seconds is not None)
     for name, prompt in prompts.items():
         assert answers[name, 0].token_ids == continuation(prompt, 40)

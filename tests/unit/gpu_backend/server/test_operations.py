@@ -142,7 +142,7 @@ def test_seconds_are_those_of_all_devices() -> None:
     assert 'tollgate_engine_gpu_idle_seconds_total{model_name="tiny"} 30.0' in text
 
 
-def test_guesses_are_shown_under_vllms_names() -> None:
+def test_drafts_are_shown_under_vllms_names() -> None:
     """Where the engine speculates; where it does not, there is nothing to show."""
     counters = {"drafts": 3.0, "draft_tokens": 9.0, "accepted_tokens": 5.0}
     counters |= {f"accepted_tokens_at_{place}": 3.0 - place for place in range(3)}

@@ -23,10 +23,10 @@ from tests.support.engine import (
     collect,
     continuation,
     counting_loop,
+    draft_from,
     expect_short_replies,
     finish,
     greedy,
-    guess_from,
 )
 
 ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 4}
@@ -65,7 +65,7 @@ def test_the_table_in_the_documentation_is_the_one_in_the_code() -> None:
     seed=st.integers(0, 3),
     method=st.sampled_from(["ngram", "draft"]),
 )
-def test_replies_are_those_without_guesses(
+def test_replies_are_those_without_drafts(
     lengths: list[tuple[int, int]], share: float, num_blocks: int, budget: int, abort_at: int, seed: int, method: str
 ) -> None:
     """Random prompts, budgets, preemption and an abort: each reply is what it must be, and every block comes back."""
@@ -80,7 +80,7 @@ def test_replies_are_those_without_guesses(
     }
     runner.draft_is_right = share
     if method == "ngram":
-        guess_from(loop, expected, share, seed)
+        draft_from(loop, expected, share, seed)
     answers: dict[tuple[str, int], Answer] = {}
     for i, (prompt, (_, count)) in enumerate(zip(prompts, lengths, strict=True)):
         tier = "batch" if i % 3 == 2 else "interactive"
@@ -99,11 +99,11 @@ def test_replies_are_those_without_guesses(
     assert all(plan.num_tokens <= budget for plan in runner.plans)
 
 
-def test_guesses_are_counted_by_their_place() -> None:
+def test_drafts_are_counted_by_their_place() -> None:
     """The load report has what vLLM's metrics call drafts, draft tokens and accepted tokens."""
     loop, _ = counting_loop(64, block_size=4, **ON)
     expected = continuation(range(5), 21)
-    guess_from(loop, {("x", 0): expected}, 1.0)
+    draft_from(loop, {("x", 0): expected}, 1.0)
     answer_all(loop, [greedy("x", range(5), 21)])
 
     counters = loop.load().counters
@@ -114,10 +114,10 @@ def test_guesses_are_counted_by_their_place() -> None:
     assert "drafts" not in counting_loop(4)[0].load().counters
 
 
-def test_guesses_that_hold_save_steps() -> None:
-    """With four right guesses a step, twenty tokens take four steps and the prompt's."""
+def test_drafts_that_hold_save_steps() -> None:
+    """With four right drafts a step, twenty tokens take four steps and the prompt's."""
     loop, runner = counting_loop(64, block_size=4, **ON)
-    guess_from(loop, {("x", 0): continuation(range(5), 21)}, 1.0)
+    draft_from(loop, {("x", 0): continuation(range(5), 21)}, 1.0)
 
     answer = answer_all(loop, [greedy("x", range(5), 21)])["x", 0]
 
@@ -127,12 +127,12 @@ def test_guesses_that_hold_save_steps() -> None:
 
 
 def test_every_running_reply_gets_its_token_while_another_speculates() -> None:
-    """Guesses come on top: whoever decodes is in every step, and prompts keep the budget that they have without."""
+    """Drafts come on top: whoever decodes is in every step, and prompts keep the budget that they have without."""
     size = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 4}
     loop, runner = counting_loop(64, **size, **ON)
     plain, plain_runner = counting_loop(64, **size)
     commands = [greedy("quick", range(5), 21), greedy("slow", range(50, 58), 21), greedy("long", range(40), 3)]
-    guess_from(loop, {("quick", 0): continuation(range(5), 21), ("slow", 0): (), ("long", 0): ()}, 1.0)
+    draft_from(loop, {("quick", 0): continuation(range(5), 21), ("slow", 0): (), ("long", 0): ()}, 1.0)
 
     answers = answer_all(loop, commands)
 
@@ -142,7 +142,7 @@ def test_every_running_reply_gets_its_token_while_another_speculates() -> None:
     assert first_tokens(runner) == first_tokens(plain_runner)
     begin = first_tokens(runner)[2]
     assert all(any(s.sequence_id == 2 for s in plan.sequences) for plan in runner.plans[begin : begin + 21])
-    assert any(s.num_proposed for plan in runner.plans for s in plan.sequences)
+    assert any(s.num_draft_tokens for plan in runner.plans for s in plan.sequences)
 
 
 def first_tokens(runner: CountingRunner) -> dict[int, int]:
@@ -151,11 +151,11 @@ def first_tokens(runner: CountingRunner) -> dict[int, int]:
     return dict(reversed(steps))
 
 
-def test_guesses_never_reach_beyond_the_last_token() -> None:
+def test_drafts_never_reach_beyond_the_last_token() -> None:
     """max_tokens and the context's end: no position is computed that no token can have."""
     loop, runner = counting_loop(8, max_model_len=30, block_size=4, **ON)
     expected = continuation(range(5), 25)
-    guess_from(loop, {("short", 0): expected, ("full", 0): expected}, 1.0)
+    draft_from(loop, {("short", 0): expected, ("full", 0): expected}, 1.0)
 
     answers = answer_all(loop, [greedy("short", range(5), 7), greedy("full", range(5), 100)])
 
@@ -166,12 +166,12 @@ def test_guesses_never_reach_beyond_the_last_token() -> None:
     assert max(end for id_, end in ends if id_ == 2) == 30 - 1
 
 
-def test_a_reply_that_stops_inside_guesses_ends_there() -> None:
-    """A stop token among the guesses is sampled by the place before it; nothing after it is computed or said."""
+def test_a_reply_that_stops_inside_drafts_ends_there() -> None:
+    """A stop token among the drafts is sampled by the place before it; nothing after it is computed or said."""
     expected = continuation(range(5), 20)
     sampling = SamplingParams(max_tokens=20, temperature=0.0, stop_token_ids=frozenset({expected[7]}))
     loop, runner = counting_loop(32, block_size=4, **ON)
-    guess_from(loop, {("x", 0): expected}, 1.0)
+    draft_from(loop, {("x", 0): expected}, 1.0)
 
     answer = answer_all(loop, [Generate("x", tuple(range(5)), sampling)])["x", 0]
 
@@ -181,57 +181,57 @@ def test_a_reply_that_stops_inside_guesses_ends_there() -> None:
     assert max(s.start + len(s.token_ids) for plan in runner.plans for s in plan.sequences) == 5 + length - 1
 
 
-def test_rejected_guesses_are_never_cached() -> None:
-    """With one token a block, each guess fills one: what can be found afterwards is the reply, and nothing else."""
+def test_rejected_drafts_are_never_cached() -> None:
+    """With one token a block, each draft fills one: what can be found afterwards is the reply, and nothing else."""
     expected = continuation(range(5), 23)
     loop, _ = counting_loop(64, block_size=1, **ON)
-    guess_from(loop, {("x", 0): expected}, 0.5)
+    draft_from(loop, {("x", 0): expected}, 0.5)
 
     answer_all(loop, [greedy("x", range(5), 23)])
 
     assert loop.scheduler.speculator is not None
-    assert 0 < loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_proposed
+    assert 0 < loop.scheduler.speculator.num_held < loop.scheduler.speculator.num_draft_tokens
     assert len(loop.blocks._by_key) == 5 + 22
     again = answer_all(loop, [greedy("y", (*range(5), *expected), 1)])["y", 0]
     assert again.events[0].cached_tokens == 5 + 22
 
 
-def test_guesses_take_no_block_that_a_running_reply_may_need() -> None:
-    """Without a spare block for each running reply, guesses stay within the blocks that are there."""
+def test_drafts_take_no_block_that_a_running_reply_may_need() -> None:
+    """Without a spare block for each running reply, drafts stay within the blocks that are there."""
     tight, tight_runner = counting_loop(8, block_size=4, max_model_len=24, **ON)
     roomy, roomy_runner = counting_loop(9, block_size=4, max_model_len=24, **ON)
     expected = {("x", 0): continuation(range(9), 8), ("y", 0): continuation(range(30, 39), 8)}
     commands = [greedy("x", range(9), 8), greedy("y", range(30, 39), 8)]
     firsts = []
     for loop, runner in ((tight, tight_runner), (roomy, roomy_runner)):
-        guess_from(loop, expected, 1.0)
+        draft_from(loop, expected, 1.0)
         expect_short_replies(loop)
         assert {k: a.token_ids for k, a in answer_all(loop, commands).items()} == expected
-        firsts.append([s.num_proposed for s in runner.plans[1].sequences])
+        firsts.append([s.num_draft_tokens for s in runner.plans[1].sequences])
 
     assert firsts == [[2, 2], [4, 2]]  # twelve positions are there; a block more is only for who leaves two over
 
 
-def test_batch_work_guesses_within_its_cap() -> None:
-    """Tokens of the batch tier, guesses included, stay below max_batch_tier_tokens."""
+def test_batch_work_drafts_within_its_cap() -> None:
+    """Tokens of the batch tier, drafts included, stay below max_batch_tier_tokens."""
     loop, runner = counting_loop(64, block_size=4, max_batch_tier_tokens=6, **ON)
     replies = {(str(i), 0): continuation(range(i, i + 5), 12) for i in range(3)}
-    guess_from(loop, replies, 1.0)
+    draft_from(loop, replies, 1.0)
 
     answers = answer_all(loop, [greedy(str(i), range(i, i + 5), 12, tier="batch") for i in range(3)])
 
     assert {k: a.token_ids for k, a in answers.items()} == replies
-    guessing = [plan.num_tokens for plan in runner.plans if any(s.num_proposed for s in plan.sequences)]
-    assert max(guessing) == 6
+    drafting = [plan.num_tokens for plan in runner.plans if any(s.num_draft_tokens for s in plan.sequences)]
+    assert max(drafting) == 6
 
 
-def test_embeddings_get_no_guesses() -> None:
-    """There is nothing to guess."""
+def test_embeddings_get_no_drafts() -> None:
+    """There is nothing to draft."""
     loop, runner = counting_loop(64, block_size=4, **ON)
 
     answer_all(loop, [Embed("e", tuple(range(3)) * 6)])
 
-    assert not any(s.num_proposed for plan in runner.plans for s in plan.sequences)
+    assert not any(s.num_draft_tokens for plan in runner.plans for s in plan.sequences)
 
 
 def seconds_on_a_gpu(plan: StepPlan) -> float:
@@ -241,10 +241,10 @@ def seconds_on_a_gpu(plan: StepPlan) -> float:
 
 def seconds_on_a_cpu(plan: StepPlan) -> float:
     """One token is a product with a vector; from the second on a token takes little more (docs/speculation.md)."""
-    guesses = plan.num_tokens - len(plan.sequences)
+    drafts = plan.num_tokens - len(plan.sequences)
     if len(plan.sequences) == 1:
-        return 0.021 + 0.0007 * plan.num_tokens if guesses else 0.014
-    return 0.0155 + 0.003 * len(plan.sequences) + 0.0015 * guesses
+        return 0.021 + 0.0007 * plan.num_tokens if drafts else 0.014
+    return 0.0155 + 0.003 * len(plan.sequences) + 0.0015 * drafts
 
 
 CLOCKS = {"cpu": seconds_on_a_cpu, "cuda": seconds_on_a_gpu}
@@ -257,7 +257,7 @@ def speed(device: str, replies: int, share: float, speculation: dict[str, Any], 
     for number in range(rounds):
         expected = {(f"{number}.{i}", 0): continuation(range(i, i + 5), 40) for i in range(replies)}
         if speculation:
-            guess_from(loop, expected, share, seed=number)
+            draft_from(loop, expected, share, seed=number)
         answers = answer_all(loop, [greedy(f"{number}.{i}", range(i, i + 5), 40) for i in range(replies)])
         assert {key: answer.token_ids for key, answer in answers.items()} == expected
     decoding = [plan for plan in runner.plans if not any(step.start == 0 for step in plan.sequences)]
@@ -275,25 +275,25 @@ def speed(device: str, replies: int, share: float, speculation: dict[str, Any], 
         ("cpu", 8, 0.75, 1.15, 1.4),
         ("cpu", 8, 1.0, 1.9, 2.3),  # by the assumed costs alone none would be made
         ("cuda", 1, 1.0, 3.9, 5.0),  # five tokens a step, which takes no longer
-        ("cuda", 1, 0.0, 0.99, 1.0),  # below the knee wrong guesses take no time
+        ("cuda", 1, 0.0, 0.99, 1.0),  # below the knee wrong drafts take no time
         ("cuda", 12, 0.0, 0.95, 1.0),
         ("cuda", 16, 1.0, 0.95, 1.0),  # where even right ones would not pay
     ],
 )
-def test_guesses_are_made_where_they_pay(device: str, replies: int, share: float, least: float, most: float) -> None:
-    """By a virtual clock that the engine knows nothing of, against the same replies without guesses."""
+def test_drafts_are_made_where_they_pay(device: str, replies: int, share: float, least: float, most: float) -> None:
+    """By a virtual clock that the engine knows nothing of, against the same replies without drafts."""
     assert least <= speed(device, replies, share, ON) / speed(device, replies, share, {}) <= most
 
 
-def test_guessing_follows_the_device() -> None:
-    """Where guesses come to take longer than they are worth, they end; where they are quick again, they return."""
+def test_drafting_follows_the_device() -> None:
+    """Where drafts come to take longer than they are worth, they end; where they are quick again, they return."""
     expected = continuation(range(5), 2000)
     loop, runner = counting_loop(1000, max_model_len=3000, block_size=4, is_forced=False, **ON)
-    guess_from(loop, {("x", 0): expected}, 0.9)
+    draft_from(loop, {("x", 0): expected}, 0.9)
     shares = []
     loop.handle(greedy("x", range(5), 2000))
-    for with_guesses, steps in ((0.012, 100), (0.06, 300), (0.012, 500)):
-        runner.seconds = lambda plan, dear=with_guesses: 0.01 if plan.num_tokens == 1 else dear  # type: ignore[misc]
+    for with_drafts, steps in ((0.012, 100), (0.06, 300), (0.012, 500)):
+        runner.seconds = lambda plan, dear=with_drafts: 0.01 if plan.num_tokens == 1 else dear  # type: ignore[misc]
         for _ in range(steps):
             loop.step()
         shares.append(sum(plan.num_tokens > 1 for plan in runner.plans[-60:]) / 60)
@@ -303,8 +303,8 @@ def test_guessing_follows_the_device() -> None:
     assert shares[2] > 0.9
 
 
-def test_draft_model_catches_up_before_it_guesses() -> None:
-    """It computes a prompt in its first step with a reply, in parts where that is much, and then guesses."""
+def test_draft_model_catches_up_before_it_drafts() -> None:
+    """It computes a prompt in its first step with a reply, in parts where that is much, and then drafts."""
     loop, runner = counting_loop(64, block_size=4, max_num_batched_tokens=12, max_num_seqs=2, **DRAFT)
 
     answer = answer_all(loop, [greedy("x", range(30), 11)])["x", 0]
@@ -332,8 +332,8 @@ def test_draft_model_computes_what_is_cached_no_second_time() -> None:
     assert drafted == [24, 0, 0]
 
 
-def test_draft_model_rests_while_its_guesses_do_not_pay() -> None:
-    """Wrong guesses end it but for probes; what it missed it computes when it is tried again."""
+def test_draft_model_rests_while_its_drafts_do_not_pay() -> None:
+    """Wrong drafts end it but for probes; what it missed it computes when it is tried again."""
     loop, runner = counting_loop(60, block_size=4, is_forced=False, **DRAFT)
     runner.draft_is_right = 0.0
 
@@ -346,18 +346,18 @@ def test_draft_model_rests_while_its_guesses_do_not_pay() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_guesses_that_fail_are_given_up_and_tried_again(share: float) -> None:
-    """A reply whose guesses fail is asked less and less often; the probes never end."""
+def test_drafts_that_fail_are_given_up_and_tried_again(share: float) -> None:
+    """A reply whose drafts fail is asked less and less often; the probes never end."""
     loop, runner = counting_loop(600, block_size=4, is_forced=False, **ON, max_num_batched_tokens=300)
     runner.seconds = seconds_on_a_cpu
-    guess_from(loop, {("x", 0): continuation(range(5), 600)}, share)
+    draft_from(loop, {("x", 0): continuation(range(5), 600)}, share)
 
     answer_all(loop, [greedy("x", range(5), 600)])
 
-    guessing = [i for i, plan in enumerate(runner.plans) for s in plan.sequences if s.num_proposed]
+    drafting = [i for i, plan in enumerate(runner.plans) for s in plan.sequences if s.num_draft_tokens]
     if share == 0.0:
-        gaps = [b - a for a, b in zip(guessing[-4:], guessing[-3:], strict=False)]
-        assert len(guessing) < 30
+        gaps = [b - a for a, b in zip(drafting[-4:], drafting[-3:], strict=False)]
+        assert len(drafting) < 30
         assert gaps == sorted(gaps)
         assert gaps[-1] >= 64
     else:

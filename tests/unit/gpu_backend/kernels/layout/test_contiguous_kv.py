@@ -1,4 +1,4 @@
-# The copies of decodes' keys and values against attention over their blocks, while sequences come, go, pause and guess.
+# The copies of decodes' keys and values against attention over their blocks, while sequences come, go, pause and draft.
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def num_copied(batch: Batch) -> int:
 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 6)])
 def test_copies_give_what_the_blocks_give(heads: tuple[int, int]) -> None:
-    """Sequences come and go, prompts run beside them, guesses fail and decodes pause; most decodes use their copies."""
+    """Sequences come and go, prompts run beside them, drafts fail and decodes pause; most decodes use their copies."""
     running = RunningSequences(*heads)
     copied = decodes = 0
     for step in range(160):
@@ -93,8 +93,8 @@ def test_copies_give_what_the_blocks_give(heads: tuple[int, int]) -> None:
         counts = {sequence: 1 for sequence in running.lens if running.dice.random() < 0.98}
         kept = dict(counts)
         if counts and running.dice.random() < 0.1:
-            guessing = running.dice.choice(list(counts))
-            counts[guessing], kept[guessing] = 4, running.dice.randint(0, 4)
+            drafting = running.dice.choice(list(counts))
+            counts[drafting], kept[drafting] = 4, running.dice.randint(0, 4)
         if counts:
             copied += num_copied(running.step(counts, kept))
             decodes += len(counts)

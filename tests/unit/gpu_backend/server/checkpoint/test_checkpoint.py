@@ -94,7 +94,7 @@ def test_strangers_are_not_let_in_without_a_secret(host: str, capsys: pytest.Cap
     assert "TOLLGATE_ENGINE_SECRET" in capsys.readouterr().err
 
 
-def test_a_secret_that_can_be_guessed_is_for_loopback_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_that_can_be_drafted_is_for_loopback_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Other machines may try as often as they like; what is wrong is said without the secret."""
     short = {"TOLLGATE_ENGINE_SECRET": "short-canary"}
 
