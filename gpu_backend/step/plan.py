@@ -44,9 +44,7 @@ class SequenceStep:
     generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
-    num_draft_tokens: int = (
-        0  # at the end of ``token_ids``, drafts; each place before one is sampled too
-    )
+    num_draft_tokens: int = 0  # at the end of ``token_ids``, drafts; each place before one is sampled too
     row: int = 0
     # What the draft model is to compute first: known tokens that it lacks, at positions from ``draft_start`` on. If
     # they reach up to the last known one, it drafts ``num_to_draft`` tokens, for which the block table has room.
