@@ -111,7 +111,7 @@ class InputCheck:
         meanwhile, holds above all, goes first."""
         for _ in range(after):
             await asyncio.sleep(0)
-        return await self._moderator.find_by_form(self._call.request, self._call.extra, self._call.native)
+        return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, self._call.native)
 
     def _ask(self) -> None:
         if self._moderator.checker.is_on and (texts := judged_texts(self._call.request)):
@@ -135,8 +135,8 @@ class InputCheck:
 
     async def _judge(self) -> None:
         try:
-            found = await self._moderator.judge(judged_texts(self._call.request))
-            found += await self._moderator.judge_told(told_texts(self._call.request))
+            found = await self._moderator.reader.judge(judged_texts(self._call.request))
+            found += await self._moderator.reader.judge_told(told_texts(self._call.request))
             if self._asking is not None:
                 found += await self._asking
             self._apply(found)

@@ -81,7 +81,7 @@ class OutputWatch(ReplyHook):
 
     async def _look_through(self, whole: WholeReply) -> None:
         for text in texts_of_reply(whole, self._given):
-            async for piece in self._moderator.slices(text):
+            async for piece in self._moderator.reader.slices(text):
                 for window in passages(piece):
                     self._look(window)
                     await asyncio.sleep(0)
@@ -99,8 +99,8 @@ class OutputWatch(ReplyHook):
 
     def _look(self, window: str) -> None:
         moderator = self._moderator
-        found = [finding for finding in moderator.rule_findings(window) if finding.group in GROUPS]
-        found += findings_of(moderator.logits(evened(plain(window).lower())), JUDGED)
+        found = [finding for finding in moderator.reader.rule_findings(window) if finding.group in GROUPS]
+        found += findings_of(moderator.reader.logits(evened(plain(window).lower())), JUDGED)
         fresh = [finding for finding in found if finding.name not in self._noted]
         if fresh:
             self._noted.update(finding.name for finding in fresh)

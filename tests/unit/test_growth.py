@@ -29,9 +29,9 @@ from gateway.dialects import messages
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.messages_writer import MessagesWriter
-from gateway.moderation.moderator import OVERLAP
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
+from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
 from gateway.upstreams.anthropic import request as anthropic_request
 from gateway.upstreams.anthropic.events import AnthropicEvents
@@ -494,7 +494,7 @@ def test_the_content_policy_takes_time_in_proportion_to_what_is_said() -> None:
 
     def work(way: Callable[[Guarding, Any], Coroutine[Any, Any, None]], given: Any) -> Work:
         def run() -> None:
-            guarding.moderator.forget()
+            guarding.moderator.reader.forget()
             loop.run_until_complete(way(guarding, given))
 
         return run
@@ -522,12 +522,12 @@ async def _guarding() -> Guarding:
 
 
 async def _by_rules(guarding: Guarding, asked: ChatRequest) -> None:
-    await guarding.moderator.find_by_form(asked)
+    await guarding.moderator.reader.find_by_form(asked)
 
 
 async def _judged(guarding: Guarding, text: str) -> None:
-    await guarding.moderator.judge([text])
-    await guarding.moderator.judge_told([text])
+    await guarding.moderator.reader.judge([text])
+    await guarding.moderator.reader.judge_told([text])
 
 
 async def _watched(guarding: Guarding, text: str) -> None:

@@ -39,7 +39,7 @@ async def create_moderation(request: AnyRequest) -> Response[bytes]:
     results: list[dict[str, Any]] = []
     async with counted(services, state["request_id"], state["caller"]) as hold:
         for text in texts:
-            results.append(_result(await services.moderator.score(text)))
+            results.append(_result(await services.moderator.reader.score(text)))
             await asyncio.sleep(0)  # others have their turn
     body = {"id": "modr-" + state["request_id"].replace("-", ""), "model": MODEL, "results": results}
     return Response(msgspec.json.encode(body), headers=rate_limit_headers(hold), media_type="application/json")

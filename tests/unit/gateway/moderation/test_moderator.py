@@ -85,10 +85,10 @@ async def test_what_a_providers_filter_refuses_counts_where_there_is_a_policy(ho
 async def test_a_forbidden_phrase_is_found_however_it_is_spelt(text: str) -> None:
     """Its words in any spacing, letter by letter, where nothing tells its spaces, and in another code."""
     guarding = Guarding(Safety(input="block", deny=("blue heron",)))
-    found = [finding.name for finding in guarding.moderator.rule_findings(text)]
+    found = [finding.name for finding in guarding.moderator.reader.rule_findings(text)]
 
     assert found == ["phrase"]
-    assert guarding.moderator.rule_findings("A heron is blue.") == []
+    assert guarding.moderator.reader.rule_findings("A heron is blue.") == []
     await guarding.close()
 
 
@@ -259,12 +259,12 @@ async def test_the_classifier_finds_the_same_whether_rules_looked_before_or_not(
     """What they learnt of a text, that it hides nothing, spares it the looking and nothing else."""
     said = base64.b64encode(ATTACK.encode()).decode() if is_hidden else ATTACK
     texts = [f"Please read this: {said}", "What is the capital of Peru?"]
-    alone = [await guarding.moderator.score(text) for text in texts]
+    alone = [await guarding.moderator.reader.score(text) for text in texts]
 
     for text in texts:
-        guarding.moderator.rule_findings(text)
+        guarding.moderator.reader.rule_findings(text)
 
-    assert [await guarding.moderator.score(text) for text in texts] == alone
+    assert [await guarding.moderator.reader.score(text) for text in texts] == alone
     assert alone[0]["attack"] >= 0.5 > alone[1]["attack"]
 
 
@@ -294,4 +294,4 @@ async def test_an_attack_inside_what_a_tool_told_is_found(guarding: Guarding) ->
         else:
             assert isinstance(await check.beside(begun), Begun)
 
-    assert await guarding.moderator.judge_told([]) == []
+    assert await guarding.moderator.reader.judge_told([]) == []

@@ -166,7 +166,7 @@ async def test_no_rule_is_deceived_by_a_disguise(guarding: Guarding, disguise: s
     missed = [
         name
         for name, find in FINDS.items()
-        if name not in {one.name for one in guarding.moderator.rule_findings(visible(sentence(find, disguise)))}
+        if name not in {one.name for one in guarding.moderator.reader.rule_findings(visible(sentence(find, disguise)))}
     ]
 
     assert missed == []
@@ -224,7 +224,7 @@ async def test_no_rule_is_passed_by_on_any_way_out(guarding: Guarding, way: str)
             asked, extra = decode_with_extra(json.dumps({"model": "small", **body}).encode(), kind)
             native = asked if isinstance(asked, MessagesRequest) else None
             request = to_chat(asked) if isinstance(asked, MessagesRequest) else asked
-            found = await guarding.moderator.find_by_form(request, extra, native)
+            found = await guarding.moderator.reader.find_by_form(request, extra, native)
             if name not in {one.name for one in found}:
                 missed.append((name, disguise))
 
@@ -252,7 +252,7 @@ async def test_no_field_of_a_request_is_passed_by(guarding: Guarding, kind: type
         except BadRequest:
             continue
         tried += 1
-        if "aws_key" not in {one.name for one in await guarding.moderator.find_by_form(request, extra, native)}:
+        if "aws_key" not in {one.name for one in await guarding.moderator.reader.find_by_form(request, extra, native)}:
             missed.append(path)
 
     assert missed == [] and tried >= 3

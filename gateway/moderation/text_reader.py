@@ -1,0 +1,170 @@
+# What texts hold, as far as the content policy asks: rules and the classifier read them, in slices with turns for other
+# calls between, and both remember what they read, for a conversation comes again with every turn.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gateway.moderation.classifier.classifier import Classifier, Floats, evened, findings_of, readings, scores_of
+from gateway.moderation.classifier.features import passages
+from gateway.moderation.classifier.findings import Finding
+from gateway.moderation.classifier.hidden import hidden
+from gateway.moderation.classifier.plain import plain, visible
+from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
+from gateway.moderation.texts import ids_of, is_unreadable, texts_of
+from protocol.inference import Request
+from protocol.messages import MessagesRequest
+
+SLICE = 7_000  # characters that are looked at before others have their turn
+OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer
+LEAST = 200  # characters that the shortest text counts as: to look at none takes time, too
+REMEMBERED = 8192  # texts and windows whose findings are known: a conversation comes again with every turn
+
+UNREADABLE = Finding("token_ids", "unreadable")
+PHRASE = Finding("phrase", "deny")
+
+
+class TextReader:
+    """Reads the texts of one process, one slice at a time."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self._classifier = classifier
+        self._deny: frozenset[str] = frozenset()
+        self._deny_spelt: frozenset[str] = frozenset()
+        self._pause = asyncio.Lock()  # of the checks of long texts one at a time goes on in a turn of the loop
+        self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
+        self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
+        self._open: set[int] = set()  # hashes of texts that hide nothing: the classifier reads what the rules read
+
+    def follow(self, deny: Iterable[str]) -> None:
+        """Look for other phrases from now on."""
+        self.forget()
+        self._deny = frozenset(folded for phrase in deny for folded in foldings(phrase))
+        # What was spelt letter by letter comes out without the spaces between its words.
+        self._deny_spelt = self._deny | {phrase.replace(" ", "") for phrase in self._deny}
+
+    def forget(self) -> None:
+        """Remember no text: what was found in it went by the phrases of another policy."""
+        self._found.clear()
+        self._open.clear()
+        self._known.clear()
+
+    async def find_by_form(
+        self, request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
+    ) -> list[Finding]:
+        """Return what the rules find in a request (``texts_of``), each once.
+
+        A long text is looked at in slices, and many short ones a few at a time, with turns for others between.
+        """
+        found: set[Finding] = set()
+        async for text in self._in_turns(texts_of(request, extra, native)):
+            found.update(await self._rules_on(text))
+        if ids := ids_of(request):  # some are long numbers, and no card numbers
+            found.update(one for one in await self._rules_on(ids) if one.group in ("secrets", "deny"))
+        if is_unreadable(request):
+            found.add(UNREADABLE)
+        return sorted(found)
+
+    async def _rules_on(self, text: str) -> Iterable[Finding]:
+        if len(text) <= SLICE:
+            return self.rule_findings(visible(text))
+        return [finding async for piece in self.slices(text) for finding in self.rule_findings(piece)]
+
+    def rule_findings(self, text: str) -> list[Finding]:
+        """Return what the rules find in a text of a few thousand characters, and in what it hides; from memory if it
+        was looked at before."""
+        key = _key_of(text)
+        known = self._found.get(key)
+        if known is None:
+            shown = plain(text)
+            inside = hidden(shown)
+            known = [finding for one in (shown, *inside) for finding in find_by_rules(one)]
+            if self._deny and (
+                holds_phrase(text, self._deny) or any(holds_phrase(one, self._deny_spelt) for one in inside)
+            ):
+                known.append(PHRASE)
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+                self._open.clear()
+            self._found[key] = known
+            if not inside:
+                self._open.add(key)
+        return known
+
+    async def judge(self, texts: Iterable[str]) -> list[Finding]:
+        """Return the categories that the classifier finds in texts."""
+        worst = [await self._worst_logits(text, self.logits) async for text in self._in_turns(texts)]
+        return findings_of(np.max(worst, axis=0)) if worst else []
+
+    async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
+        """Return whether texts that tools told hold an attack: passage by passage, for what is around dilutes it."""
+        worst: list[Floats] = []
+        async for text in self._in_turns(texts):
+            async for piece in self.slices(text):
+                for passage in passages(piece):
+                    worst.append(self.logits(evened(plain(passage).lower())))
+                    await asyncio.sleep(0)
+        return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
+
+    async def score(self, text: str) -> dict[str, float]:
+        """Return the score of every category for a text."""
+        return scores_of(await self._worst_logits(text, partial(self._classifier.logits, fully=True)))
+
+    async def _worst_logits(self, text: str, judge: Callable[[str], Floats]) -> Floats:
+        """Return the highest logits of any window of a text; others have their turn between windows."""
+        worst: Floats | None = None
+        async for piece in self.slices(text):
+            for window in readings(piece, hides=_key_of(piece) not in self._open):
+                logits = judge(window)
+                if worst is None:
+                    worst = logits
+                else:
+                    worst = np.maximum(worst, logits)
+                    await asyncio.sleep(0)
+        assert worst is not None
+        return worst
+
+    def logits(self, window: str) -> Floats:
+        """Return the classifier's logits of a window, from memory if it was judged before."""
+        key = _key_of(window)
+        known = self._known.get(key)
+        if known is None:
+            known = self._classifier.logits(window)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    async def slices(self, text: str) -> AsyncIterator[str]:
+        """Yield a text in slices that overlap, without what is not seen in it, with a turn for others between them."""
+        held = ""
+        for start in range(0, len(text) or 1, SLICE):
+            if start:
+                await self._others_turn()
+            held += visible(text[start : start + SLICE])
+            if len(held) >= SLICE or start + SLICE >= len(text):
+                yield held
+                held = held[-OVERLAP:]
+
+    async def _in_turns(self, texts: Iterable[str]) -> AsyncIterator[str]:
+        """Yield texts, with a turn for others after as many characters as a slice has."""
+        looked_at = 0
+        for text in texts:
+            if looked_at >= SLICE:
+                looked_at = 0
+                await self._others_turn()
+            looked_at += max(len(text), LEAST)
+            yield text
+
+    async def _others_turn(self) -> None:
+        async with self._pause:
+            await asyncio.sleep(0)
+
+
+def _key_of(text: str) -> int:
+    return hash((text, len(text)))  # one of another width may have the same bytes, and so the same hash
