@@ -99,14 +99,14 @@ class Comparer:
             await keep_found(connection, services.clock, [found_of(one, services.catalog) for one in ended])
 
 
-class _Line(Struct, frozen=True):
+class _BatchAnswer(Struct, frozen=True):
     status_code: int
     body: dict[str, Any]
 
 
 def found_of(asked: Asked, catalog: Catalog) -> Found:
     """Return what the answer to a shadow call's question says. Pure."""
-    answer = None if asked.response is None else msgspec.json.decode(asked.response, type=_Line)
+    answer = None if asked.response is None else msgspec.json.decode(asked.response, type=_BatchAnswer)
     route = catalog.auto.get(asked.route)
     if answer is None or answer.status_code != 200:
         # Of what was asked in vain only what the policy blocked is owed; how much, the ledger knows: at most the rest.

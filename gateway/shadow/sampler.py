@@ -1,6 +1,6 @@
 # Samples shadow traffic: watches a few replies of small models, and of large ones where a route explores, and notes
 # what was asked and answered when they end.
-# A call that is not taken costs one look at the route.
+# A call that is not sampled costs one look at the route.
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Sampler:
         self.follow(catalog)
 
     def follow(self, catalog: Catalog) -> None:
-        """Take by another catalogue from now on."""
+        """Sample by another catalogue from now on."""
         self._catalog = catalog
         self._routes: Mapping[str, AutoRoute] = {
             name: route for name, route in catalog.auto.items() if route.shadow is not None
         }
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
-        """Watch a reply that may be taken."""
+        """Watch a reply that may be sampled."""
         if not self._routes:
             return NOT_SAMPLED
         name = self._catalog.meaning(call.request.model)
@@ -76,7 +76,7 @@ class Sampler:
             return NOT_SAMPLED
         return Watch(self, call, name, self._catalog) if self._dice() < route.shadow.share else NOT_SAMPLED
 
-    def take(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
+    def note(self, call: Call, name: str, catalog: Catalog, record: UsageRecord, answer: str) -> None:
         """Note a call, behind its back, by the catalogue that it was routed by."""
         self._background.spawn(self._note(call, name, catalog, record, answer))
 
@@ -130,7 +130,7 @@ class Watch(ReplyHook):
             and self._is_text
             and 0 < len(answer) <= LONGEST_ANSWER
         ):
-            self._sampler.take(self._call, self._name, self._catalog, record, answer)
+            self._sampler.note(self._call, self._name, self._catalog, record, answer)
 
     def _chosen(self, reason: str | None) -> Sequence[str]:
         route = self._catalog.auto[self._name]
