@@ -18,7 +18,7 @@ from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.inference import Request
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Capability, Route, Target
-from router.prompt_size.prompt_bounds import images_of
+from router.prompt_size.pictures import images_of
 
 # Makers' own APIs, which are known to fetch images from outside the deployment. Behind any other name, public or not,
 # may be a self-hosted engine.

@@ -7,12 +7,12 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from msgspec import Struct
 
-from protocol.chat import ImageUrl
+from protocol.chat import ChatRequest, ImagePart, ImageUrl
 
 # The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.
 DEAREST = 2833 + 8 * 5667
@@ -30,6 +30,15 @@ class Picture(Struct, frozen=True):
 
 
 Formula = Callable[[Picture], int]
+
+
+def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
+    """Yield every image in a request."""
+    for message in request.messages:
+        if isinstance(message.content, tuple):
+            for part in message.content:
+                if isinstance(part, ImagePart):
+                    yield part.image_url
 
 
 def picture_of(image: ImageUrl) -> Picture:

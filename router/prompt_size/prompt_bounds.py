@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
@@ -32,7 +32,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
 from router.catalog.targets import ModelSpec
-from router.prompt_size.pictures import Picture, picture_of, picture_tokens_most
+from router.prompt_size.pictures import Picture, images_of, picture_of, picture_tokens_most
 from router.prompt_size.prompt_lengths import byte_length, prompts_of
 from router.prompt_size.token_counts import tokens_most
 
@@ -202,15 +202,6 @@ def _read_turn(message: Message, texts: list[str]) -> int:
         # Arguments arrive as they are, quoted once more, or parsed and written with spaces: the sum covers each.
         texts += (call.id, call.function.name, call.function.arguments, _quoted(call.function.arguments))
     return added
-
-
-def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
-    """Yield every image in a request."""
-    for message in request.messages:
-        if isinstance(message.content, tuple):
-            for part in message.content:
-                if isinstance(part, ImagePart):
-                    yield part.image_url
 
 
 def _image_likely(image: ImageUrl) -> int:
