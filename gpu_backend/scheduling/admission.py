@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.scheduling.fairness import FairQueue
 from gpu_backend.scheduling.forecast import LengthForecast, highest_use, remaining_tokens
-from gpu_backend.scheduling.long_waits import Turns
+from gpu_backend.scheduling.long_waits import LongWaits
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.sequence import Sequence
 
@@ -36,8 +36,8 @@ class Admission:
         self._patience = config.batch_patience
         self._max_seqs = config.max_num_seqs
         self._caps_batch = config.max_batch_tier_tokens is not None
-        self._turns = Turns(config, blocks)
-        self._favoured: Sequence | None = None  # goes next, for it has waited
+        self._long_waits = LongWaits(config, blocks)
+        self._starved: Sequence | None = None  # goes next, for it has waited
         self._look_again = 0.0  # when to see whether any has
         self._max_waiting = config.max_waiting
         self._headroom = int(config.interactive_headroom * blocks.num_blocks)
@@ -66,14 +66,14 @@ class Admission:
 
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait at its place."""
-        sequence.since, sequence.came_by_patience = self._clock(), False
+        sequence.tenancy.since, sequence.tenancy.was_starved = self._clock(), False
         self.queues[sequence.tier].put_back(sequence)
         self._reconsider()
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
-        if sequence is self._favoured:
-            self._favoured = None
+        if sequence is self._starved:
+            self._starved = None
         self.queues[sequence.tier].remove(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -88,8 +88,8 @@ class Admission:
 
         Batch work that is not let in, for its tier has what it may have, keeps no other waiting.
         """
-        if self._favoured is not None:
-            return self._favoured
+        if self._starved is not None:
+            return self._starved
         aged = self._aged(self._clock()) if lets_batch_in else None
         if aged is not None:
             return aged
@@ -97,8 +97,8 @@ class Admission:
         head = interactive.head()
         if head is None:
             return batch.head() if lets_batch_in else None
-        if head.made_room and (newcomer := interactive.newcomer()) is not None:
-            shares = self._turns.shares(running)
+        if head.tenancy.preempted_for_starved and (newcomer := interactive.newcomer()) is not None:
+            shares = self._long_waits.shares(running)
             blocks = self._blocks.blocks_for(len(newcomer.token_ids))
             if newcomer.tenant != head.tenant and shares.of(newcomer, 1, blocks) <= shares.of(head):
                 return newcomer  # what was won for its tenant stays with it while it holds less
@@ -127,16 +127,16 @@ class Admission:
         For interactive work, batch work is no obstacle; batch work leaves the headroom free. A sequence that has
         waited for the running ones needs no forecast: if they do not fit to their ends, they do not without it.
         """
-        if sequence is self._favoured:
+        if sequence is self._starved:
             return True
         blocks = self._blocks
-        yields = _yields(sequence)
+        yields = _may_be_preempted(sequence)
         room = blocks.num_blocks - (self._headroom if yields else 0)
         needed = blocks.blocks_for(len(sequence.token_ids))
         longest = blocks.blocks_for(self.forecast.longest) * (len(running) + 1)
         if blocks.num_in_use + needed + longest <= room:
             return True
-        staying = running if yields else [s for s in running if not _yields(s)]
+        staying = running if yields else [s for s in running if not _may_be_preempted(s)]
         if not staying:
             return True
         gone = sum(len(s.block_table) for s in running) - sum(len(s.block_table) for s in staying)
@@ -149,23 +149,24 @@ class Admission:
     def charge(self, running: Iterable[Sequence]) -> None:
         """Record what the running sequences generated since the last time."""
         for sequence in running:
-            if len(sequence.token_ids) > sequence.num_charged:
+            if len(sequence.token_ids) > sequence.tenancy.num_charged:
                 self.queues[sequence.tier].charge_reply(sequence)
 
     def admit(self, sequence: Sequence) -> None:
         """Take ``next`` out of its queue; its tenant pays for the tokens of its prompt that were not cached."""
         queue = self.queues[sequence.tier]
         queue.pop(sequence, self._most_tokens(sequence))
-        if not sequence.place:
+        if not sequence.tenancy.place:
             self._places += 1
-            sequence.place = self._places
+            sequence.tenancy.place = self._places
             queue.charge_prompt(sequence, sequence.remaining)
         now = self._clock()
-        sequence.since, sequence.num_let_in, sequence.made_room = now, len(sequence.token_ids), False
-        if sequence is self._favoured:
-            self._favoured = None
-            sequence.came_by_patience = True
-            self._turns.note(sequence.tenant, now)
+        tenancy = sequence.tenancy
+        tenancy.since, tenancy.num_at_admission, tenancy.preempted_for_starved = now, len(sequence.token_ids), False
+        if sequence is self._starved:
+            self._starved = None
+            tenancy.was_starved = True
+            self._long_waits.note_admission(sequence.tenant, now)
         if sequence.tier == "batch":
             self._batch_admitted = now
 
@@ -174,33 +175,35 @@ class Admission:
 
         Where that one had waited for others, it is the latest of the tenant that holds most.
         """
-        latest = max(running, key=lambda sequence: (_yields(sequence), sequence.place))
-        if not latest.came_by_patience or _yields(latest):
+        latest = max(running, key=lambda sequence: (_may_be_preempted(sequence), sequence.tenancy.place))
+        if not latest.tenancy.was_starved or _may_be_preempted(latest):
             return latest
-        shares = self._turns.shares(running)
-        return max(running, key=lambda sequence: (shares.of(sequence), sequence.place))
+        shares = self._long_waits.shares(running)
+        return max(running, key=lambda sequence: (shares.of(sequence), sequence.tenancy.place))
 
     def preempt_for_starved(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return what is preempted for a sequence that waited long enough and now goes next; often none."""
         if not any(map(len, self.queues.values())):
             return []
         now = self._clock()
-        if self._favoured is None and now < self._look_again:
+        if self._starved is None and now < self._look_again:
             return []
-        before, self._favoured = self._favoured, None
+        before, self._starved = self._starved, None
         self.charge(running)
-        for sequence in self._impatient(running, now):
+        for sequence in self._find_starved(running, now):
             is_batch = sequence.tier == "batch"
-            free = [] if is_batch else sorted(filter(_yields, running), key=lambda s: s.place, reverse=True)
-            bound = [s for s in running if is_batch or not _yields(s)]
-            leaving = self._turns.make_room(sequence, free, bound, now)
+            free: list[Sequence] = []
+            if not is_batch:
+                free = sorted(filter(_may_be_preempted, running), key=lambda s: s.tenancy.place, reverse=True)
+            bound = [s for s in running if is_batch or not _may_be_preempted(s)]
+            leaving = self._long_waits.choose_preempted(sequence, free, bound, now)
             if leaving is None or not (leaving or self.lacks_room or sequence is before):
                 continue  # or it gets in as it is
-            self._favoured = sequence
+            self._starved = sequence
             if self.was_refused(sequence):
                 self._refused = None
             return leaving
-        self._look_again = now + self._turns.patience / LOOKS
+        self._look_again = now + self._long_waits.patience / LOOKS
         return []
 
     def preempt_for_tier(self, running: Iterable[Sequence]) -> list[Sequence]:
@@ -215,7 +218,7 @@ class Admission:
         needed = self._blocks.blocks_for(len(head.token_ids)) + len(everyone) - self._blocks.available_to(head.tenant)
         too_many = len(everyone) - self._max_seqs + 1
         leaving: list[Sequence] = []
-        for sequence in sorted(filter(_yields, everyone), key=lambda s: s.place, reverse=True):
+        for sequence in sorted(filter(_may_be_preempted, everyone), key=lambda s: s.tenancy.place, reverse=True):
             if needed <= 0 and too_many <= 0:
                 break
             leaving.append(sequence)
@@ -229,24 +232,25 @@ class Admission:
         for tier, queue in self.queues.items():
             queue.check(sequence for sequence in everyone if sequence.tier == tier)
 
-    def _impatient(self, running: Collection[Sequence], now: float) -> list[Sequence]:
+    def _find_starved(self, running: Collection[Sequence], now: float) -> list[Sequence]:
         """Return those that may go next and have waited for their patience: aged batch work, then the longest first."""
         interactive = self.queues["interactive"]
         newcomer = interactive.newcomer()
         waiting = [*interactive.returning(), *([newcomer] if newcomer else [])]
-        impatient = sorted((s for s in waiting if now - s.since >= self._turns.patience), key=lambda s: s.since)
+        starved = [s for s in waiting if now - s.tenancy.since >= self._long_waits.patience]
+        starved.sort(key=lambda s: s.tenancy.since)
         aged = self._aged(now)
         if aged is None or (self._caps_batch and any(s.tier == "batch" for s in running)):
-            return impatient
-        return [aged, *impatient]
+            return starved
+        return [aged, *starved]
 
     def _aged(self, now: float) -> Sequence | None:
         """Return the next of the batch tier, if it passes interactive work."""
         oldest = self.queues["batch"].first()
         if oldest is None:
             return None
-        oldest.is_aged = now - max(oldest.arrived, self._batch_admitted) >= self._patience
-        return oldest if oldest.is_aged else None
+        oldest.tenancy.is_aged = now - max(oldest.arrived, self._batch_admitted) >= self._patience
+        return oldest if oldest.tenancy.is_aged else None
 
     def _reconsider(self) -> None:
         self._refused = None
@@ -257,8 +261,9 @@ class Admission:
         """Return how many leading blocks of a waiting prompt would be found, about."""
         if sequence.unscored_from is not None:  # what comes out of the cache has no logits
             return 0
-        sequence.num_found = self._blocks.count_known(sequence.block_hashes, sequence.num_found)
-        return sequence.num_found
+        tenancy = sequence.tenancy
+        tenancy.num_found = self._blocks.count_known(sequence.block_hashes, tenancy.num_found)
+        return tenancy.num_found
 
     def _most_tokens(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence can still generate."""
@@ -266,5 +271,5 @@ class Admission:
         return max(0, min(sequence.sampling.max_tokens - sequence.num_generated, room))
 
 
-def _yields(sequence: Sequence) -> bool:
-    return sequence.tier == "batch" and not sequence.is_aged
+def _may_be_preempted(sequence: Sequence) -> bool:
+    return sequence.tier == "batch" and not sequence.tenancy.is_aged

@@ -28,7 +28,7 @@ class Account:
     tenant: str
     weight: float
     served: float
-    line: deque[Sequence] = field(default_factory=deque)  # waiting for their first blocks
+    newcomers: deque[Sequence] = field(default_factory=deque)  # waiting for their first blocks
     promised: int = 0  # tokens that its admitted replies may still generate
     admitted: int = 0  # replies that have or had blocks, and have not ended
     is_ranked: bool = False
@@ -62,7 +62,7 @@ class FairQueue:
         """Iterate over all waiting sequences, in no particular order."""
         yield from self._returning
         for account in self._accounts.values():
-            yield from account.line
+            yield from account.newcomers
 
     @property
     def bound(self) -> float:
@@ -76,7 +76,7 @@ class FairQueue:
     def num_waiting_of(self, tenant: str) -> int:
         """How many newcomers of one tenant wait."""
         account = self._accounts.get(tenant)
-        return len(account.line) if account else 0
+        return len(account.newcomers) if account else 0
 
     def add(self, sequence: Sequence) -> None:
         """Let a newcomer wait at the end of its tenant's queue. An idle tenant starts no lower than the clock."""
@@ -85,7 +85,7 @@ class FairQueue:
             self._forget_idle()
             account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.weight, self.clock)
         account.weight = sequence.weight
-        account.line.append(sequence)
+        account.newcomers.append(sequence)
         self._num_waiting += 1
         self._rank(account)
         self.reconsider()
@@ -94,14 +94,14 @@ class FairQueue:
         """Let sequences of a tenant that is being served wait at the front of its queue, in this order."""
         for sequence in reversed(list(sequences)):
             account = self._accounts[sequence.tenant]
-            account.line.appendleft(sequence)
+            account.newcomers.appendleft(sequence)
             self._num_waiting += 1
             self._rank(account)
         self.reconsider()
 
     def put_back(self, sequence: Sequence) -> None:
         """Let a preempted sequence wait before all newcomers, by its place."""
-        insort(self._returning, sequence, key=lambda other: other.place)
+        insort(self._returning, sequence, key=lambda other: other.tenancy.place)
 
     def head(self) -> Sequence | None:
         """Return the next sequence, or None if none waits."""
@@ -121,7 +121,7 @@ class FairQueue:
     def newcomer(self) -> Sequence | None:
         """Return the newcomer whose turn it would be if none had been preempted, whatever is cached."""
         account = self._least_served()
-        return account.line[0] if account else None
+        return account.newcomers[0] if account else None
 
     def returning(self) -> list[Sequence]:
         """Return each tenant's first preempted sequence."""
@@ -136,22 +136,22 @@ class FairQueue:
 
         A newcomer may generate ``most_tokens``; call ``charge_prompt`` for it.
         """
-        if sequence.place:
+        if sequence.is_preempted:
             self._returning.remove(sequence)
             return
         least, account = self._least_served(), self._accounts[sequence.tenant]
-        assert least and self._may_go(account, least), "somebody else goes next"
+        assert least and self._may_go(account, least), "another sequence goes next"
         if account is not least:
-            least.line[0].passed += 1
-        place = account.line.index(sequence)
-        for earlier in islice(account.line, place):
-            earlier.passed += 1
-        del account.line[place]
+            least.newcomers[0].tenancy.passed += 1
+        place = account.newcomers.index(sequence)
+        for earlier in islice(account.newcomers, place):
+            earlier.tenancy.passed += 1
+        del account.newcomers[place]
         self._num_waiting -= 1
         self.clock = max(self.clock, least.served)
         account.admitted += 1
         account.promised += most_tokens
-        sequence.promised, sequence.num_charged = most_tokens, len(sequence.token_ids)
+        sequence.tenancy.promised, sequence.tenancy.num_charged = most_tokens, len(sequence.token_ids)
         self.reconsider()
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
@@ -163,21 +163,22 @@ class FairQueue:
 
     def charge_reply(self, sequence: Sequence) -> None:
         """Record what an admitted sequence generated since the last time."""
-        fresh = len(sequence.token_ids) - sequence.num_charged
+        tenancy = sequence.tenancy
+        fresh = len(sequence.token_ids) - tenancy.num_charged
         if fresh:
             account = self._accounts[sequence.tenant]
             account.served += REPLY_TOKEN * fresh / account.weight
             account.promised -= fresh
-            sequence.promised -= fresh
-            sequence.num_charged += fresh
+            tenancy.promised -= fresh
+            tenancy.num_charged += fresh
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
-        if sequence in self._returning:
+        if sequence.is_preempted:
             self._returning.remove(sequence)
             self.leave(sequence)
         else:
-            self._accounts[sequence.tenant].line.remove(sequence)
+            self._accounts[sequence.tenant].newcomers.remove(sequence)
             self._num_waiting -= 1
             self.reconsider()
 
@@ -185,12 +186,12 @@ class FairQueue:
         """Record the end of an admitted sequence."""
         self.charge_reply(sequence)
         account = self._accounts[sequence.tenant]
-        account.promised -= sequence.promised
+        account.promised -= sequence.tenancy.promised
         account.admitted -= 1
 
     def gap(self) -> float:
         """Return how far the counters of tenants with newcomers lie apart."""
-        served = [account.served for account in self._accounts.values() if account.line]
+        served = [account.served for account in self._accounts.values() if account.newcomers]
         return max(served) - min(served) if served else 0.0
 
     def counters(self) -> dict[str, float]:
@@ -201,39 +202,40 @@ class FairQueue:
         """Assert that the accounting adds up, given every sequence that was admitted and has not ended."""
         left = dict.fromkeys(self._accounts, 0)
         for sequence in admitted:
-            left[sequence.tenant] += sequence.promised
-        assert self._num_waiting == sum(len(account.line) for account in self._accounts.values()), "newcomers differ"
+            left[sequence.tenant] += sequence.tenancy.promised
+        newcomers = sum(len(account.newcomers) for account in self._accounts.values())
+        assert self._num_waiting == newcomers, "newcomers differ"
         for account in self._accounts.values():
-            assert account.promised == left[account.tenant] >= 0, "an account promises what nobody holds"
-            assert not account.line or account.served >= self.clock, "somebody who waits stands below the clock"
-            assert account.is_ranked or not account.line, "a line has no rank"
+            assert account.promised == left[account.tenant] >= 0, "an account promises what no sequence holds"
+            assert not account.newcomers or account.served >= self.clock, "a waiting tenant stands below the clock"
+            assert account.is_ranked or not account.newcomers, "a tenant that waits has no rank"
             assert account.served <= self.clock + self.bound + 1e-6 * self.bound, "a tenant was served beyond the bound"
-            assert all(s.passed <= MOST_PASSED for s in account.line), "somebody was passed too often"
-        assert self.gap() <= self.bound + 1e-6 * self.bound, "two who wait are too far apart"
+            assert all(s.tenancy.passed <= MOST_PASSED for s in account.newcomers), "a sequence was passed too often"
+        assert self.gap() <= self.bound + 1e-6 * self.bound, "two tenants that wait are too far apart"
 
     def _choose(self, least: Account) -> Sequence:
         """Return that of whose prompt most is cached, of those whose turn it nearly is; of equal ones the first."""
-        best, most = least.line[0], 0
+        best, most = least.newcomers[0], 0
         ranked = (account for _, _, account in islice(self._ranking, TENANTS))  # the first of a heap are low
-        near = [account for account in ranked if account.line and self._may_go(account, least)]
+        near = [account for account in ranked if account.newcomers and self._may_go(account, least)]
         for account in sorted(near, key=lambda account: account.served):
-            for sequence in islice(account.line, CANDIDATES // len(near)):
+            for sequence in islice(account.newcomers, CANDIDATES // len(near)):
                 found = self._num_cached(sequence)
                 if found > most:
                     best, most = sequence, found
-                if sequence.passed >= MOST_PASSED:
+                if sequence.tenancy.passed >= MOST_PASSED:
                     break
         return best
 
     def _may_go(self, account: Account, least: Account) -> bool:
-        is_near = account.served <= least.served + self._lead and least.line[0].passed < MOST_PASSED
+        is_near = account.served <= least.served + self._lead and least.newcomers[0].tenancy.passed < MOST_PASSED
         return is_near or account is least
 
     def _least_served(self) -> Account | None:
         ranking = self._ranking
         while ranking:
             served, order, account = ranking[0]
-            if not account.line:
+            if not account.newcomers:
                 heappop(ranking)
                 account.is_ranked = False
             elif served < account.served:
@@ -243,7 +245,7 @@ class FairQueue:
         return None
 
     def _rank(self, account: Account) -> None:
-        if len(account.line) == 1:
+        if len(account.newcomers) == 1:
             account.served = max(account.served, self.clock)
         if not account.is_ranked:
             account.is_ranked = True
@@ -256,6 +258,6 @@ class FairQueue:
         self._accounts = {
             tenant: account
             for tenant, account in self._accounts.items()
-            if account.line or account.admitted or account.is_ranked
+            if account.newcomers or account.admitted or account.is_ranked
         }
         self._keep = max(IDLE_ACCOUNTS, 2 * len(self._accounts))

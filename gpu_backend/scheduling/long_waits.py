@@ -39,7 +39,7 @@ class Shares:
         self._held[sequence.tenant] = slots - 1, blocks - len(sequence.block_table)
 
 
-class Turns:
+class LongWaits:
     """Decides what is preempted for a sequence that has waited; ``patience`` is in seconds.
 
     No sequence is preempted for a tenant that would then hold more than the preempted one held before, nor within a
@@ -60,7 +60,7 @@ class Turns:
         """Return what tenants hold."""
         return Shares(running, self._max_seqs, self._blocks.num_blocks)
 
-    def make_room(
+    def choose_preempted(
         self, sequence: Sequence, free: list[Sequence], bound: list[Sequence], now: float
     ) -> list[Sequence] | None:
         """Return what is to leave so that a sequence gets in, perhaps none; None if it has to go on waiting.
@@ -72,11 +72,11 @@ class Turns:
             return None
         shares = self.shares(bound)
         wanted = shares.of(sequence, 1, self._blocks.blocks_for(len(sequence.token_ids)))
-        lines: dict[str, list[Sequence]] = {}
-        for other in sorted(bound, key=lambda s: s.place):
+        by_tenant: dict[str, list[Sequence]] = {}
+        for other in sorted(bound, key=lambda s: s.tenancy.place):
             if other.tenant != sequence.tenant and shares.of(other) >= wanted:
-                lines.setdefault(other.tenant, []).append(other)
-        if not lines:
+                by_tenant.setdefault(other.tenant, []).append(other)
+        if not by_tenant:
             return None
         self._is_turn = False
         blocks, slots = self._lacking(sequence, len(free) + len(bound))
@@ -85,12 +85,12 @@ class Turns:
             if len(leaving) < len(free):
                 other = free[len(leaving)]
             else:
-                line = max(filter(None, lines.values()), key=lambda line: shares.of(line[-1]), default=None)
-                if line is None or shares.of(line[-1]) < wanted:
+                held = max(filter(None, by_tenant.values()), key=lambda held: shares.of(held[-1]), default=None)
+                if held is None or shares.of(held[-1]) < wanted:
                     return None
-                other = line.pop()
+                other = held.pop()
                 is_turn = shares.without(other) < wanted
-                if now - other.since < self.patience or (is_turn and not self._may_take_turn(other, now)):
+                if now - other.tenancy.since < self.patience or (is_turn and not self._may_take_turn(other, now)):
                     continue
                 self._is_turn |= is_turn
                 shares.drop(other)
@@ -98,7 +98,7 @@ class Turns:
             blocks, slots = blocks - len(other.block_table), slots - 1
         return leaving
 
-    def note(self, tenant: str, now: float) -> None:
+    def note_admission(self, tenant: str, now: float) -> None:
         """Record that the sequence that others were preempted for is in."""
         self._let_in = {name: at for name, at in self._let_in.items() if now - at < self.patience}
         self._let_in[tenant] = now
@@ -111,5 +111,5 @@ class Turns:
         return blocks - self._blocks.available_to(sequence.tenant), num_running - self._max_seqs + 1
 
     def _may_take_turn(self, sequence: Sequence, now: float) -> bool:
-        generated = len(sequence.token_ids) - sequence.num_let_in
+        generated = len(sequence.token_ids) - sequence.tenancy.num_at_admission
         return now - self._took_turn >= self.patience and MOST_AGAIN * generated >= len(sequence.token_ids)

@@ -12,12 +12,13 @@ from gpu_backend.kv_cache.block_tables import BlockTables
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.scheduling.admission import Admission
 from gpu_backend.scheduling.budget import StepBudget
+from gpu_backend.scheduling.replies import RequestReplies
 from gpu_backend.scheduling.swapping import SwapChoice
 from gpu_backend.speculation.planner import Speculator
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepWork
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
-from gpu_backend.step.sequence import Sequence
+from gpu_backend.step.sequence import Sequence, Status
 
 MOST_HELD_UP = 4  # steps in a row that leave prompts of many steps less than a block's worth; then these go first
 
@@ -53,14 +54,14 @@ class Scheduler:
         self._tables = BlockTables(blocks, config.prefix_caching)
         self._running: dict[int, Sequence] = {}  # in the order of admission
         self._rows = list(range(config.max_num_seqs))  # free ones
-        self._by_request: dict[str, list[Sequence]] = {}
+        self._replies = RequestReplies(blocks.block_size)
         self._step = 0
         self._held_up = 0  # steps in a row in which prompts of many steps got less than a block's worth
 
     @property
     def num_waiting(self) -> int:
         """Sequences without blocks, replies that wait for their first one's prompt included."""
-        return sum(map(len, self._by_request.values())) - len(self._running)
+        return len(self._replies) - len(self._running)
 
     @property
     def num_running(self) -> int:
@@ -69,7 +70,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether there is anything to compute."""
-        return bool(self._by_request)
+        return len(self._replies) > 0
 
     def running(self, sequence_id: int) -> Sequence | None:
         """Return the sequence of that id if it has blocks: one that has ended, or waits, has none."""
@@ -77,8 +78,7 @@ class Scheduler:
 
     def add(self, replies: list[Sequence]) -> None:
         """Queue all replies of one request. The first computes the prompt; the others then share its full blocks."""
-        leader, *leader.followers = replies
-        self._by_request[leader.request_id] = list(replies)
+        leader = self._replies.add(replies)
         if self._prefix_caching and not leader.pools:
             self._tables.extend_hashes(leader)  # what waits is looked up in the cache again and again
         self.admission.add(leader)
@@ -89,25 +89,23 @@ class Scheduler:
 
     def replies_of(self, request_id: str, reply_index: int | None = None) -> list[Sequence]:
         """Return a request's unfinished replies, or the one of that index; none if it is unknown or done."""
-        replies = self._by_request.get(request_id, [])
-        return [reply for reply in replies if reply_index is None or reply.reply_index == reply_index]
+        return self._replies.of(request_id, reply_index)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence go, finished or not; its blocks are available at once."""
-        replies = self._by_request[sequence.request_id]
-        replies.remove(sequence)
-        if not replies:
-            del self._by_request[sequence.request_id]
-        if self._running.pop(sequence.sequence_id, None) is not None:
-            self._tables.release(sequence)
-            self._rows.append(sequence.row)
-            self.admission.leave(sequence)
-        elif leader := self._leader_of(sequence):
-            leader.followers.remove(sequence)
-        else:
-            self.admission.remove(sequence)
-            self._tables.release(sequence)
-        self._promote(sequence)
+        match sequence.status:
+            case Status.RUNNING:
+                del self._running[sequence.sequence_id]
+                self._rows.append(sequence.row)
+                self._tables.release(sequence)
+                self.admission.leave(sequence)
+            case Status.WAITING | Status.PREEMPTED | Status.SWAPPED:
+                self._tables.release(sequence)
+                self.admission.remove(sequence)
+            case Status.FOLLOWING | Status.FINISHED:
+                pass  # in no queue, and without blocks
+        sequence.status = Status.FINISHED
+        self.admission.add_first(self._replies.remove(sequence))
 
     def schedule(self, may_preempt: bool = True) -> StepPlan | None:
         """Choose what the next step computes, and give it room. The plan is empty if there is nothing to compute.
@@ -116,24 +114,17 @@ class Scheduler:
         says that a sequence must be preempted first, or that drafts wait for tokens; call it again once all tokens are
         known.
         """
-        goes_ahead = self.speculator is not None and self._goes_ahead(self.speculator)
-        if self.speculator is not None and not may_preempt and not goes_ahead:
-            is_open = any(sequence.num_awaited > 1 for sequence in self._running.values())
-            if is_open or self.speculator.wants_to_draft:
-                return None
-        if not self._let_yield(may_preempt):
+        goes_ahead = self._goes_ahead()
+        if not may_preempt and not goes_ahead and self._drafts_wait_for_tokens():
+            return None
+        if not self._preempt_for_waiting(may_preempt):
             return None
         preemptions = self.num_preemptions
-        if not self._make_room(may_preempt):
+        if not self._grow_decodes(may_preempt):
             return None
         self._step += 1
-        decodes: list[Sequence] = []
-        prompts: list[Sequence] = []
-        for sequence in self._running.values():
-            if count := sequence.num_to_plan:
-                (decodes if count == 1 else prompts).append(sequence)
-        block_size = self.blocks.block_size
-        steps = [sequence.plan(1, block_size) for sequence in decodes]
+        decodes, prompts = self._split_running()
+        steps = [sequence.plan(1, self.blocks.block_size) for sequence in decodes]
         budget = self._budget(decodes, steps)
         steps += self._plan_prompts(prompts, budget, may_admit=preemptions == self.num_preemptions)
         if self.speculator is not None:
@@ -151,10 +142,7 @@ class Scheduler:
         if not sequence.pools and end // self.blocks.block_size > sequence.num_published:
             self._tables.publish(sequence, end)
         if sequence.followers and end >= sequence.num_prompt:
-            for follower in sequence.followers:
-                follower.block_hashes = sequence.block_hashes[: sequence.num_prompt // self.blocks.block_size]
-            self.admission.add_first(sequence.followers)
-            sequence.followers = []
+            self.admission.add_first(self._replies.release_followers(sequence))
 
     def invalidate(self, sequence: Sequence) -> None:
         """Stop sharing the blocks of a sequence whose numbers went wrong."""
@@ -166,6 +154,7 @@ class Scheduler:
         for sequence in self._queued():
             if not targets.isdisjoint(sequence.swapped):
                 self._tables.release(sequence)
+                sequence.status = Status.PREEMPTED
         self.blocks.invalidate_copies(copies)
 
     def service_gaps(self) -> dict[str, float]:
@@ -190,18 +179,37 @@ class Scheduler:
         kept = (len(s.swapped) * self.blocks.block_size for s in queued)
         assert all(s.num_computed <= n for s, n in zip(queued, kept, strict=True)), "computed, but not kept"
         everyone = sorted(s.sequence_id for s in chain(self._running.values(), queued))
-        known = sorted(s.sequence_id for replies in self._by_request.values() for s in replies)
-        assert everyone == known, "a sequence is in no place, or in two"
-        self.admission.check(s for s in chain(self._running.values(), queued) if s.place)
+        assert everyone == sorted(s.sequence_id for s in self._replies), "a sequence is in no place, or in two"
+        for sequence in self._replies:
+            assert (sequence.status is Status.RUNNING) == (sequence.sequence_id in self._running), "a status is wrong"
+            assert (sequence.status is Status.SWAPPED) == bool(sequence.swapped), "a status is wrong"
+        self._replies.check()
+        self.admission.check(s for s in chain(self._running.values(), queued) if s.tenancy.place)
 
-    def _goes_ahead(self, speculator: Speculator) -> bool:
+    def _goes_ahead(self) -> bool:
         """Whether the device drafts: none waits, and no sequence's tokens take more than the device knows."""
-        running = self._running.values()
+        running, speculator = self._running.values(), self.speculator
         return (
-            0 < len(running) <= speculator.most_ahead
+            speculator is not None
+            and 0 < len(running) <= speculator.most_ahead
             and not self.num_waiting
             and all(map(speculator.may_go_ahead, running))
         )
+
+    def _drafts_wait_for_tokens(self) -> bool:
+        """Whether it is not known where sequences stand, or drafts need the tokens that are under way."""
+        if self.speculator is None:
+            return False
+        return self.speculator.wants_to_draft or any(s.num_awaited > 1 for s in self._running.values())
+
+    def _split_running(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the sequences that decode and those with more to compute, each in the order of admission."""
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in self._running.values():
+            if count := sequence.num_to_plan:
+                (decodes if count == 1 else prompts).append(sequence)
+        return decodes, prompts
 
     def _budget(self, decodes: list[Sequence], steps: list[SequenceStep]) -> StepBudget:
         num_batch = num_batch_decodes = 0
@@ -238,20 +246,20 @@ class Scheduler:
         size = self.blocks.block_size
         return [sequence.plan(count, size) for sequence in prompts if (count := budget.take(sequence))]
 
-    def _let_yield(self, may_preempt: bool) -> bool:
+    def _preempt_for_waiting(self, may_preempt: bool) -> bool:
         """Preempt for a sequence that waits; say whether that may be."""
-        yielding = self.admission.preempt_for_tier(self._running.values())
-        leaving = yielding or self.admission.preempt_for_starved(self._running.values())
+        for_tier = self.admission.preempt_for_tier(self._running.values())
+        leaving = for_tier or self.admission.preempt_for_starved(self._running.values())
         if leaving and not may_preempt:
             return False
         for sequence in leaving:
-            if not yielding:
-                sequence.made_room = True
+            if not for_tier:
+                sequence.tenancy.preempted_for_starved = True
                 self.num_preempted_for_starved += 1
             self._preempt(sequence)
         return True
 
-    def _make_room(self, may_preempt: bool) -> bool:
+    def _grow_decodes(self, may_preempt: bool) -> bool:
         """Give each decode the block its next token needs, preempting others or itself if it ``may_preempt``."""
         block_size = self.blocks.block_size
         for sequence in list(self._running.values()):
@@ -265,13 +273,15 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        assert not sequence.num_awaited, "a sequence gives way while its next token is under way"
+        assert not sequence.num_awaited, "a sequence is preempted while its next token is under way"
         del self._running[sequence.sequence_id]
         self._rows.append(sequence.row)
         if self._pays_to_swap(sequence) and self._tables.swap_out(sequence):
             self.num_swaps += 1
+            sequence.status = Status.SWAPPED
         else:
             self._tables.release(sequence)
+            sequence.status = Status.PREEMPTED
         self.admission.put_back(sequence)
         self.num_preemptions += 1
 
@@ -298,6 +308,7 @@ class Scheduler:
         sequence.num_on_device = 0
         self._count_prefix(sequence)
         self.admission.admit(sequence)
+        sequence.status = Status.RUNNING
         return sequence
 
     def _next_to_admit(self, budget: StepBudget) -> Sequence | None:
@@ -314,22 +325,5 @@ class Scheduler:
             self.prompt_tokens_seen += sequence.num_prompt
             self.prompt_tokens_found += sequence.cached_tokens
 
-    def _promote(self, leaver: Sequence) -> None:
-        """Let the first of a leaver's followers compute the prompt in its place."""
-        if leaver.followers:
-            heir, *heir.followers = leaver.followers
-            leaver.followers = []
-            heir.block_hashes = leaver.block_hashes[: heir.num_prompt // self.blocks.block_size]
-            self.admission.add_first([heir])
-
-    def _leader_of(self, sequence: Sequence) -> Sequence | None:
-        """Return the reply whose prompt a sequence waits for, if it does."""
-        replies = self._by_request.get(sequence.request_id, ())
-        return next((reply for reply in replies if sequence in reply.followers), None)
-
     def _queued(self) -> Iterator[Sequence]:
-        for leader in self.admission:
-            yield leader
-            yield from leader.followers
-        for leader in self._running.values():
-            yield from leader.followers
+        return (sequence for sequence in self._replies if sequence.status is not Status.RUNNING)

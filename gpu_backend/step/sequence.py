@@ -24,6 +24,36 @@ class FinishReason(StrEnum):
     ERROR = "error"  # this request alone could not be served; the engine goes on
 
 
+class Status(StrEnum):
+    """Where a sequence is; the scheduler moves it."""
+
+    WAITING = "waiting"  # without blocks, for its first admission
+    FOLLOWING = "following"  # without blocks, for the prompt that it shares with another reply of its request
+    RUNNING = "running"  # with blocks of the KV cache: in the next steps
+    PREEMPTED = "preempted"  # waits before all newcomers, to be computed again
+    SWAPPED = "swapped"  # the same, but what was computed lies in host memory
+    FINISHED = "finished"  # ended, failed or aborted: the scheduler knows it no more
+
+
+@dataclass(slots=True)
+class Tenancy:
+    """What fairness has to know of a sequence: its place, its waiting, and what its tenant was charged for it.
+
+    Admission and the fair queue alone write it.
+    """
+
+    since: float = 0.0  # clock reading since when it waits, or runs
+    place: int = 0  # in the order of first admissions; 0 before it
+    passed: int = 0  # by how many later ones, because more of their prompts was cached
+    num_found: int = 0  # leading blocks that were in the cache when last looked, while it waited
+    num_charged: int = 0  # tokens up to which its tenant's account is charged
+    promised: int = 0  # tokens that it may still generate, as its tenant's account has it
+    num_at_admission: int = 0  # tokens it had when it last got blocks
+    is_aged: bool = False  # batch work that waited so long that it is preempted no more
+    was_starved: bool = False  # it runs because it had waited, past those that went before it
+    preempted_for_starved: bool = False  # it waits because it was preempted for such a one
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One reply, or one prompt to embed: its tokens, its blocks, and the clock readings its timings come from.
@@ -45,6 +75,7 @@ class Sequence:
     weight: float = 1.0
     tier: str = "interactive"
     pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
+    status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_awaited: int = 0
@@ -55,17 +86,8 @@ class Sequence:
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
-    num_found: int = 0  # leading blocks that were in the cache when last looked, while it waited
-    passed: int = 0  # by how many later ones, because more of their prompts was cached
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
-    place: int = 0  # in the order of first admissions; 0 before it
-    is_aged: bool = False  # batch work that waited so long that it is preempted no more
-    since: float = 0.0  # clock reading since when it waits, or runs
-    num_let_in: int = 0  # tokens it had when it last got blocks
-    came_by_patience: bool = False  # it runs because it had waited, past those that went before it
-    made_room: bool = False  # it waits because it was preempted for such a one
-    num_charged: int = 0  # tokens up to which its tenant's account is charged
-    promised: int = 0  # tokens that it may still generate, as its tenant's account has it
+    tenancy: Tenancy = field(default_factory=Tenancy)
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
     hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
     admitted: float | None = None
@@ -81,7 +103,12 @@ class Sequence:
     def __post_init__(self) -> None:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
-        self.since = self.arrived
+        self.tenancy.since = self.arrived
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether it waits to come back."""
+        return self.status in (Status.PREEMPTED, Status.SWAPPED)
 
     @property
     def num_prompt(self) -> int:

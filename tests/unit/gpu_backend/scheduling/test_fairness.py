@@ -59,7 +59,7 @@ class Ledger:
         self.service[request.tenant] = self.service.get(request.tenant, 0.0) + service / request.weight
 
     def _compare(self) -> None:
-        waiting = {s.tenant for s in self.replica.loop.scheduler.admission if not s.place}
+        waiting = {s.tenant for s in self.replica.loop.scheduler.admission if not s.tenancy.place}
         for pair in combinations(sorted(self.service), 2):
             if not waiting.issuperset(pair):
                 self._spans.pop(pair, None)
