@@ -35,9 +35,9 @@ CANARIES = (SAID, ANSWERED, PASSWORD)
 # What a batch said, and the file of what it was to do, are kept until their retention ends: there they must be found.
 KEPT = {("batch_items", "response"), ("file_chunks", "data")}
 
-HELD_BACK = 3  # calls of `auto` that a small model answers: one without an Idempotency-Key twice, one with
+SHADOW_CALLS = 3  # calls of `auto` that a small model answers: one without an Idempotency-Key twice, one with
 
-# Models that can do everything, a share of whose answers is held back, and a policy that looks at everything.
+# Models that do everything, a share of whose answers is asked of another too, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
          abilities: [chat, completions, embeddings, tools]}
@@ -138,7 +138,7 @@ async def compare(house: FaultHouse) -> None:
             await comparer.ask()
             await comparer.compare()
             found = await rows_of(house, "SELECT reason FROM held_back WHERE status IN ('compared', 'dropped')")
-            return found if len(found) == HELD_BACK else []
+            return found if len(found) == SHADOW_CALLS else []
 
         found = await until_found(compared)
     assert {row["reason"] for row in found} == {"unclear"}  # asked, and judged by a model that says anything

@@ -214,7 +214,7 @@ def test_a_stream_that_is_blocked_ends_well_in_every_dialect(
     assert row["output_tokens"] == told.get("output_tokens", told.get("completion_tokens")) > 0
 
 
-def test_a_client_that_leaves_while_an_answer_is_held_back_owes_what_was_made(
+def test_a_client_that_leaves_while_an_answer_is_buffered_owes_what_was_made(
     strict: House, upstream: ScriptedUpstream
 ) -> None:
     """It has seen nothing but the head; its upstream is left, and the row says interrupted."""
@@ -247,7 +247,7 @@ def test_what_is_charged_of_an_answer_that_broke_was_sent(
     assert len(said.split()) == after
 
 
-def test_what_was_held_back_of_an_answer_that_broke_is_withheld_where_it_is_forbidden(
+def test_what_was_buffered_of_an_answer_that_broke_is_withheld_where_it_is_forbidden(
     strict: House, upstream: ScriptedUpstream
 ) -> None:
     """It ends as any answer does that the policy ends, with no error and no sign of the secret."""

@@ -1,5 +1,5 @@
-# Plain words: what comments, docstrings and pages no longer say, and what they say in its place. Names in code follow
-# package by package; until then this test reads sentences alone.
+# Plain words: what comments, docstrings, pages and names no longer say, and what they say in its place. A retired
+# name is added here once the tree is free of it; public names (CLI, HTTP, YAML, metrics, tables) stay.
 
 from __future__ import annotations
 
@@ -27,8 +27,76 @@ RETIRED = {
     "gives way": "yields, is preempted, backpressure",
     "giving way": "backpressure",
 }
+RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving_way` is in GivingWay too
+    "giving_way": "backpressure",
+    "give_way": "yield, preempt, slow_down",
+    "speaks_anthropic": "errors_for",
+    "taker": "sampler",
+    "outlook": "health_snapshot",
+    "held_back": "shadow",
+    "is_aside": "is_internal",
+    "courier": "writer",
+    "lane": "concurrency_group",
+    "request_table": "device_state",
+    "rehearse": "warm_up",
+    "rerunner": "eager_rerun",
+    "propose_guesses": "propose_drafts",
+    "few_rows": "small_batch",
+    "lexicon": "vocabulary",
+    "yardsticks": "baselines",
+    "admin_views": "serializers",
+    "team_inputs": "schemas",
+    "who_yields": "preempt_for_tier",
+    "who_makes_room": "preempt_for_starved",
+    "who_gives_way": "preempt_for_memory",
+    "is_void": "is_discarded",
+    "num_told": "num_on_device",
+    "acceptor": "output_processor",
+    "distrust": "invalidate",
+    "proposer": "draft_source",
+    "drafter": "draft_model",
+}
+PUBLIC_NAMES = {  # name as a whole: where it may stand
+    "held_back": ("gateway/config/", "gateway/shadow/store.py", "gateway/storage/tables.py", "tests/"),
+    "held_back_created_at_idx": ("gateway/storage/tables.py",),
+    "held_back_open_idx": ("gateway/storage/tables.py",),
+    "held_back_team_id_created_at_idx": ("gateway/storage/tables.py",),
+    "is_aside": (
+        "gateway/batch/",
+        "gateway/moderation/policy_events.py",
+        "gateway/storage/tables.py",
+        "migrations/",
+        "tests/",
+    ),
+}
 PATTERN = re.compile(rf"\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
 QUOTED = re.compile(r"``.*?``|`.*?`|\"[^\"]*\"|\S*[/_]\S*|\S+\.\S+\(")  # names in code, commands, settings, paths
+
+
+CODE = (*PACKAGES, "tests")
+
+
+def words_of(name: str) -> str:
+    """Return an identifier as words between underscores: GivingWay is _giving_way_."""
+    return "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower().strip("_") + "_"
+
+
+def identifiers(path: Path) -> set[str]:
+    """Return the names in a module, what it is called itself, and each text in it that is one name (a log event)."""
+    found = {path.stem}
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.NAME:
+            found.add(token.string)
+        elif token.type == tokenize.STRING and (text := token.string.strip("\"'")).isidentifier():
+            found.add(text)
+    return found
+
+
+def retired_names(name: str, place: str) -> list[str]:
+    """Return the retired words within an identifier that stands in a file, unless it is public there."""
+    if place.startswith(PUBLIC_NAMES.get(name, ("\0",))):
+        return []
+    return [retired for retired in RETIRED_NAMES if f"_{retired}_" in words_of(name)]
 
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
@@ -79,3 +147,44 @@ def test_a_retired_word_is_found(tmp_path: Path) -> None:
         if PATTERN.search(QUOTED.sub("", line))
     ]
     assert sorted(read) == [(".md", 3), (".py", 1), (".py", 2)]
+
+
+@pytest.mark.parametrize("package", CODE)
+def test_names_use_the_words_of_the_field(package: str) -> None:
+    """A retired word is found in whatever name it stands, tests' own among them."""
+    found = [
+        f"{place}: {name}; write: {RETIRED_NAMES[retired]}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path != Path(__file__)
+        for place in [str(path.relative_to(ROOT))]
+        for name in sorted(identifiers(path))
+        for retired in retired_names(name, place)
+    ]
+    assert found == []
+
+
+def test_the_glossary_says_what_the_code_says() -> None:
+    """Each name of the glossary's tables of names stands in the code."""
+    tables = (ROOT / "docs" / "glossary.md").read_text().split("## Names in code")[1]
+    told = {
+        name for cell in re.findall(r"^\| (.*?) \|", tables, re.MULTILINE) for name in re.findall(r"`([\w./]+)`", cell)
+    }
+    paths = [path for package in CODE for path in (ROOT / package).rglob("*.py") if path != Path(__file__)]
+    files = {str(path.relative_to(ROOT)) for path in paths}
+    code = set(re.findall(r"\w+", "\n".join(path.read_text() for path in paths)))
+
+    missing = {name for name in told if not set(re.split(r"[./]", name)) <= code}
+    assert {name for name in missing if not any(file.endswith(name) for file in files)} == set()
+
+
+def test_a_retired_name_is_found(tmp_path: Path) -> None:
+    """In classes, functions, tests and log events; a public name only where it may stand."""
+    module = tmp_path / "lane.py"
+    module.write_text(
+        'class GivingWay:\n    def test_it_is_held_back(self):\n        log("the_outlook")\nlanes = "a lane"\n'
+    )
+
+    found = sorted(word for name in identifiers(module) for word in retired_names(name, "gateway/a.py"))
+    assert found == ["giving_way", "held_back", "lane", "outlook"]
+    assert retired_names("held_back", "gateway/config/names.py") == []
+    assert retired_names("held_back", "router/names.py") == ["held_back"]

@@ -608,7 +608,7 @@ def test_a_hook_may_change_and_hold_back_and_hears_the_end(folder: Path) -> None
     asyncio.run(scene())
 
 
-def test_a_role_whose_words_were_held_back_is_no_part_of_an_answer(folder: Path) -> None:
+def test_a_role_whose_words_were_buffered_is_no_part_of_an_answer(folder: Path) -> None:
     """Nothing else was out when the upstream broke: the row says failed, and nobody pays."""
 
     class HoldBack(ReplyHook):

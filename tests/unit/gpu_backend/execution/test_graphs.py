@@ -280,14 +280,14 @@ def test_drafts_of_a_draft_model_follow_each_other_on_the_device(qwen: Path, mon
         step_cost=StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0),
     )  # fmt: skip
     assert isinstance(loop.runner, Runner) and loop.runner._draft_model is not None
-    drafter, passes = loop.runner._draft_model, []
-    compute = drafter._compute
+    draft_model, passes = loop.runner._draft_model, []
+    compute = draft_model._compute
 
     def note(steps: list[SequenceStep]) -> Any:
         passes.append([step.token_ids for step in steps])
         return compute(steps)
 
-    monkeypatch.setattr(drafter, "_compute", note)
+    monkeypatch.setattr(draft_model, "_compute", note)
     answers = answer_all(loop, commands)
     followed = [tokens for steps in passes for tokens in steps if len(tokens) == 1]
     passes.clear()
@@ -296,8 +296,8 @@ def test_drafts_of_a_draft_model_follow_each_other_on_the_device(qwen: Path, mon
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
     assert followed and set(followed) == {(UNKNOWN,)}
     assert passes and not any(UNKNOWN in tokens for steps in passes for tokens in steps)
-    assert drafter.graphs is not None
-    assert {width for _, width in drafter.graphs._graphs} == {1, 2}
+    assert draft_model.graphs is not None
+    assert {width for _, width in draft_model.graphs._graphs} == {1, 2}
     counters = loop.load().counters
     assert counters["accepted_tokens"] > 0.9 * counters["draft_tokens"] > 50
 

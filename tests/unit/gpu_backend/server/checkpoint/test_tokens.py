@@ -102,7 +102,7 @@ def test_stop_strings_cut_the_same_place_however_the_text_comes(pieces: list[str
     assert (shown, has_stopped) == (expected, bool(ends))
 
 
-def test_text_is_held_back_only_while_a_stop_string_may_begin() -> None:
+def test_text_is_buffered_only_while_a_stop_string_may_begin() -> None:
     """What cannot be part of a stop string is shown at once."""
     matcher = StopStrings(["\n\nUser:"])
 
