@@ -415,7 +415,7 @@ def test_a_batch_slows_down_for_people(house: FaultHouse, team_of: Callable[...,
     """Where they have come to wait longer for a first token than in the hour before, fewer of its requests run."""
     client = team_of()
     assert house.upstream is not None
-    house.upstream.script("first_token=0.4,tokens=2", model="gpt-4o:tokens=40,limit=0.025")
+    house.upstream.script("first_token=0.4,tokens=2", model="gpt-4o:tokens=40,pace=0.025")
     batch_id = submitted(client, *(f"Question {n}" for n in range(500)), model="lengthy")
     deadline = time.monotonic() + 60
 
@@ -441,7 +441,7 @@ def test_a_worker_asked_twice_to_end_lets_go(house: FaultHouse, team_of: Callabl
     """It waits for nothing more; what it ran is put back, and answered by the next one without waiting for a lease."""
     client = team_of()
     assert house.upstream is not None
-    house.upstream.script("latency=60", model="gpt-4o:tokens=8,limit=0.02,cached_tokens=2", times=1)
+    house.upstream.script("latency=60", model="gpt-4o:tokens=8,pace=0.02,cached_tokens=2", times=1)
     batch_id = submitted(client, "Take your time.", model="steady")
     mark = b"Take your time."
     until(lambda: any(mark in seen.raw for seen in house.upstream.requests))  # type: ignore[union-attr]
@@ -476,7 +476,7 @@ def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
     ``forgotten``: deaths after each of these that are told to the house and not died."""
     client, upstream = team_of(), house.upstream
     assert upstream is not None
-    upstream.script("latency=0.5,tokens=40", model="gpt-4o:tokens=40,limit=0.025", times=sum(map(len, deaths)) + 2)
+    upstream.script("latency=0.5,tokens=40", model="gpt-4o:tokens=40,pace=0.025", times=sum(map(len, deaths)) + 2)
     begin = len(upstream.requests)
     batch_id = submitted(client, "one", "poison", "two", model="lengthy")
 
