@@ -86,9 +86,9 @@ def propose_drafts_kernel(
         first = tl.where(best >= 0, floor + best % WINDOW, start)
         places = tl.arange(0, MOST_PADDED)
         where = first + places % (end - first)
-        guess = tl.load(text + where % WINDOW, mask=(places < MOST) & (where < start), other=0)
-        guess = tl.where((best >= 0) & (where < start), guess, last)
-        tl.store(drafts + row * MOST + places, guess.to(tl.int64), mask=places < MOST)
+        draft = tl.load(text + where % WINDOW, mask=(places < MOST) & (where < start), other=0)
+        draft = tl.where((best >= 0) & (where < start), draft, last)
+        tl.store(drafts + row * MOST + places, draft.to(tl.int64), mask=places < MOST)
 
 
 @triton.jit(do_not_specialize=["spare_block"])
@@ -113,8 +113,8 @@ def place_kernel(
     out = place * WIDTH + columns
     token = tl.load(own + FIRST + columns, mask=held, other=0)
     behind = columns - (WIDTH - count)  # the last token known
-    guess = tl.load(drafts + row * MOST + behind - 1, mask=held & (behind > 0) & (token == TABLE), other=0)
-    known = tl.where(behind > 0, guess, tl.load(last_tokens + row))
+    draft = tl.load(drafts + row * MOST + behind - 1, mask=held & (behind > 0) & (token == TABLE), other=0)
+    known = tl.where(behind > 0, draft, tl.load(last_tokens + row))
     tl.store(token_ids + out, tl.where(token == TABLE, known, token), mask=held)
 
     table = block_tables + row * table_stride
@@ -161,10 +161,10 @@ def accept_kernel(
     is_number = tl.load(usable + rows, mask=held, other=0)
     known = tl.load(own + 3)
     final = WIDTH - count + known - 1  # column of the last token that is no draft
-    is_guess = held & (columns > final)
-    guess = tl.load(token_ids + rows, mask=is_guess, other=0)
-    before = tl.load(tokens + rows - 1, mask=is_guess, other=0)
-    end = tl.min(tl.where(is_guess & (guess != before), columns, WIDTH), 0)
+    is_draft = held & (columns > final)
+    draft = tl.load(token_ids + rows, mask=is_draft, other=0)
+    before = tl.load(tokens + rows - 1, mask=is_draft, other=0)
+    end = tl.min(tl.where(is_draft & (draft != before), columns, WIDTH), 0)
     gained = end - final
     tl.store(last_tokens + row, tl.load(tokens + place * WIDTH + end - 1))
     tl.store(starts + row, start + known - 1 + gained)
