@@ -1,5 +1,5 @@
 # What clients see while upstreams fail, behind two regions and two keys: another region's answer, another key's, or an
-# honest refusal. The first test is the table of docs/operations.md, a row a fault.
+# honest refusal. The first test is the table of docs/operations/faults.md, a row a fault.
 
 from __future__ import annotations
 

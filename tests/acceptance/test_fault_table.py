@@ -1,4 +1,4 @@
-# The table "What an upstream may do wrong" of docs/operations.md, played row by row: what it says is what is asserted,
+# The table "What an upstream may do wrong" of docs/operations/faults.md, played row by row: what it says is asserted,
 # for clients of either dialect in front of upstreams of either format, plain and streamed.
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_acts import BIG
 from tests.support.upstream_scripts import Fault
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "faults.md"
 CELLS = re.compile(r"\| (.+) \| `(.+)` \| (.+) \| (.+) \| `(\w+)`, `(\w+)` \| `(.+)` \|")
 SAYS = re.compile(r"(?:(?P<status>\d{3}) |part, )`(?P<code>\w+)`|whole")
 AT_ANTHROPICS = {
@@ -45,7 +45,7 @@ class Row(Struct, frozen=True):
 def rows() -> dict[str, Row]:
     """Return the rows of the table by their script."""
     found = {}
-    for line in PAGE.read_text().partition("### What an upstream may do wrong")[2].partition("###")[0].splitlines():
+    for line in PAGE.read_text().partition("## What an upstream may do wrong")[2].partition("\n## ")[0].splitlines():
         if (cells := CELLS.fullmatch(line)) is not None:
             _, script, plain, stream, *books, shown_by = cells.groups()
             says = SAYS.fullmatch(plain), SAYS.fullmatch(stream)

@@ -110,7 +110,7 @@ def test_every_metric_and_label_is_there(expression: str) -> None:
 
 def test_every_metric_is_explained() -> None:
     """Each metric of a gateway stands in the documentation, under the name that a scrape shows."""
-    told = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    told = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     names = {max(shown, key=len) for shown in Metrics().registry._collector_to_names.values()}
     names = {re.sub("_(bucket|created)$", "", name) for name in names}
 

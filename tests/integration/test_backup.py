@@ -1,4 +1,4 @@
-# Going back to a backup of Postgres, as docs/operations.md has it, with a real gateway before and after.
+# Going back to a backup of Postgres, as docs/operations/changes.md has it, with a real gateway before and after.
 
 from __future__ import annotations
 

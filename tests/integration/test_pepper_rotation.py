@@ -1,5 +1,5 @@
-# One pepper gives way to another, step by step as docs/operations.md has it, on a real Postgres: keys, webhook secrets
-# and stored answers are known all the time, by gateways of both steps side by side, and the first pepper can go.
+# One pepper is changed for another, step by step as docs/operations/secrets.md has it, on a real Postgres: keys,
+# webhook secrets and stored answers are known all the time, by gateways of both steps, and the first can go.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# Pages lead where they say: every link from one page to another file of the tree, and every experiment from its index.
+# Pages lead where they say (every link, every experiment from its index) and begin with who they are for.
 
 from __future__ import annotations
 
@@ -58,3 +58,12 @@ def test_each_experiment_is_in_the_index() -> None:
         pages.append((date, title, str(page.relative_to(EXPERIMENTS))))
 
     assert sorted(lines) == sorted(pages)
+
+
+def test_each_page_says_who_it_is_for_and_has_commands() -> None:
+    """A page begins with its readers, what they can do after it, and three commands; an experiment with its result."""
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.parent != EXPERIMENTS]
+    heads = {str(page.relative_to(ROOT)): page.read_text().partition("\n## ")[0] for page in pages}
+    begins = re.compile(r"# .*\n\nFor (?s:.*?)After\s+this\s+page\s+you(?s:.*?)```sh\n(?:.*\n){3,}?```\n")
+
+    assert [name for name, head in heads.items() if begins.match(head) is None] == []
