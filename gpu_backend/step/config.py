@@ -15,6 +15,11 @@ SPECULATIVE_METHODS = ("off", "ngram", "draft")
 MOST_SPECULATIVE_TOKENS = 16
 QUANTIZATIONS = ("fp8", "int8", "w8a8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
+COUNTS = (  # settings of 1 or more, or None where that has a meaning
+    *("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes", "tensor_parallel_size"),
+    *("pipeline_parallel_size", "max_model_len", "num_kv_blocks", "num_threads"),
+    *("max_batch_tier_tokens", "max_waiting"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,6 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
-        if not 1 <= self.num_speculative_tokens <= MOST_SPECULATIVE_TOKENS:
-            raise ValueError(
-                f"num_speculative_tokens is {self.num_speculative_tokens}; it is 1 to {MOST_SPECULATIVE_TOKENS}"
-            )
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
@@ -75,41 +76,30 @@ class EngineConfig:
                 f"speculative_method is {self.speculative_method!r} and speculative_model {self.speculative_model!r}; "
                 "the method draft, and no other, needs a model"
             )
-        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size", "cpu_kv_bytes"):
-            _at_least_one(name, getattr(self, name))
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            _at_least_one(name, getattr(self, name))
-        for name in ("max_model_len", "num_kv_blocks", "num_threads"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        for name in ("max_batch_tier_tokens", "max_waiting"):
-            if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
-        if not 0 <= self.interactive_headroom < 1:
-            raise ValueError(
-                f"interactive_headroom is {self.interactive_headroom}; it is a share, at least 0 and less than 1"
-            )
-        if self.cached_lead is not None and self.cached_lead < 0:
-            raise ValueError(f"cached_lead is {self.cached_lead}; it is a number of tokens from 0 up")
-        if not self.step_stretch >= 1:
-            raise ValueError(f"step_stretch is {self.step_stretch}; it is at least 1")
-        if not self.batch_patience >= 0:
-            raise ValueError(f"batch_patience is {self.batch_patience}; it is a number of seconds from 0 up")
-        if not self.interactive_patience > 0:
-            raise ValueError(
-                f"interactive_patience is {self.interactive_patience}; it is a number of seconds above 0, inf for never"
-            )
-        if not 0 < self.gpu_memory_share <= 1:
-            raise ValueError(f"gpu_memory_share is {self.gpu_memory_share}; it is a share between 0 and 1")
-        if self.host_kv_bytes < 0:
-            raise ValueError(f"host_kv_bytes is {self.host_kv_bytes}; it is at least 0")
-        if not 0 <= self.protected_cache_share <= 1:
-            raise ValueError(f"protected_cache_share is {self.protected_cache_share}; it is a share between 0 and 1")
+        for name in COUNTS:
+            _is("at least 1", name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1)
+        for name, is_met, bound in self._bounds():
+            _is(bound, name, getattr(self, name), is_met)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}); "
                 "each running sequence takes one token of every step, so raise the first or lower the second"
             )
+
+    def _bounds(self) -> tuple[tuple[str, bool, str], ...]:
+        """Return each setting that has bounds of its own, whether it keeps them, and what it may be."""
+        drafts, lead = self.num_speculative_tokens, self.cached_lead
+        return (
+            ("num_speculative_tokens", 1 <= drafts <= MOST_SPECULATIVE_TOKENS, f"1 to {MOST_SPECULATIVE_TOKENS}"),
+            ("interactive_headroom", 0 <= self.interactive_headroom < 1, "a share, at least 0 and less than 1"),
+            ("cached_lead", lead is None or lead >= 0, "a number of tokens from 0 up"),
+            ("step_stretch", self.step_stretch >= 1, "at least 1"),
+            ("batch_patience", self.batch_patience >= 0, "a number of seconds from 0 up"),
+            ("interactive_patience", self.interactive_patience > 0, "a number of seconds above 0, inf for never"),
+            ("gpu_memory_share", 0 < self.gpu_memory_share <= 1, "a share between 0 and 1"),
+            ("host_kv_bytes", self.host_kv_bytes >= 0, "at least 0"),
+            ("protected_cache_share", 0 <= self.protected_cache_share <= 1, "a share between 0 and 1"),
+        )
 
     @property
     def cached_lead_tokens(self) -> int:
@@ -139,6 +129,6 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}; it is one of {', '.join(allowed)}")
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it is at least 1")
+def _is(bound: str, name: str, value: object, is_met: bool) -> None:
+    if not is_met:
+        raise ValueError(f"{name} is {value}; it is {bound}")
