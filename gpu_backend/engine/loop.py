@@ -129,7 +129,7 @@ class EngineLoop:
         if plan is None:
             events += self._settle()
             plan = self.scheduler.schedule()
-            assert plan is not None, "somebody gives way when nothing is due"
+            assert plan is not None, "a sequence may be preempted when no result is due"
         launched = self._clock()
         failure: Exception | None = None
         step: Launched | None = None

@@ -15,7 +15,7 @@ NOT_HERE = "this engine was started without a tokenizer for grammars"
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Compiling:
     command: Generate
     replies: list[Sequence]
     grammar: Future[Constraint]
@@ -26,7 +26,7 @@ class GrammarQueue:
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _Compiling] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,7 +42,7 @@ class GrammarQueue:
         else:
             compiled = Future()
             compiled.set_exception(BadGrammar(NOT_HERE))
-        self._waiting[command.request_id] = _Waiting(command, replies, compiled)
+        self._waiting[command.request_id] = _Compiling(command, replies, compiled)
 
     def abort(self, request_id: str, reply_index: int | None) -> list[Event]:
         """Let a waiting request go, or one of its replies; return their last events."""
@@ -68,7 +68,7 @@ class GrammarQueue:
             yield waiting.command, waiting.replies, _constrain(waiting)
 
 
-def _constrain(waiting: _Waiting) -> str | None:
+def _constrain(waiting: _Compiling) -> str | None:
     """Give each reply its constraint, moved past what another replica generated; return what is wrong, if anything."""
     if (error := waiting.grammar.exception()) is not None:
         return f"{error}" if isinstance(error, BadGrammar) else f"{type(error).__name__}: {error}"

@@ -330,7 +330,7 @@ def test_repeating_reply_is_drafted_from_its_own_text(llama: Path) -> None:
     assert len(answer.events) < 0.8 * len(expected.events)
 
 
-def test_draft_that_is_no_number_harms_nobody(tmp_path: Path, llama: Path, prompts: list[tuple[int, ...]]) -> None:
+def test_draft_that_is_no_number_harms_no_other(tmp_path: Path, llama: Path, prompts: list[tuple[int, ...]]) -> None:
     """A draft may be a token that the model cannot compute; the reply goes on without drafts, and says the same."""
     commands = [Generate(str(i), prompt, PLAIN) for i, prompt in enumerate(prompts)]
     expected = tokens_of(answer_all(model_loop(llama), commands))

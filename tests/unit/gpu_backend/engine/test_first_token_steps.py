@@ -29,7 +29,7 @@ def first_token_steps(loop: EngineLoop, lines: int) -> list[int]:
 
 
 def prompt(number: int) -> list[int]:
-    """Return a prompt that nobody else has."""
+    """Return a prompt that no other request has."""
     return [number % 250, number // 250, *range(PROMPT - 2)]
 
 

@@ -91,7 +91,7 @@ def test_no_step_is_spent_behind_a_known_end() -> None:
     assert [len(plan.sequences) for plan in runner.plans] == [2, 2, 2, 1, 1]
 
 
-def test_whoever_shares_a_step_with_a_reply_that_has_ended_pays_for_it_alone() -> None:
+def test_replies_that_share_a_step_with_one_that_has_ended_pay_for_it_alone() -> None:
     """The time of every step belongs to those who got something for it."""
     loop, runner = overlapping_loop(64, max_num_seqs=2)
     stays, leaves = range(50, 54), range(6)

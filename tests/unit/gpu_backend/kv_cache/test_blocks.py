@@ -83,7 +83,7 @@ def test_least_recently_used_block_is_evicted_first() -> None:
 
 
 def test_forgotten_blocks_are_never_found() -> None:
-    """What a failed sequence computed is shared with nobody."""
+    """What a failed sequence computed is shared with no other."""
     blocks = BlockManager(4, BLOCK)
     hashes = hashes_of([1, 2, 3, 4])
     table = blocks.allocate_table([], 1)

@@ -45,7 +45,7 @@ class Memory:
 def test_what_is_found_is_what_was_stored(
     moves: list[tuple[str, int]], num_blocks: int, num_host_blocks: int, protected: int
 ) -> None:
-    """Wherever a block wandered, whoever finds it finds what its hash says; swapped tables come back as they went."""
+    """Wherever a block wandered, what is found is what its hash says; swapped tables come back as they went."""
     blocks = BlockManager(num_blocks, BLOCK, min(protected, num_blocks), num_host_blocks=num_host_blocks)
     memory = Memory()
     held: list[tuple[list[int], list[bytes], str]] = []
@@ -117,7 +117,7 @@ def test_prompt_comes_back_from_host_memory() -> None:
 
 
 def test_copies_of_a_failed_step_are_not_trusted() -> None:
-    """If a step raises, nobody finds what its copies were to bring, on either side; the next step is right again."""
+    """If a step raises, none finds what its copies were to bring, on either side; the next step is right again."""
     loop, runner = counting_loop(
         16, max_model_len=60, num_host_blocks=64, max_num_batched_tokens=64, max_num_seqs=1, block_size=4
     )

@@ -1,4 +1,4 @@
-# Tenants and the prefix cache: whose blocks go, what nobody else can take, and that nobody learns of another's prompts.
+# Tenants and the prefix cache: whose blocks go, what no other can take, and that no tenant learns of another's prompts.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def owners(cache: TenantCache) -> Counter[int]:
     return Counter(int.from_bytes(left, "little") // 1000 for left in cache)
 
 
-def test_whoever_has_most_for_its_weight_loses_first() -> None:
+def test_the_tenant_with_most_for_its_weight_loses_first() -> None:
     """Evictions even out the tenants' parts, in proportion to their weights."""
     cache = TenantCache()
     for number, weight in enumerate((1.0, 1.0, 2.0)):
@@ -43,7 +43,7 @@ def test_whoever_has_most_for_its_weight_loses_first() -> None:
     assert left[2] == pytest.approx(400, abs=15)
 
 
-def test_protected_part_is_given_to_nobody_else() -> None:
+def test_protected_part_is_given_to_no_other() -> None:
     """Down to its part of the protected blocks a tenant can be robbed, no further; its own work may take the rest."""
     cache = TenantCache(num_protected=100)
     cache.touch("small", 1.0)

@@ -77,7 +77,7 @@ def test_forecast_forgets() -> None:
     assert (forecast.longest, forecast.mean) == (7, 7)
 
 
-def test_highest_use_is_reached_before_somebody_ends() -> None:
+def test_highest_use_is_reached_before_a_reply_ends() -> None:
     """All grow until the first one ends and gives its blocks back; shared blocks count once."""
     replies = [(10, 16), (10, 48), (20, 160)]
 
@@ -119,7 +119,7 @@ def test_batch_tier_has_a_cap_of_tokens() -> None:
     assert all(outcome.tokens == 2 for outcome in target.outcomes.values())
 
 
-def test_cap_of_a_tier_holds_for_its_replies_too_and_keeps_nobody_else_waiting() -> None:
+def test_cap_of_a_tier_holds_for_its_replies_too_and_keeps_no_other_waiting() -> None:
     """As much batch work runs as has a token each; interactive work is let in past the rest, however long it waits."""
     target = replica(1000, TENTH, max_batch_tier_tokens=5, batch_patience=0.5)
     plans = plans_of(target)
@@ -170,7 +170,7 @@ def test_what_cannot_make_its_deadline_is_refused_at_once_with_the_predicted_tim
 
 
 def test_idle_engine_goes_by_the_prompt_alone() -> None:
-    """How long a reply gets is a guess; on a guess alone, an engine that does nothing refuses nobody."""
+    """How long a reply gets is a guess; on a guess alone, an engine that does nothing refuses no request."""
     target = replica(2000)
 
     (event,) = target.loop.handle(ask("late", 4000, 100))
@@ -231,7 +231,7 @@ def test_long_prompt_stretches_no_step() -> None:
     assert max((o.first_token or 1e9) - o.request.arrival for o in short) < 1.0
 
 
-def test_end_of_a_long_prompt_holds_nobody_up() -> None:
+def test_end_of_a_long_prompt_holds_no_other_up() -> None:
     """What takes many steps is long, also where it is no more than a step's tokens; others are let in beside it."""
     cost = StepCost(fixed=0.0, weights=0.01, token=1e-4, context=0.0, pair=0.0)  # 150 tokens fit beside a decode
     target = replica(1000, cost)

@@ -152,7 +152,7 @@ def test_batch_work_yields_at_once_and_keeps_its_place() -> None:
 
 
 def test_interactive_work_never_yields_to_batch_work() -> None:
-    """With every slot taken by interactive replies, batch work waits and nobody is preempted."""
+    """With every slot taken by interactive replies, batch work waits and no reply is preempted."""
     target = replica(max_num_seqs=2)
     submit(target, [TraceRequest(0.0, 8, 30)] * 2 + [TraceRequest(0.0, 8, 5, tier="batch")] * 2)
 
@@ -215,7 +215,7 @@ workloads = st.tuples(
 @settings(max_examples=25)
 @given(workloads)
 def test_service_gap_stays_within_the_derived_bound(workload: tuple[Any, ...]) -> None:
-    """Whatever tenants ask, however short blocks are, whoever makes room: any two who wait are served alike."""
+    """Whatever is asked or preempted, however short blocks are: any two tenants that wait are served alike."""
     serve(*workload)
 
 

@@ -47,7 +47,7 @@ def test_report_tells_queue_blocks_and_hits() -> None:
 
 
 def test_share_of_the_roofline_is_that_of_the_busy_time() -> None:
-    """Idle seconds are nobody's fault; what is not known, or long ago, is no share at all."""
+    """Idle seconds are no fault of the device; what is not known, or long ago, is no share at all."""
     loop, _ = counting_loop(8, block_size=4)
     blocks = BlockManager(8, 4)
     meter = LoadMeter(started=100.0)

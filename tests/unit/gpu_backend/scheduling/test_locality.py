@@ -1,4 +1,4 @@
-# Who goes next for what of its prompt is cached: within a bound on service, past nobody more than a few times, and by
+# Which goes next for what of its prompt is cached: within a bound on service, past none more than a few times, and by
 # one's own cached blocks alone.
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def passers(loop: EngineLoop, late: Iterable[str], tenant: str) -> int:
     raise AssertionError("it starved")
 
 
-def test_nobody_is_passed_for_ever() -> None:
+def test_no_request_is_passed_for_ever() -> None:
     """With any lead, what is not cached waits for a few, of its own tenant or of others, and no more."""
     late = [str(number) for number in range(200)]
 
@@ -99,7 +99,7 @@ def test_nobody_is_passed_for_ever() -> None:
     assert passers(narrow_loop(10**9), late, "cached") == MOST_PASSED
 
 
-def test_what_others_have_cached_moves_nobody() -> None:
+def test_what_others_have_cached_moves_no_tenant() -> None:
     """The same prompt in another's cache, however often, does not change who goes when."""
 
     def places(neighbours: int) -> list[str]:
@@ -124,7 +124,7 @@ def test_what_others_have_cached_moves_nobody() -> None:
 def test_later_ones_of_a_line_pass_few_times(
     requests: list[tuple[int, bool, int]], lead: int | None, num_blocks: int, every: int
 ) -> None:
-    """Whatever is asked and cached, nobody is passed by more of its own tenant's later ones; none with no lead."""
+    """Whatever is asked and cached, no request is passed by more of its own tenant's later ones; none with no lead."""
     loop = narrow_loop(lead, num_blocks)
     answers: dict[tuple[str, int], Answer] = {}
     for number, (tenant, is_common, reply) in enumerate(requests):

@@ -45,7 +45,7 @@ def waited(target: Replica, number: int) -> float:
     return outcome.first_token - outcome.request.arrival
 
 
-def test_long_replies_in_every_slot_keep_nobody_waiting_beyond_the_patience() -> None:
+def test_long_replies_in_every_slot_keep_no_tenant_waiting_beyond_the_patience() -> None:
     """One of them makes room, once; it goes on as soon as the short one has ended."""
     target = replica()
     submit(target, "long", 64)
@@ -80,7 +80,7 @@ def test_nor_do_they_where_the_kv_cache_is_full(prompt: int) -> None:
 
 
 def test_two_with_long_replies_settle_at_their_shares() -> None:
-    """One reply a patience changes hands until both hold what their weights say; then nobody is preempted any more."""
+    """One reply a patience changes hands until both hold what their weights say; then no reply is preempted."""
     target = replica(max_num_seqs=8)
     submit(target, "early", 20)
     run(target, 5.0)
@@ -97,7 +97,7 @@ def test_two_with_long_replies_settle_at_their_shares() -> None:
 
 
 def test_a_slot_stays_with_the_tenant_that_won_it() -> None:
-    """While it holds less and has more to ask, its next request takes the place of its last: nobody is preempted."""
+    """While it holds less and has more to ask, its next request takes the place of its last: no reply is preempted."""
     target = replica(max_num_seqs=8)
     submit(target, "long", 20)
     run(target, 5.0)
@@ -110,7 +110,7 @@ def test_a_slot_stays_with_the_tenant_that_won_it() -> None:
 
 
 def test_more_tenants_than_slots_take_turns() -> None:
-    """Where each has one long reply, one leaves in a patience, in the whole engine, and nobody starves."""
+    """Where each has one long reply, one leaves in a patience, in the whole engine, and no tenant starves."""
     target = replica(max_num_seqs=2)
     for tenant in "abcdef":
         submit(target, tenant, 1, 600)
@@ -143,7 +143,7 @@ def test_aged_batch_work_does_not_wait_for_long_replies_either() -> None:
     assert 10.0 <= waited(target, 3) <= 10.5
 
 
-def test_nobody_gives_way_where_the_patience_has_no_end() -> None:
+def test_no_reply_is_preempted_where_the_patience_has_no_end() -> None:
     """Then a reply that runs is let be."""
     target = replica(interactive_patience=float("inf"))
     submit(target, "long", 4)
@@ -158,7 +158,7 @@ def test_nobody_gives_way_where_the_patience_has_no_end() -> None:
 @pytest.mark.parametrize("copy_seconds", [None, 1e-9])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_replies_that_gave_way_end_with_the_same_tokens(copy_seconds: float | None, overlaps: bool) -> None:
-    """Whether copied or computed again, and nobody gets a token twice."""
+    """Whether copied or computed again, and no caller gets a token twice."""
     loop, _ = counting_loop(
         60,
         num_host_blocks=60,

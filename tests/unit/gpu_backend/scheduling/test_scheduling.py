@@ -64,7 +64,7 @@ def test_latest_admitted_gives_way_and_keeps_its_place() -> None:
     """When blocks run out, the youngest running sequence is computed again later, before those that came after it."""
     loop, _ = counting_loop(6, max_num_batched_tokens=64, max_num_seqs=3, block_size=4)
     for _ in range(WINDOW):
-        loop.scheduler.admission.forecast.learn(1)  # nobody expects what comes
+        loop.scheduler.admission.forecast.learn(1)  # what comes is not expected
     finished: list[str] = []
     for name, start in (("old", 0), ("young", 50), ("later", 100)):
         loop.handle(greedy(name, range(start, start + 7), 13))
@@ -83,7 +83,7 @@ def test_latest_admitted_gives_way_and_keeps_its_place() -> None:
 
 
 def test_prefix_is_computed_once_per_tenant() -> None:
-    """A prompt's full blocks are found by the same tenant's next request, and by nobody else's."""
+    """A prompt's full blocks are found by the same tenant's next request, and by no other tenant's."""
     loop, runner = counting_loop(64, max_num_batched_tokens=64, max_num_seqs=4, block_size=4)
     prompt = range(11)
     answers = answer_all(loop, [greedy("first", prompt, 1, tenant="blue")])
@@ -197,7 +197,7 @@ def test_abort_of_a_stranger_is_ignored() -> None:
     ],
 )
 def test_request_that_can_never_be_served_fails_alone(command: Generate | Embed, word: str) -> None:
-    """The refusal says what is wrong and touches nobody else."""
+    """The refusal says what is wrong and touches no other."""
     loop, _ = counting_loop(16, block_size=4)
     loop.handle(greedy("bystander", range(5), 3))
 
@@ -322,7 +322,7 @@ def test_device_that_keeps_failing_is_given_up() -> None:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_lost_device_is_given_up_at_once(overlaps: bool) -> None:
-    """Nobody is told that a request failed alone: whoever starts the engine anew goes on with all of them."""
+    """No caller is told that a request failed alone: what starts the engine anew goes on with all of them."""
     loop, runner = counting_loop(16, block_size=4, async_scheduling=overlaps)
 
     def lose(plan: object) -> None:

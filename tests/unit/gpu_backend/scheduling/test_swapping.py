@@ -74,7 +74,7 @@ def test_assumed_cost_gets_its_unit_from_steps() -> None:
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_swapped_replies_go_on_where_they_were(caching: bool) -> None:
-    """Copies cost nothing: nobody who gives way is computed again. They cost much: nobody is copied."""
+    """Copies cost nothing: no preempted one is computed again. They cost much: none is copied."""
     computed = []
     for copy_seconds in (0.0, 10.0):
         loop, runner = swapping_loop(copy_seconds, prefix_caching=caching)

@@ -102,7 +102,7 @@ def test_one_step_that_was_held_up_changes_nothing() -> None:
     assert times.with_drafts(work) == pytest.approx(0.05)
 
 
-def test_a_trial_stretches_nobodys_step() -> None:
+def test_a_trial_stretches_no_step() -> None:
     """To find out what drafts take, all are made if each reply is expected to gain by it; else a few."""
     times = StepTimes(ON_CPU)  # eight decodes take 2.6; each draft 0.2 more
 

@@ -127,7 +127,7 @@ def test_drafts_that_hold_save_steps() -> None:
 
 
 def test_every_running_reply_gets_its_token_while_another_speculates() -> None:
-    """Drafts come on top: whoever decodes is in every step, and prompts keep the budget that they have without."""
+    """Drafts come on top: every decode is in every step, and prompts keep the budget that they have without."""
     size = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 4}
     loop, runner = counting_loop(64, **size, **ON)
     plain, plain_runner = counting_loop(64, **size)

@@ -134,7 +134,7 @@ def test_a_grammar_that_cannot_be_followed_says_why(compiler: GrammarCompiler, g
 
 
 def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
-    """An expression whose states explode is stopped after some tokens: nobody waits long for its masks."""
+    """An expression whose states explode is stopped after some tokens: no request waits long for its masks."""
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "(.*a.{4000}x|.*b.{4000}y|.*c.{4000}z)")).result().copy()
     problems = []
     for token in token_ids("abcabccbabacacb" * 100):
@@ -147,7 +147,7 @@ def test_a_costly_grammar_ends_itself(compiler: GrammarCompiler) -> None:
 def test_a_grammar_whose_masks_take_long_ends_itself(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step waits for them; then its replies end, and nobody can ask for it again. Its neighbours go on."""
+    """One step waits for them; then its replies end, and it cannot be asked for again. Its neighbours go on."""
     slow, other = schema({"type": "string", "maxLength": 7}), schema({"type": "string", "maxLength": 8})
     one, two, neighbour = (compiler.compile(grammar).result().copy() for grammar in (slow, slow, other))
     monkeypatch.setattr("gpu_backend.step.grammar.SLOW_BATCH", 0.0)
