@@ -10,7 +10,7 @@ import math
 
 from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
 from gateway.inference.services import Services
-from gateway.overload.slots import Room
+from gateway.overload.slots import SlotPool
 from gateway.upstreams.wire.errors import UpstreamFailure
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
@@ -51,7 +51,7 @@ class EngineWatch:
     """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
 
     def __init__(self, services: Services) -> None:
-        self._looked: dict[Room, float] = {}  # monotonic seconds
+        self._looked: dict[SlotPool, float] = {}  # monotonic seconds
         self.follow(services)
 
     def follow(self, services: Services) -> None:
@@ -78,7 +78,7 @@ class EngineWatch:
         self._looked.update((room, now) for _, room in due)
         await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))
 
-    async def _look_at(self, replica: Replica, room: Room) -> None:
+    async def _look_at(self, replica: Replica, room: SlotPool) -> None:
         try:
             report = await ask_load(self._services, replica)
         except UpstreamFailure:

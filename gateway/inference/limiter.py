@@ -15,7 +15,7 @@ from gateway.calls.call import Call
 from gateway.calls.unanswered import names_for
 from gateway.core.clock import Clock
 from gateway.core.settings import QueueSettings
-from gateway.overload.slots import Room, Slot, Ticket, Turns
+from gateway.overload.slots import QueuedCall, Slot, SlotPool, SlotQueues
 from gateway.telemetry.meters import counter_of, histogram_of
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
@@ -56,51 +56,51 @@ class Gate:
         self._queue = queue
         self._clock = clock
         self._metrics = metrics
-        self._turns = Turns(queue.per_team, queue.wait)
-        self._futures: dict[Ticket, asyncio.Future[None]] = {}
-        self._rooms: dict[str, Room] = {}  # by Target.key; a target that is missing has no limit
-        self._targets: dict[Room, Target] = {}  # one of each room's
+        self._queues = SlotQueues(queue.per_team, queue.wait)
+        self._futures: dict[QueuedCall, asyncio.Future[None]] = {}
+        self._pools: dict[str, SlotPool] = {}  # by Target.key; a target that is missing has no limit
+        self._targets: dict[SlotPool, Target] = {}  # one of each pool's
         self._peers: dict[str, tuple[str, str]] = {}  # of our own engines, by Target.key: the model, and where it is
-        self.engines: dict[str, Room] = {}  # of these, by address: our own, which say themselves what they take
+        self.engines: dict[str, SlotPool] = {}  # of these, by address: our own, which say themselves what they take
         self._full: dict[str, TargetHealth] = {}  # of these, those that say they are full
         self.follow(registry, targets, queue)
 
     def follow(self, registry: ProviderRegistry, targets: Iterable[Target], queue: QueueSettings) -> None:
         """Go by another configuration. Who holds or awaits a slot of a target that it lacks goes on as before."""
         self._registry, self._queue = registry, queue
-        self._turns.follow(queue.per_team, queue.wait)
-        known, self._rooms = self._rooms, {}
+        self._queues.follow(queue.per_team, queue.wait)
+        known, self._pools = self._pools, {}
         engines, self.engines = self.engines, {}
         self._targets, self._peers = {}, {}
         for target in targets:
-            provider, room = registry.settings(target.model.provider), known.get(target.key)
+            provider, pool = registry.settings(target.model.provider), known.get(target.key)
             if provider.self_hosted and len(provider.endpoints) > 1:
                 self._peers[target.key] = (target.model.name, target.endpoint.region)
             if provider.concurrency is not None:
-                room = room if room is not None and room.name == target.key else Room(target.key, None)
-                self.resize(room, provider.concurrency)
+                pool = pool if pool is not None and pool.name == target.key else SlotPool(target.key, None)
+                self.resize(pool, provider.concurrency)
             elif provider.self_hosted:  # one engine, whatever names its model has
                 address = target.endpoint.base_url
-                room = self.engines.setdefault(address, engines.get(address) or Room(address, None))
+                pool = self.engines.setdefault(address, engines.get(address) or SlotPool(address, None))
             else:
-                if room is not None:
-                    self.resize(room, None)
+                if pool is not None:
+                    self.resize(pool, None)
                 continue
-            self._rooms[target.key] = room
-            self._targets.setdefault(room, target)
+            self._pools[target.key] = pool
+            self._targets.setdefault(pool, target)
         self._note_full()
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
-        """Return leave to go at once, to the first target with room; ``None`` when the call has to wait."""
-        if not self._rooms:
+        """Return leave to go at once, to the first target with a free slot; ``None`` when the call has to wait."""
+        if not self._pools:
             return Turn(route)
         able = self._shared(self._able(route, health), call)
         for target in able:
-            room = self._rooms.get(target.key)
-            if room is None:
+            pool = self._pools.get(target.key)
+            if pool is None:
                 return Turn(_beginning_with(target, route))
-            if room.has_free:
-                return Turn(_beginning_with(target, route), self._give(room, call))
+            if pool.has_free:
+                return Turn(_beginning_with(target, route), self._give(pool, call))
         return None if able else Turn(route)
 
     def can_wait(self, route: Route) -> bool:
@@ -116,78 +116,78 @@ class Gate:
         able = self._able(route, health)
         if health:
             able += self._resting(route)
-        targets = {self._rooms[target.key]: target for target in reversed(able)}
+        targets = {self._pools[target.key]: target for target in reversed(able)}
         team, is_batch = call.caller.team, call.routing.tier is Tier.BATCH
         began = self._clock.monotonic()
-        ticket = self._turns.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size)
-        if ticket is None:
+        queued = self._queues.join(team.id, team.weight, is_batch, call.priority, targets, began, call.size)
+        if queued is None:
             raise self._shed(call, route, targets, "queue_full")
         loop = asyncio.get_running_loop()
-        future = self._futures[ticket] = loop.create_future()
-        timer = loop.call_later(self._patience_of(call, route, began), self._give_up, ticket)
+        future = self._futures[queued] = loop.create_future()
+        timer = loop.call_later(self._patience_of(call, route, began), self._give_up, queued)
         outcome = "left"
         try:
             await future
-            outcome = "expired" if ticket.slot is None else "turn"
+            outcome = "expired" if queued.slot is None else "turn"
         except BaseException:
-            self._turns.leave(ticket)
-            self.release(ticket.slot)  # its turn came in the very moment in which its client left
+            self._queues.leave(queued)
+            self.release(queued.slot)  # its turn came in the very moment in which its client left
             raise
         finally:
             timer.cancel()
-            del self._futures[ticket]
+            del self._futures[queued]
             waited = self._clock.monotonic() - began
             labels = route.targets[0].model.name, call.routing.tier.value, outcome
             histogram_of(self._metrics.queue_wait, *labels).observe(waited)
-        if ticket.slot is None:
+        if queued.slot is None:
             raise self._shed(call, route, targets, "expired")
-        return Turn(_beginning_with(targets[ticket.slot.room], route), ticket.slot, waited)
+        return Turn(_beginning_with(targets[queued.slot.pool], route), queued.slot, waited)
 
     def take(self, call: Call, target: Target, *, goes_on: bool = False) -> Slot | None:
         """Return a slot for another attempt, or ``None`` where none is needed. Raises TargetAway when all are held.
 
         A reply that ``goes_on`` here is there in part and cannot wait: it gets a slot beyond them.
         """
-        room = self._rooms.get(target.key)
-        if room is None:
+        pool = self._pools.get(target.key)
+        if pool is None:
             return None
-        if not room.has_free and not goes_on:
+        if not pool.has_free and not goes_on:
             raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
-        return self._give(room, call)
+        return self._give(pool, call)
 
     def is_full(self, target: Target) -> bool:
         """Whether all slots of a target are held."""
-        room = self._rooms.get(target.key)
-        return room is not None and not room.has_free
+        pool = self._pools.get(target.key)
+        return pool is not None and not pool.has_free
 
     def release(self, slot: Slot | None) -> None:
         """Give a slot back, if there is one; the call whose turn it is then goes on. Twice is once."""
         if slot is not None:
-            if slot.room.has_waiting and (target := self._targets.get(slot.room)) is not None:
+            if slot.pool.has_waiting and (target := self._targets.get(slot.pool)) is not None:
                 self._let_rest(target)
-            self._wake(self._turns.release(slot, self._clock.monotonic()))
+            self._wake(self._queues.release(slot, self._clock.monotonic()))
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return our own engines that say they are full, by ``Target.key``."""
         return self._full
 
-    def resize(self, room: Room, slots: int | None, *, is_full: bool = False) -> None:
+    def resize(self, pool: SlotPool, slots: int | None, *, is_full: bool = False) -> None:
         """Say how many slots a target has from now on; ``None``: as many as are asked for.
 
         ``is_full``: whether it says that it has more to do than it needs, from any sender.
         """
-        if is_full != room.is_full:
-            room.is_full = is_full
+        if is_full != pool.is_full:
+            pool.is_full = is_full
             self._note_full()
-        if slots != room.limit:
-            self._wake(self._turns.resize(room, slots, self._clock.monotonic()))
+        if slots != pool.limit:
+            self._wake(self._queues.resize(pool, slots, self._clock.monotonic()))
 
-    def rooms(self) -> Iterable[Room]:
+    def rooms(self) -> Iterable[SlotPool]:
         """Return every target's slots that are counted."""
-        return dict.fromkeys(self._rooms.values())
+        return dict.fromkeys(self._pools.values())
 
     def _note_full(self) -> None:
-        self._full = {key: FULL for key, room in self._rooms.items() if room.is_full}
+        self._full = {key: FULL for key, pool in self._pools.items() if pool.is_full}
 
     def _able(self, route: Route, health: Mapping[str, TargetHealth]) -> tuple[Target, ...]:
         """Return the targets that may be asked: those that are well, else those that are not wholly away."""
@@ -204,7 +204,7 @@ class Gate:
         for (place, _), run in groupby(targets, lambda target: (self._peers.get(target.key), target.key in self._full)):
             replicas = list(run)
             if place is not None and len(replicas) > 1:
-                loads = [len(self._rooms[replica.key].held) for replica in replicas]
+                loads = [len(self._pools[replica.key].held) for replica in replicas]
                 replicas = by_beginning(replicas, call.beginning, loads)
             ordered += replicas
         return tuple(ordered)
@@ -215,50 +215,50 @@ class Gate:
 
     def _let_rest(self, target: Target) -> bool:
         """Give out no slot of a target that rests for less than a wait, until then; return whether it does."""
-        room, away = self._rooms.get(target.key), self._breakers.why_away(target)
+        pool, away = self._pools.get(target.key), self._breakers.why_away(target)
         if away is None or not away.is_limit or away.retry_in > self._queue.wait:
             return False
-        if room is None:
-            room = self._rooms[target.key] = Room(target.key, None)
-            self._targets[room] = target
-        if not room.is_resting:
-            room.is_resting = True
-            asyncio.get_running_loop().call_later(away.retry_in, self._after_rest, target, room)
+        if pool is None:
+            pool = self._pools[target.key] = SlotPool(target.key, None)
+            self._targets[pool] = target
+        if not pool.is_resting:
+            pool.is_resting = True
+            asyncio.get_running_loop().call_later(away.retry_in, self._after_rest, target, pool)
         return True
 
-    def _after_rest(self, target: Target, room: Room) -> None:
+    def _after_rest(self, target: Target, pool: SlotPool) -> None:
         """Let waiting calls go to a target that takes calls again, one after the other."""
-        room.is_resting = False
+        pool.is_resting = False
         if self._let_rest(target):
             return  # the first of them was told to wait again
-        self._wake(self._turns.fill(room, self._clock.monotonic(), most=1))
-        if room.has_waiting:
-            room.is_resting = True
-            asyncio.get_running_loop().call_later(PACE, self._after_rest, target, room)
+        self._wake(self._queues.fill(pool, self._clock.monotonic(), most=1))
+        if pool.has_waiting:
+            pool.is_resting = True
+            asyncio.get_running_loop().call_later(PACE, self._after_rest, target, pool)
 
-    def _give(self, room: Room, call: Call) -> Slot:
+    def _give(self, pool: SlotPool, call: Call) -> Slot:
         team = call.caller.team
-        return room.give(team.id, team.weight, call.routing.tier is Tier.BATCH, self._clock.monotonic())
+        return pool.give(team.id, team.weight, call.routing.tier is Tier.BATCH, self._clock.monotonic())
 
-    def _wake(self, lucky: Iterable[Ticket]) -> None:
-        for ticket in lucky:
-            if not (future := self._futures[ticket]).done():
+    def _wake(self, admitted: Iterable[QueuedCall]) -> None:
+        for queued in admitted:
+            if not (future := self._futures[queued]).done():
                 future.set_result(None)
 
-    def _give_up(self, ticket: Ticket) -> None:
-        if ticket.is_waiting:
-            self._turns.leave(ticket)
-            if not (future := self._futures[ticket]).done():
+    def _give_up(self, queued: QueuedCall) -> None:
+        if queued.is_waiting:
+            self._queues.leave(queued)
+            if not (future := self._futures[queued]).done():
                 future.set_result(None)
 
     def _patience_of(self, call: Call, route: Route, now: float) -> float:
         total = self._registry.settings_at(route.targets[0]).timeouts.total
         return max(0.0, min(self._queue.wait, call.started + total - now))
 
-    def _shed(self, call: Call, route: Route, rooms: Iterable[Room], why: str) -> Overloaded:
+    def _shed(self, call: Call, route: Route, pools: Iterable[SlotPool], why: str) -> Overloaded:
         team, tier = call.caller.team, call.routing.tier
         counter_of(self._metrics.shed, route.targets[0].model.name, tier.value, why).inc()
-        expected = self._turns.wait_expected(team.id, team.weight, tier is Tier.BATCH, rooms)
+        expected = self._queues.wait_expected(team.id, team.weight, tier is Tier.BATCH, pools)
         wait = math.ceil(min(max(1.0, expected), LONGEST_TOLD))
         happened = {
             "queue_full": "and as many of this team's requests, or as many bytes of them, as may wait for it do so",

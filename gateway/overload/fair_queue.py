@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 _served = attrgetter("served")
 
 
-class Waiting(Protocol):
+class Queueable(Protocol):
     """A call that waits."""
 
     team: str
@@ -35,36 +35,36 @@ class Waiting(Protocol):
         """Its place in its team's queue: lower goes first."""
 
 
-Ticket = TypeVar("Ticket", bound=Waiting)
+Queued = TypeVar("Queued", bound=Queueable)
 
 
 @dataclass(slots=True, eq=False)
-class Share(Generic[Ticket]):
+class Share(Generic[Queued]):
     """One team in one queue: what it was served, and its calls that wait, by how far their priority puts them back."""
 
     weight: float
     served: float = 0.0  # slot-seconds over weight
-    waiting: dict[float, dict[Ticket, None]] = field(default_factory=dict)  # each in order of coming
+    waiting: dict[float, dict[Queued, None]] = field(default_factory=dict)  # each in order of coming
 
     def charge(self, seconds: float) -> None:
         """Add slot-time used, or give back what was not."""
         self.served += seconds / self.weight
 
-    def first(self) -> Ticket:
+    def first(self) -> Queued:
         """Return the call of this team whose turn is next: the earliest, its priority counted."""
-        return min((next(iter(tickets)) for tickets in self.waiting.values()), key=lambda ticket: ticket.rank)
+        return min((next(iter(calls)) for calls in self.waiting.values()), key=lambda call: call.rank)
 
 
-class FairLine(Generic[Ticket]):
+class FairQueue(Generic[Queued]):
     """The teams whose calls wait for one target, or have lately used it. Its owner holds the slots."""
 
     def __init__(self) -> None:
         self.virtual_time = 0.0  # slot-seconds over weight
-        self._shares: dict[str, Share[Ticket]] = {}  # every team's that was ever here
-        self._waiting: dict[str, Share[Ticket]] = {}  # those with calls that wait
-        self.tickets: dict[Ticket, None] = {}  # all that wait, in order of coming
+        self._shares: dict[str, Share[Queued]] = {}  # every team's that was ever here
+        self._waiting: dict[str, Share[Queued]] = {}  # those with calls that wait
+        self.calls: dict[Queued, None] = {}  # all that wait, in order of coming
 
-    def share_of(self, team: str, weight: float) -> Share[Ticket]:
+    def share_of(self, team: str, weight: float) -> Share[Queued]:
         """Return a team's share, brought forward to now if nothing of it waits."""
         share = self._shares.get(team)
         if share is None:
@@ -74,36 +74,36 @@ class FairLine(Generic[Ticket]):
             share.served = self.virtual_time
         return share
 
-    def begin(self, share: Share[Ticket], seconds: float) -> None:
+    def begin(self, share: Share[Queued], seconds: float) -> None:
         """A call of this share gets a slot, for about ``seconds``."""
         self.virtual_time = max(self.virtual_time, share.served)
         share.charge(seconds)
 
-    def correct(self, share: Share[Ticket], seconds: float) -> None:
+    def correct(self, share: Share[Queued], seconds: float) -> None:
         """Charge what a running call used beyond what it was charged, or give back what it did not."""
         share.charge(seconds)
         if not self._waiting:  # what no team waited for counts against no team
             self.virtual_time = max(self.virtual_time, share.served)
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, call: Queued) -> None:
         """Let a call wait."""
-        share = self.share_of(ticket.team, ticket.weight)
-        share.waiting.setdefault(ticket.lag, {})[ticket] = None
-        self._waiting[ticket.team] = share
-        self.tickets[ticket] = None
+        share = self.share_of(call.team, call.weight)
+        share.waiting.setdefault(call.lag, {})[call] = None
+        self._waiting[call.team] = share
+        self.calls[call] = None
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, call: Queued) -> None:
         """Let a call wait no longer."""
-        del self.tickets[ticket]
-        share = self._waiting[ticket.team]
-        tickets = share.waiting[ticket.lag]
-        del tickets[ticket]
-        if not tickets:
-            del share.waiting[ticket.lag]
+        del self.calls[call]
+        share = self._waiting[call.team]
+        calls = share.waiting[call.lag]
+        del calls[call]
+        if not calls:
+            del share.waiting[call.lag]
         if not share.waiting:
-            del self._waiting[ticket.team]
+            del self._waiting[call.team]
 
-    def first(self) -> Ticket | None:
+    def first(self) -> Queued | None:
         """Return the call whose turn it is: of the team that was served the least; among equals, that waits longest."""
         return min(self._waiting.values(), key=_served).first() if self._waiting else None
 
@@ -117,6 +117,6 @@ class FairLine(Generic[Ticket]):
         share = self._waiting.get(team)
         return sum(map(len, share.waiting.values())) if share is not None else 0
 
-    def counters(self) -> dict[str, Share[Ticket]]:
+    def counters(self) -> dict[str, Share[Queued]]:
         """Return the shares of the teams that wait."""
         return dict(self._waiting)

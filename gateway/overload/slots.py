@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.overload.fair_queue import FairLine, Share
+from gateway.overload.fair_queue import FairQueue, Share
 
 FIRST_GUESS = 1.0  # seconds that a call holds its slot, before any has ended
 SMOOTHING = 0.1  # the weight of the latest call in what is typical
@@ -22,25 +22,25 @@ EVERY = 4  # the batch tier gets a turn after so many interactive ones
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Leave for one call to be at a target. Give it back once, with ``Turns.release``."""
+    """Leave for one call to be at a target. Give it back once, with ``SlotQueues.release``."""
 
-    room: Room
-    line: FairLine[Ticket]
-    share: Share[Ticket]
+    pool: SlotPool
+    queue: FairQueue[QueuedCall]
+    share: Share[QueuedCall]
     since: float
     charged: float  # seconds
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """One call that waits in its team's queue, for a slot of any of ``rooms``."""
+class QueuedCall:
+    """One call that waits in its team's queue, for a slot of any of ``pools``."""
 
     team: str
     weight: float
     is_batch: bool
     since: float
     lag: float  # seconds that its priority puts it back in its team's queue
-    rooms: tuple[Room, ...]
+    pools: tuple[SlotPool, ...]
     size: int = 0  # bytes of its request
     slot: Slot | None = None  # once it was its turn
     is_waiting: bool = True
@@ -51,8 +51,8 @@ class Ticket:
         return self.since + self.lag
 
 
-class Room:
-    """One target as far as it has room: who holds its slots, and who waits for one."""
+class SlotPool:
+    """One target's slots: which calls hold them, and which wait for one."""
 
     def __init__(self, name: str, limit: int | None) -> None:
         self.name = name
@@ -61,32 +61,32 @@ class Room:
         self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
         self.held: dict[Slot, None] = {}
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
-        self.interactive = FairLine[Ticket]()
-        self.batch = FairLine[Ticket]()
+        self.interactive = FairQueue[QueuedCall]()
+        self.batch = FairQueue[QueuedCall]()
         self._since_batch = 0  # interactive turns since the last one of the batch tier, while that waits
         self._overtime_at = -math.inf
 
     @property
     def has_free(self) -> bool:
         """Whether a slot is free. While a target rests the calls that wait for it go first."""
-        has_room = self.limit is None or len(self.held) < self.limit
-        return has_room and not (self.is_resting and self.has_waiting)
+        is_below = self.limit is None or len(self.held) < self.limit
+        return is_below and not (self.is_resting and self.has_waiting)
 
     @property
     def has_waiting(self) -> bool:
         """Whether a call waits."""
-        return bool(self.interactive.tickets or self.batch.tickets)
+        return bool(self.interactive.calls or self.batch.calls)
 
-    def line_of(self, is_batch: bool) -> FairLine[Ticket]:
+    def queue_of(self, is_batch: bool) -> FairQueue[QueuedCall]:
         """Return the queue of a tier."""
         return self.batch if is_batch else self.interactive
 
     def give(self, team: str, weight: float, is_batch: bool, now: float) -> Slot:
         """Give one of the free slots to a call."""
-        line = self.batch if is_batch else self.interactive
-        share = line.share_of(team, weight)
-        line.begin(share, self.typical)
-        slot = Slot(self, line, share, now, self.typical)
+        queue = self.batch if is_batch else self.interactive
+        share = queue.share_of(team, weight)
+        queue.begin(share, self.typical)
+        slot = Slot(self, queue, share, now, self.typical)
         self.held[slot] = None
         return slot
 
@@ -96,12 +96,12 @@ class Room:
             return False
         del self.held[slot]
         used = max(LEAST, now - slot.since)
-        slot.line.correct(slot.share, used - slot.charged)
+        slot.queue.correct(slot.share, used - slot.charged)
         self.typical += SMOOTHING * (used - self.typical)
         return True
 
-    def next_turn(self, now: float, ages_after: float) -> Ticket | None:
-        """Return whose turn it is, if a slot is free and a call waits."""
+    def next_call(self, now: float, ages_after: float) -> QueuedCall | None:
+        """Return the call whose turn it is, if a slot is free and a call waits."""
         if not self.has_waiting or not self.has_free:
             return None
         self._charge_overtime(now)
@@ -109,7 +109,7 @@ class Room:
         if normal is None or patient is None:
             self._since_batch = 0
             return normal or patient
-        oldest = next(iter(self.batch.tickets))
+        oldest = next(iter(self.batch.calls))
         if self._since_batch >= EVERY and now >= oldest.since + ages_after:
             self._since_batch = 0
             return patient
@@ -120,8 +120,8 @@ class Room:
         """Return about how many seconds one more call of a team would wait here."""
         if not self.limit:
             return math.inf if self.limit == 0 else 0.0
-        line = self.line_of(is_batch)
-        turns = (line.count(team) + 1) / line.fraction_of(team, weight)
+        queue = self.queue_of(is_batch)
+        turns = (queue.count(team) + 1) / queue.fraction_of(team, weight)
         return turns * self.typical / self.limit
 
     def _charge_overtime(self, now: float) -> None:
@@ -130,11 +130,11 @@ class Room:
         self._overtime_at = now + OVERTIME_EVERY
         for slot in self.held:
             if (over := now - slot.since - slot.charged) > 0:
-                slot.line.correct(slot.share, over)
+                slot.queue.correct(slot.share, over)
                 slot.charged += over
 
 
-class Turns:
+class SlotQueues:
     """The slots of all targets, and every call that waits for one of them.
 
     No call waits while a slot that would do is free, so a call that finds a free slot overtakes none.
@@ -156,54 +156,54 @@ class Turns:
         weight: float,
         is_batch: bool,
         priority: str,
-        rooms: Iterable[Room],
+        pools: Iterable[SlotPool],
         now: float,
         size: int = 0,
-    ) -> Ticket | None:
-        """Let a call wait for the first slot of ``rooms``, all of them full; ``None`` when its team's queue is.
+    ) -> QueuedCall | None:
+        """Let a call wait for the first slot of ``pools``, all of them full; ``None`` when its team's queue is.
 
         ``size``: bytes of its request, which wait in memory.
         """
         if self.waiting[team] >= self._per_team or self.bytes_waiting[team] + size > MOST_BYTES:
             return None
-        ticket = Ticket(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(rooms), size)
-        for room in ticket.rooms:
-            room.line_of(is_batch).add(ticket)
+        queued = QueuedCall(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(pools), size)
+        for pool in queued.pools:
+            pool.queue_of(is_batch).add(queued)
         self.waiting[team] += 1
         self.bytes_waiting[team] += size
-        return ticket
+        return queued
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, queued: QueuedCall) -> None:
         """A call waits no longer: its client left, or its time is over, or its turn has come."""
-        if not ticket.is_waiting:
+        if not queued.is_waiting:
             return
-        ticket.is_waiting = False
-        for room in ticket.rooms:
-            room.line_of(ticket.is_batch).remove(ticket)
-        self.waiting[ticket.team] -= 1
-        self.bytes_waiting[ticket.team] -= ticket.size
-        if not self.waiting[ticket.team]:
-            del self.waiting[ticket.team], self.bytes_waiting[ticket.team]
+        queued.is_waiting = False
+        for pool in queued.pools:
+            pool.queue_of(queued.is_batch).remove(queued)
+        self.waiting[queued.team] -= 1
+        self.bytes_waiting[queued.team] -= queued.size
+        if not self.waiting[queued.team]:
+            del self.waiting[queued.team], self.bytes_waiting[queued.team]
 
-    def release(self, slot: Slot, now: float) -> list[Ticket]:
+    def release(self, slot: Slot, now: float) -> list[QueuedCall]:
         """Give a slot back and return the calls whose turn it is now, slots in hand. Twice is once."""
-        return self.fill(slot.room, now) if slot.room.take_back(slot, now) else []
+        return self.fill(slot.pool, now) if slot.pool.take_back(slot, now) else []
 
-    def resize(self, room: Room, limit: int | None, now: float) -> list[Ticket]:
+    def resize(self, pool: SlotPool, limit: int | None, now: float) -> list[QueuedCall]:
         """Set how many slots there are and return the calls whose turn it is now. Running calls keep theirs."""
-        room.limit = limit
-        return self.fill(room, now)
+        pool.limit = limit
+        return self.fill(pool, now)
 
-    def fill(self, room: Room, now: float, most: float = math.inf) -> list[Ticket]:
+    def fill(self, pool: SlotPool, now: float, most: float = math.inf) -> list[QueuedCall]:
         """Give what is free to waiting calls, ``most`` of them, and return them."""
-        lucky: list[Ticket] = []
-        while len(lucky) < most and (ticket := room.next_turn(now, AGES_AFTER * self._wait)) is not None:
+        admitted: list[QueuedCall] = []
+        while len(admitted) < most and (queued := pool.next_call(now, AGES_AFTER * self._wait)) is not None:
             # Still queued while it is charged: a waiting call is not brought forward.
-            ticket.slot = room.give(ticket.team, ticket.weight, ticket.is_batch, now)
-            self.leave(ticket)
-            lucky.append(ticket)
-        return lucky
+            queued.slot = pool.give(queued.team, queued.weight, queued.is_batch, now)
+            self.leave(queued)
+            admitted.append(queued)
+        return admitted
 
-    def wait_expected(self, team: str, weight: float, is_batch: bool, rooms: Iterable[Room]) -> float:
+    def wait_expected(self, team: str, weight: float, is_batch: bool, pools: Iterable[SlotPool]) -> float:
         """Return about how many seconds one more call would wait, infinite when unknown."""
-        return min((room.wait_expected(team, weight, is_batch) for room in rooms), default=math.inf)
+        return min((pool.wait_expected(team, weight, is_batch) for pool in pools), default=math.inf)

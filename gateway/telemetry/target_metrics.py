@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from gateway.overload.slots import Room
+from gateway.overload.slots import SlotPool
 from gateway.telemetry.meters import Levels, Meters, Rises
 from gateway.upstreams.resilience.breaker import State
 from gateway.upstreams.resilience.breakers import Breakers
@@ -55,17 +55,17 @@ class TargetMetrics:
         )
         self._slots_held = Levels(meters.gauge_of_all("tollgate_slots_held", "Those that calls hold", "target"))
         self._rises = Rises()
-        self._followed: tuple[Breakers, RetryBudgets, Callable[[], Iterable[Room]]] | None = None
+        self._followed: tuple[Breakers, RetryBudgets, Callable[[], Iterable[SlotPool]]] | None = None
 
-    def follow(self, breakers: Breakers, budgets: RetryBudgets, rooms: Callable[[], Iterable[Room]]) -> None:
+    def follow(self, breakers: Breakers, budgets: RetryBudgets, pools: Callable[[], Iterable[SlotPool]]) -> None:
         """Show from now on who is asked, how often calls tried again, and how many wait."""
-        self._followed = breakers, budgets, rooms
+        self._followed = breakers, budgets, pools
 
     def refresh(self) -> None:
         """Take over what they have counted by now. What the configuration has lost shows 0."""
         if self._followed is None:
             return
-        breakers, budgets, rooms = self._followed
+        breakers, budgets, pools = self._followed
         self._breaker_state.show((target, STATES.index(state)) for target, state in breakers.states())
         for moved, times in list(breakers.transitions.items()):
             self._rises.follow(self._breaker_transitions, times, *moved)
@@ -73,11 +73,11 @@ class TargetMetrics:
         for provider, budget in budgets.all().items():
             self._rises.follow(self._retries, budget.spent, provider)
             self._rises.follow(self._retries_refused, budget.refused, provider)
-        counted = list(rooms())
-        self._slots.show(((room.name,), math.inf if room.limit is None else room.limit) for room in counted)
-        self._slots_held.show(((room.name,), len(room.held)) for room in counted)
+        counted = list(pools())
+        self._slots.show(((pool.name,), math.inf if pool.limit is None else pool.limit) for pool in counted)
+        self._slots_held.show(((pool.name,), len(pool.held)) for pool in counted)
         waiting = {}
-        for room in counted:
-            waiting[room.name, "interactive"] = len(room.interactive.tickets)
-            waiting[room.name, "batch"] = len(room.batch.tickets)
+        for pool in counted:
+            waiting[pool.name, "interactive"] = len(pool.interactive.calls)
+            waiting[pool.name, "batch"] = len(pool.batch.calls)
         self._queue_depth.show(waiting.items())

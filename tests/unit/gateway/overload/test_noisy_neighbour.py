@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gateway.overload.slots import Room, Slot, Ticket, Turns
+from gateway.overload.slots import QueuedCall, Slot, SlotPool, SlotQueues
 
 SLOTS = 48
 TEAMS = 8
@@ -35,10 +35,14 @@ class Outcome:
 
 def simulate(rates: list[float], *, is_fair: bool = True, seed: int = 7) -> Outcome:
     """Let every team call at its own rate. Unless it is fair, all are one team: first come, first served."""
-    turns, room, outcome = Turns(PER_TEAM if is_fair else PER_TEAM * TEAMS, WAIT), Room("upstream", SLOTS), Outcome()
+    queues, pool, outcome = (
+        SlotQueues(PER_TEAM if is_fair else PER_TEAM * TEAMS, WAIT),
+        SlotPool("upstream", SLOTS),
+        Outcome(),
+    )
     events: list[tuple[float, int, str, object]] = []
     numbers = count()
-    came: dict[Ticket, tuple[int, float, float, float]] = {}
+    came: dict[QueuedCall, tuple[int, float, float, float]] = {}
 
     def at(moment: float, what: str, of: object) -> None:
         heapq.heappush(events, (moment, next(numbers), what, of))
@@ -59,20 +63,20 @@ def simulate(rates: list[float], *, is_fair: bool = True, seed: int = 7) -> Outc
         if what == "comes":
             assert isinstance(of, tuple)
             name = str(of[0]) if is_fair else "all"
-            if room.has_free:
-                run(now, room.give(name, 1.0, False, now), of)
-            elif (ticket := turns.join(name, 1.0, False, "normal", [room], now)) is not None:
-                came[ticket] = of
-                at(now + WAIT, "gives up", ticket)
+            if pool.has_free:
+                run(now, pool.give(name, 1.0, False, now), of)
+            elif (queued := queues.join(name, 1.0, False, "normal", [pool], now)) is not None:
+                came[queued] = of
+                at(now + WAIT, "gives up", queued)
             else:
                 outcome.shed[of[0]] += 1
         elif what == "ends":
             assert isinstance(of, Slot)
-            for ticket in turns.release(of, now):
-                assert ticket.slot is not None
-                run(now, ticket.slot, came.pop(ticket))
-        elif isinstance(of, Ticket) and of.is_waiting:
-            turns.leave(of)
+            for queued in queues.release(of, now):
+                assert queued.slot is not None
+                run(now, queued.slot, came.pop(queued))
+        elif isinstance(of, QueuedCall) and of.is_waiting:
+            queues.leave(of)
             outcome.shed[came.pop(of)[0]] += 1
     return outcome
 
