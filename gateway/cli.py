@@ -47,14 +47,14 @@ def main() -> None:
 @app.command("dev")
 def dev(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where the gateway listens, on 127.0.0.1")] = 8000,
-    data_dir: Annotated[Path, typer.Option(help="Where the house keeps its data and its keys")] = Path(".tollgate"),
+    data_dir: Annotated[Path, typer.Option(help="Where the stack keeps its data and its keys")] = Path(".tollgate"),
     config: Annotated[Path | None, typer.Option(help="Providers, models, … that join the demo model")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready, nothing else")] = False,
 ) -> None:
     """Run everything on this machine: Postgres, Redis, the demo model, a worker and a gateway."""
-    from gateway.dev.stack import run_house
+    from gateway.dev.stack import run_stack
 
-    raise typer.Exit(run_house(port, data_dir, config, as_json))
+    raise typer.Exit(run_stack(port, data_dir, config, as_json))
 
 
 @app.command("serve")

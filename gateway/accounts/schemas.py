@@ -135,14 +135,14 @@ async def with_checked_webhook(wanted: Webhooked, allow: Sequence[Network]) -> W
     return replace(wanted, webhook_url=await Guard(allow).check(wanted.webhook_url, "webhook_url"))
 
 
-def check_safety(wanted: SafetyInput | UnsetType | None, house: Safety) -> None:
+def check_safety(wanted: SafetyInput | UnsetType | None, deployment: Safety) -> None:
     """Refuse a policy that the deployment's settings do not allow a team. Raises BadRequest."""
     if not isinstance(wanted, SafetyInput):
         return
     said = apply_safety(wanted)
-    if said is not None and (looser := loosens(said, house)) is not None:
+    if said is not None and (looser := loosens(said, deployment)) is not None:
         right = f"'{looser[1]}' or stricter, unless safety.teams_may_loosen says otherwise"
-        raise invalid_value(f"safety.{looser[0]}", f"is looser than the house's: it must be {right}")
+        raise invalid_value(f"safety.{looser[0]}", f"is looser than the deployment's: it must be {right}")
 
 
 def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -> TeamSafety | None:

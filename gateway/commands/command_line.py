@@ -56,7 +56,7 @@ def read_settings(config: Path | None) -> Settings:
     """Return the settings of the deployment that is meant, or print every fault and exit 1."""
     path = find_config(config)
     if config is None and CONFIG_VARIABLE not in os.environ and not path.exists():
-        fail(f"which house? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate dev` in this folder")
+        fail(f"which deployment? Give --config, set ${CONFIG_VARIABLE}, or run `tollgate dev` in this folder")
     try:
         return load_settings(path)
     except ConfigFaults as exc:
@@ -84,7 +84,7 @@ async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], A
         await database.close()
 
 
-def whoever_acts() -> Act:
+def cli_actor() -> Act:
     """Return the user of this machine, for the audit log."""
     try:
         return Act(f"cli:{getpass.getuser()}")

@@ -15,13 +15,13 @@ from gateway.commands.command_line import (
     Format,
     FormatOption,
     Usd,
+    cli_actor,
     fail,
     read_limits,
     read_settings,
     run,
     say,
     show,
-    whoever_acts,
 )
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
@@ -53,7 +53,7 @@ def create_one_key(
     new = NewKey(team_id=team, name=name, expires_at=_expiry(expires), limits=read_limits(locals()))
     settings = read_settings(config)
     made = run(
-        settings, lambda connection: create_key(connection, settings.key_pepper, new, whoever_acts(), Clock().now())
+        settings, lambda connection: create_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())
     )
     _show_made(made, format)
 
@@ -91,7 +91,7 @@ def rotate(
     rotation = Rotation(overlap=overlap)
     made = run(
         settings,
-        lambda connection: rotate_key(connection, settings.key_pepper, key_id, rotation, whoever_acts(), Clock().now()),
+        lambda connection: rotate_key(connection, settings.key_pepper, key_id, rotation, cli_actor(), Clock().now()),
     )
     _show_made(made, format)
 
@@ -99,7 +99,7 @@ def rotate(
 @keys_app.command("revoke")
 def revoke(key_id: KeyId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """End a key at once and for ever."""
-    record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, whoever_acts()))
+    record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, cli_actor()))
     row = key_view(record, Clock().moment())
     show(format, row, COLUMNS, [row], f"Key {key_id}")
 

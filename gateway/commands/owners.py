@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.upkeep.owner_list import RETIRED_AFTER, ListedOwner, list_owners, retire_owner
 from gateway.accounts.serializers import dollars, moment
-from gateway.commands.command_line import Format, FormatOption, fail, read_settings, run, say, show, whoever_acts
+from gateway.commands.command_line import Format, FormatOption, cli_actor, fail, read_settings, run, say, show
 from gateway.config.paths import ConfigOption
 from gateway.storage.audit_log import record_act
 
@@ -78,7 +78,7 @@ async def _retire(connection: AsyncConnection, owner: str) -> _End:
     if said != "retired" or held is None:
         return _End(said)
     details = {name: _view(held)[name] for name in ("seen_at", "backlog", "unused_tokens", "unused_usd")}
-    await record_act(connection, whoever_acts(), "owner.retired", subject=owner, details=details)
+    await record_act(connection, cli_actor(), "owner.retired", subject=owner, details=details)
     words = f"${dollars(held.unused_nanousd)} and {held.unused_tokens} tokens went back to {held.scopes} teams and keys"
     return _End(said, words)
 

@@ -26,12 +26,12 @@ from gateway.commands.command_line import (
     Format,
     FormatOption,
     Usd,
+    cli_actor,
     fail,
     read_limits,
     read_settings,
     run,
     show,
-    whoever_acts,
 )
 from gateway.config.paths import ConfigOption
 from gateway.core.settings import Level, Settings
@@ -49,7 +49,8 @@ Models = Annotated[str | None, typer.Option(help="What it may use: names with co
 Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
 Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
 LevelOption = Annotated[
-    str | None, typer.Option(metavar="block|flag|off|none", help="Stricter than the house's safety; none: as it has it")
+    str | None,
+    typer.Option(metavar="block|flag|off|none", help="Stricter than the deployment; none: as it has it"),
 ]
 Levels = Annotated[
     list[str] | None,
@@ -92,7 +93,7 @@ def create(
     settings = read_settings(config)
     new = _checked(new, settings)
     models_known = settings.catalog().names()
-    record = run(settings, lambda connection: create_team(connection, new, whoever_acts(), models_known))
+    record = run(settings, lambda connection: create_team(connection, new, cli_actor(), models_known))
     _show_teams([record], format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
 
 
@@ -133,7 +134,7 @@ def change(
     settings = read_settings(config)
     patch = _checked(patch, settings)
     models_known = settings.catalog().names()
-    record = run(settings, lambda connection: update_team(connection, team_id, patch, whoever_acts(), models_known))
+    record = run(settings, lambda connection: update_team(connection, team_id, patch, cli_actor(), models_known))
     _show_teams([record], format, f"Team {team_id}")
 
 

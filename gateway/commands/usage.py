@@ -14,7 +14,7 @@ from gateway.commands.command_line import Format, FormatOption, read_settings, r
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
-from gateway.reports.admin_report import house_report, report_csv
+from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
@@ -29,7 +29,7 @@ OF_INSTANCES = ("instance_id", "model", "gpus", "hours", "busy_hours", "cost_usd
 
 
 def usage_command(
-    team: Annotated[str | None, typer.Option(help="Whose usage; default: the whole house")] = None,
+    team: Annotated[str | None, typer.Option(help="Whose usage; default: the whole deployment")] = None,
     date: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="A UTC day; default: today")] = None,
     since: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="The first day of several")] = None,
     to: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="The last day; default: today")] = None,
@@ -52,7 +52,7 @@ def usage_command(
         if team is None:
             if group_by is not None:
                 raise BadRequest("--group-by needs a --team")
-            _show_house(settings, wanted or Analysis(None), *read_span(said, Clock().today()), format)
+            _show_deployment(settings, wanted or Analysis(None), *read_span(said, Clock().today()), format)
         else:
             _show_team(settings, team, said, wanted, format)
     except BadRequest as exc:
@@ -66,7 +66,7 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
 
     catalog = settings.catalog()
     usage = run(
-        settings, lambda connection: usage_with_analysis(connection, team, asked, wanted, catalog, for_house=True)
+        settings, lambda connection: usage_with_analysis(connection, team, asked, wanted, catalog, for_admin=True)
     )
     if format is Format.CSV:
         sys.stdout.write(usage_csv(usage))  # to the byte as over HTTP
@@ -89,8 +89,8 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
             _show_analysis(usage["analysis"])
 
 
-def _show_house(settings: Settings, analysis: Analysis, first: Day, last: Day, format: Format) -> None:
-    report = run(settings, lambda connection: house_report(connection, analysis, settings.catalog(), first, last))
+def _show_deployment(settings: Settings, analysis: Analysis, first: Day, last: Day, format: Format) -> None:
+    report = run(settings, lambda connection: admin_report(connection, analysis, settings.catalog(), first, last))
     if format is Format.CSV:
         sys.stdout.write(report_csv(report))
         return

@@ -13,7 +13,7 @@ LOCAL_CONFIG = Path(".tollgate/tollgate.yaml")  # of `tollgate dev` in this fold
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the house running from .tollgate"),
+    typer.Option("--config", help=f"tollgate.yaml; else ${CONFIG_VARIABLE}, else the stack running from .tollgate"),
 ]
 
 

@@ -12,7 +12,7 @@ from gateway.run.supervisor import StartFailed
 DEMO_TEAM = "team_demo"
 
 
-class HouseClient:
+class StackClient:
     """One loopback server, asked one thing at a time."""
 
     def __init__(self, port: int) -> None:

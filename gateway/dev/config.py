@@ -26,7 +26,7 @@ DEMO_PROVIDERS = ("own", "tollgate-demo")  # the second where a --config file ha
 DRAIN = 10  # seconds: at a desk a minute is long after Ctrl-C
 
 
-class HouseSecrets(msgspec.Struct):
+class StackSecrets(msgspec.Struct):
     """Made at the first start and kept, mode 0600, so that every later start has the same keys."""
 
     admin_key: str
@@ -36,7 +36,7 @@ class HouseSecrets(msgspec.Struct):
     engine_secret: str = ""  # what the engine demands: else any web page could have the browser call it
 
     @classmethod
-    def load(cls, path: Path) -> HouseSecrets:
+    def load(cls, path: Path) -> StackSecrets:
         """Return the secrets at ``path``; make them if there are none."""
         try:
             known = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -65,8 +65,8 @@ def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section
     return tree
 
 
-def house_config(
-    checkpoint: Path, engine_url: str, stores: Mapping[str, str], known: HouseSecrets, file: Section | None
+def stack_config(
+    checkpoint: Path, engine_url: str, stores: Mapping[str, str], known: StackSecrets, file: Section | None
 ) -> dict[str, Any]:
     """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon.
 
@@ -108,9 +108,9 @@ def context_of(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / "config.json").read_bytes())["max_position_embeddings"])
 
 
-def joined(house: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:
+def joined(stack: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:
     """Return the whole configuration: the stack's, the file's upon it, and the data directory, never from the file."""
-    tree = tree_of(house)
+    tree = tree_of(stack)
     assert isinstance(tree, Section)
     if file is not None:
         tree = merge(tree, file)

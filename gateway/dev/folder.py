@@ -18,7 +18,7 @@ LEFTOVERS_END_WITHIN = 15.0  # seconds for the processes of a stack that was kil
 LARGEST_LOG = 5 * 1024 * 1024  # bytes; a longer one is rotated at the next start
 
 
-class HouseFolder:
+class StackFolder:
     """One stack's data. ``take`` it before anything in it is used."""
 
     def __init__(self, path: Path) -> None:

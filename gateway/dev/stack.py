@@ -18,20 +18,20 @@ from typing import Any
 import msgspec
 
 from gateway.config.tree import ConfigFaults, Section
-from gateway.dev.client import DEMO_TEAM, HouseClient
+from gateway.dev.client import DEMO_TEAM, StackClient
 from gateway.dev.config import (
     DEMO_MODEL,
     DRAIN,
-    HouseSecrets,
-    house_config,
+    StackSecrets,
     joined,
     read_config_file,
+    stack_config,
     text_at,
     to_yaml,
 )
 from gateway.dev.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.dev.embedded.server import write_privately
-from gateway.dev.folder import HouseFolder
+from gateway.dev.folder import StackFolder
 from gateway.dev.greeting import Ready, welcome
 from gateway.run.processes import LOOPBACK, free_port, last_lines, spawn, stop
 from gateway.run.serving import TIDY_UP
@@ -46,13 +46,13 @@ START_WITHIN = 60.0  # seconds; a busy laptop takes a tenth of it
 STOP_ORDER = (("gateway", "worker"), ("engine",), ("postgres", "redis"))
 
 
-def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> int:
+def run_stack(port: int, data_dir: Path, config: Path | None, as_json: bool) -> int:
     """Start the stack, print how to use it, keep it alive until a signal ends it; return the exit status."""
     with Supervisor(say=_say) as supervisor:
-        house = House(supervisor, port, data_dir, config)
+        stack = Stack(supervisor, port, data_dir, config)
         try:
-            ready = house.open()
-            supervisor.on_hangup = house.hang_up
+            ready = stack.open()
+            supervisor.on_hangup = stack.hang_up
             _print(msgspec.json.encode(ready).decode() if as_json else welcome(ready, data_dir))
             while True:
                 supervisor.tend()
@@ -63,16 +63,16 @@ def run_house(port: int, data_dir: Path, config: Path | None, as_json: bool) -> 
             _say(str(exc))
             return 1
         finally:
-            house.close()
+            stack.close()
 
 
-class House:
+class Stack:
     """Everything `tollgate dev` runs, and the order in which it comes and goes."""
 
     def __init__(self, supervisor: Supervisor, port: int, data_dir: Path, config: Path | None) -> None:
         self.supervisor = supervisor
         self.port = port
-        self.folder = HouseFolder(data_dir)
+        self.folder = StackFolder(data_dir)
         self.config = config
         self.listener: socket.socket | None = None
         self.environment = dict(os.environ)  # of our commands
@@ -87,7 +87,7 @@ class House:
         self.lock = self.folder.take(self.supervisor.pause)
         self.supervisor.pids_changed = self.folder.write_pids
         self.folder.put_long_logs_aside()
-        known = HouseSecrets.load(self.folder.secrets)
+        known = StackSecrets.load(self.folder.secrets)
         known.engine_port = free_port(known.engine_port)
         known.save(self.folder.secrets)
         self.known = known
@@ -109,13 +109,13 @@ class House:
             self.folder.note_schema(NEWEST_SCHEMA)
         self._start("gateway", "serve", pass_fds=(listener.fileno(),))
         admin_key = text_at(tree, "admin_keys", 0) or ""
-        client = HouseClient(self.port)
+        client = StackClient(self.port)
         self._wait(lambda: client.succeeds("/health/ready"), "gateway")
         self._start("worker", "work")  # later, so that it does not delay the gateway
         if known.team_key is None or not client.succeeds("/v1/models", known.team_key):
             known.team_key = client.make_demo_key(admin_key)
             known.save(self.folder.secrets)
-        engine = HouseClient(known.engine_port)
+        engine = StackClient(known.engine_port)
         self._wait(lambda: engine.succeeds("/health"), "engine")
         return Ready(
             url=f"http://{LOOPBACK}:{self.port}",
@@ -158,7 +158,7 @@ class House:
 
     def _configure(self, file: Section | None) -> Section:
         """Write the tollgate.yaml that the stack's processes read, and return it. Raises ConfigFaults."""
-        settings = house_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
+        settings = stack_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
         tree = joined(settings, file, self.folder.path)
         self._check(settings)
         write_privately(self.folder.settings, to_yaml(tree).encode())
@@ -187,7 +187,7 @@ class House:
     def _start_engine(self, port: int) -> None:
         command: list[str | Path] = [sys.executable, "-m", "gpu_backend", "--model", CHECKPOINT]
         command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu"]
-        engine, secret = HouseClient(port), self.known.engine_secret
+        engine, secret = StackClient(port), self.known.engine_secret
         # Anything on this machine that has the secret may drain it, and then it answers nothing for ever.
         self._start_child(
             "engine", command, environment={ENGINE_SECRET: secret}, is_spent=lambda: engine.is_drained(secret)

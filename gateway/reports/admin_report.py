@@ -48,7 +48,7 @@ COLUMNS = (
 )
 
 
-async def house_report(
+async def admin_report(
     connection: AsyncConnection, analysis: Analysis, catalog: Catalog, first: date, last: date
 ) -> dict[str, Any]:
     """Return the report of all teams for the UTC days from ``first`` to ``last``, in the shape of GET /admin/report.
@@ -62,7 +62,7 @@ async def house_report(
     by_team = uses_of(statement.lines, price)
     by_model = uses_of([_without_team(line) for line in statement.lines], price)
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
-    mix = mix_view(by_model, for_house=True)
+    mix = mix_view(by_model, for_admin=True)
     whole = sum_of(by_team, is_compared=price is not None)
     choices = await read_choices(connection, catalog, None, first, last)
     shared = sum_of([use for use in by_team if use.groups[-1] is not None], is_compared=False)
@@ -101,7 +101,7 @@ def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) 
     return {
         "team_id": team_id,
         "model": model,
-        **use_view(use, for_house=True),
+        **use_view(use, for_admin=True),
         **shares_view(use, shared),
         "corrections_usd": dollars(late[use.groups].cost_nanousd),
     }
@@ -110,7 +110,7 @@ def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) 
 def _team(team_id: str | None, uses: Sequence[Use], shared: Use, choices: Choices) -> dict[str, Any]:
     whole = sum_of([use for use in uses if use.groups[0] == team_id], is_compared=uses[0].compared_nanousd is not None)
     whole = replace(whole, groups=(team_id,))
-    view = {"team_id": team_id, **use_view(whole, for_house=True), **shares_view(whole, shared)}
+    view = {"team_id": team_id, **use_view(whole, for_admin=True), **shares_view(whole, shared)}
     return {**view, **choices.of_team(team_id).view()}
 
 

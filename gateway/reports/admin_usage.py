@@ -17,7 +17,7 @@ from gateway.reports.usage_report import corrections_view, total_view
 DEAREST = 20  # lines of a team and model; the rest is one more
 
 
-async def house_usage(
+async def admin_usage(
     connection: AsyncConnection, first: date, last: date, *, after: str | None, limit: int
 ) -> dict[str, Any]:
     """Return what all teams used from ``first`` to ``last``, in the shape of GET /admin/usage.

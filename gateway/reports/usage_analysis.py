@@ -59,43 +59,43 @@ async def usage_with_analysis(
     analysis: Analysis | None,
     catalog: Catalog,
     *,
-    for_house: bool,
+    for_admin: bool,
 ) -> dict[str, Any]:
     """Return a team's usage in the shape of GET /v1/usage, with its analysis if there is to be one.
 
-    ``for_house``: an admin asks, who may know what our own GPUs cost and may name a team that is not there. Raises
+    ``for_admin``: an admin asks, who may know what our own GPUs cost and may name a team that is not there. Raises
     NotFound. The connection's transaction has asked nothing yet.
     """
     if analysis is not None:
         await see_one_moment(connection)
-    if for_house:
+    if for_admin:
         await get_team(connection, team_id)
-    usage = await usage_of(connection, team_id, asked, for_house=for_house)
+    usage = await usage_of(connection, team_id, asked, for_admin=for_admin)
     if analysis is not None:
-        usage["analysis"] = await _analyse(connection, team_id, asked, analysis, catalog, for_house=for_house)
+        usage["analysis"] = await _analyse(connection, team_id, asked, analysis, catalog, for_admin=for_admin)
     return usage
 
 
 async def _analyse(
-    connection: AsyncConnection, team_id: str, asked: Period, analysis: Analysis, catalog: Catalog, *, for_house: bool
+    connection: AsyncConnection, team_id: str, asked: Period, analysis: Analysis, catalog: Catalog, *, for_admin: bool
 ) -> dict[str, Any]:
     """Return the analysis of a team's days. It speaks of calls and corrections together."""
     price = analysis.price_on(asked.last)
     statement = await period(connection, team_id, asked.first, asked.last, GroupBy.MODEL, GroupBy.TIER)
     uses = uses_of(statement.lines, price)
     return {
-        **mix_view(uses, for_house=for_house),
+        **mix_view(uses, for_admin=for_admin),
         **compare_view(analysis, sum_of(uses, is_compared=price is not None)),
         **(await read_choices(connection, catalog, team_id, asked.first, asked.last)).view(),
     }
 
 
-def mix_view(uses: Sequence[Use], *, for_house: bool) -> dict[str, Any]:
+def mix_view(uses: Sequence[Use], *, for_admin: bool) -> dict[str, Any]:
     """Return a line for each model, its share of the whole, and the whole."""
     whole = sum_of(uses, is_compared=any(use.compared_nanousd is not None for use in uses))
     shared = sum_of([use for use in uses if use.groups[0] is not None], is_compared=False)
-    lines = [{"model": use.groups[0], **use_view(use, for_house=for_house), **shares_view(use, shared)} for use in uses]
-    return {"models": lines, "total": use_view(whole, for_house=for_house)}
+    lines = [{"model": use.groups[0], **use_view(use, for_admin=for_admin), **shares_view(use, shared)} for use in uses]
+    return {"models": lines, "total": use_view(whole, for_admin=for_admin)}
 
 
 def shares_view(use: Use, whole: Use) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def shares_view(use: Use, whole: Use) -> dict[str, Any]:
     }
 
 
-def use_view(use: Use, *, for_house: bool) -> dict[str, Any]:
-    """Return what was used, its cost, and its cost per million tokens; what our GPUs cost us ``for_house`` alone."""
+def use_view(use: Use, *, for_admin: bool) -> dict[str, Any]:
+    """Return what was used, its cost, and its cost per million tokens; what our GPUs cost us ``for_admin`` alone."""
     totals = use.totals
     tokens = totals.input_tokens + totals.output_tokens
     view: dict[str, Any] = {
@@ -119,7 +119,7 @@ def use_view(use: Use, *, for_house: bool) -> dict[str, Any]:
         **cost_view(totals.cost_nanousd),
         "usd_per_million_tokens": usd_per_million(totals.cost_nanousd, tokens),
     }
-    if for_house:
+    if for_admin:
         view["gpu_cost_usd"] = dollars(totals.gpu_cost_nanousd)
         view["gpu_usd_per_million_tokens"] = usd_per_million(totals.gpu_cost_nanousd, tokens)
     if use.compared_nanousd is not None:

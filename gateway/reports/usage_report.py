@@ -20,15 +20,15 @@ from gateway.reports.usage_period import Period
 CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
 
 
-async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_house: bool) -> dict[str, Any]:
-    """Return a team's usage in the shape of GET /v1/usage. ``for_house``: with what our own GPUs cost us."""
+async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_admin: bool) -> dict[str, Any]:
+    """Return a team's usage in the shape of GET /v1/usage. ``for_admin``: with what our own GPUs cost us."""
     if reads_calls(asked.group_by):
         async with added_up_by_call(connection):
             statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
     else:
         statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
-    sums = total_view(statement.total, for_house)
-    late = corrections_view(statement.corrections, for_house)
+    sums = total_view(statement.total, for_admin)
+    late = corrections_view(statement.corrections, for_admin)
     if asked.is_plain_day:
         day = {"team_id": team_id, "date": asked.first.isoformat()}
         return {**day, **sums, "is_closed": statement.is_closed, **late}
@@ -37,7 +37,7 @@ async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, 
         "from": asked.first.isoformat(),
         "to": asked.last.isoformat(),
         "group_by": ",".join(map(str, asked.group_by)),
-        "results": [_line(line, statement, for_house) for line in statement.lines],
+        "results": [_line(line, statement, for_admin) for line in statement.lines],
         "total": {**sums, **late},
         "is_closed": statement.is_closed,
     }
@@ -72,25 +72,25 @@ def analysis_rows(usage: Mapping[str, Any]) -> tuple[list[str], list[dict[str, A
     return columns, [{**span, **line} for line in usage["analysis"]["models"]]
 
 
-def total_view(total: Totals, for_house: bool) -> dict[str, Any]:
-    """Return sums by the names that clients know. ``for_house``: with what our own GPUs cost us."""
+def total_view(total: Totals, for_admin: bool) -> dict[str, Any]:
+    """Return sums by the names that clients know. ``for_admin``: with what our own GPUs cost us."""
     view = asdict(total)
     del view["entries"]
     view |= cost_view(view.pop("cost_nanousd"))
     gpu_cost = dollars(view.pop("gpu_cost_nanousd"))
-    return {**view, "gpu_cost_usd": gpu_cost} if for_house else view
+    return {**view, "gpu_cost_usd": gpu_cost} if for_admin else view
 
 
-def corrections_view(late: Totals, for_house: bool) -> dict[str, Any]:
+def corrections_view(late: Totals, for_admin: bool) -> dict[str, Any]:
     """Return what was booked late and by hand, if anything was; ``entries`` of it by hand."""
-    return {} if late == Totals() else {"corrections": {**total_view(late, for_house), "entries": late.entries}}
+    return {} if late == Totals() else {"corrections": {**total_view(late, for_admin), "entries": late.entries}}
 
 
-def _line(line: Line, statement: Statement, for_house: bool) -> dict[str, Any]:
+def _line(line: Line, statement: Statement, for_admin: bool) -> dict[str, Any]:
     names: dict[str, Any] = dict(zip(map(str, statement.group_by), line.groups, strict=True))
     if reads_calls(statement.group_by):
         names["others"] = line.others
-    return {**names, **total_view(line.total, for_house), **corrections_view(line.corrections, for_house)}
+    return {**names, **total_view(line.total, for_admin), **corrections_view(line.corrections, for_admin)}
 
 
 def _with_corrections(row: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ LAST_LINES = 15  # of a log, that say why a child died
 LISTENING_PORTS = range(20_000, 32_000)
 
 
-class Account(Struct, frozen=True):
+class SystemUser(Struct, frozen=True):
     """The system user a child runs as."""
 
     name: str
@@ -36,7 +36,7 @@ def spawn(
     command: Sequence[str | Path],
     *,
     log: Path | None,
-    account: Account | None = None,
+    user: SystemUser | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
@@ -65,9 +65,9 @@ def spawn(
             process_group=0,
             # Runs after the change of user, which would clear the death signal (prctl(2)).
             preexec_fn=_die_with_parent(os.getpid(), death_signal, frozenset(blocked)),
-            user=None if account is None else account.uid,
-            group=None if account is None else account.gid,
-            extra_groups=None if account is None else (),
+            user=None if user is None else user.uid,
+            group=None if user is None else user.gid,
+            extra_groups=None if user is None else (),
         )
     finally:
         if output is not None:

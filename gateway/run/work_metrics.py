@@ -109,11 +109,11 @@ class _Work:
             budgets.add_metric(scope, used)
         waiting = GaugeMetricFamily(
             "tollgate_batch_requests_left",
-            "Requests of running batches that have not ended, in the whole house",
+            "Requests of running batches that have not ended, in the whole deployment",
             labels=["priority"],
         )
         callbacks = GaugeMetricFamily(
-            "tollgate_callbacks_waiting", "Callbacks still to be delivered, in the whole house", labels=["state"]
+            "tollgate_callbacks_waiting", "Callbacks still to be delivered, in the whole deployment", labels=["state"]
         )
         async with self._services.database.begin() as connection:
             backlog, _ = await read_backlog(connection)

@@ -1,5 +1,5 @@
 # What finance asks beyond the daily figures: spend by user and by tag, dollars per million tokens, what the same tokens
-# would have cost elsewhere, and the report of the whole house.
+# would have cost elsewhere, and the report of the whole deployment.
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_analysis_as_csv_has_a_line_for_each_model(team: PayingTeam) -> None:
     assert (both.status_code, both.json()["error"]["param"]) == (400, "group_by")
 
 
-def test_house_report_adds_up_over_teams(team: PayingTeam, house: House) -> None:
+def test_admin_report_adds_up_over_teams(team: PayingTeam, house: House) -> None:
     """Every team and model has a line with its price per million tokens, and the lines make the total."""
     team.ask("small")
     team.ask("large")

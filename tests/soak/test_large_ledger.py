@@ -95,7 +95,7 @@ async def measure(url: str) -> dict[str, Any]:
 
     async def of_a_day(connection: Any, team: str) -> Any:
         day = next(days)
-        return await usage_of(connection, team, Period(first=day, last=day), for_house=False)
+        return await usage_of(connection, team, Period(first=day, last=day), for_admin=False)
 
     measured["daily report"] = await ask(daily, 50)
     measured["GET /v1/usage of a day"] = await ask(of_a_day, 50)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.dev.embedded.server import Address, EmbeddedFault, EmbeddedServer, write_privately
-from gateway.dev.embedded.unprivileged import account_for, find_postgres_binaries, prepare_home
-from gateway.run.processes import LOOPBACK, Account, is_running, last_lines, spawn, state_of, wait_until_gone
+from gateway.dev.embedded.unprivileged import find_postgres_binaries, postgres_user_for, prepare_home
+from gateway.run.processes import LOOPBACK, SystemUser, is_running, last_lines, spawn, state_of, wait_until_gone
 
 # A path that its user can follow wherever the folder is: only the folder itself has to be open to them.
 HERE = "/proc/self/cwd"
@@ -61,11 +61,11 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _spawn(self, address: Address) -> subprocess.Popen[bytes]:
         home = prepare_home(self.data_dir / self.name)
-        account = account_for(home)
-        binaries = find_postgres_binaries(account)
+        user = postgres_user_for(home)
+        binaries = find_postgres_binaries(user)
         cluster = home / "cluster"
         if not cluster.exists():
-            self._create_cluster(binaries, home, account, address.password)
+            self._create_cluster(binaries, home, user, address.password)
         self._end_predecessor()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         server_settings = {
@@ -85,22 +85,22 @@ class EmbeddedPostgres(EmbeddedServer):
         return spawn(
             [binaries / "postgres", "-D", HERE, *options],
             log=self.log,
-            account=account,
+            user=user,
             env=ENVIRONMENT,
             cwd=cluster,
             pass_fds=self.pass_fds,
             death_signal=self.death_signal,
         )
 
-    def _create_cluster(self, binaries: Path, home: Path, account: Account | None, password: str) -> None:
+    def _create_cluster(self, binaries: Path, home: Path, user: SystemUser | None, password: str) -> None:
         """Make an empty cluster with one database, in a folder that gets its name only when it is complete."""
         unfinished = home / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
-        if account is not None:
-            os.chown(unfinished, account.uid, account.gid)
+        if user is not None:
+            os.chown(unfinished, user.uid, user.gid)
         password_file = home / "password"
-        write_privately(password_file, password.encode(), account)
+        write_privately(password_file, password.encode(), user)
         initdb: list[str | Path] = [binaries / "initdb", "-D", HERE, "-U", "tollgate", "--pwfile=../password"]
         # Our password is 192 random bits: hashed 4096 times it were no safer, and each connection 2 ms of CPU dearer.
         initdb += ["--auth=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8"]
@@ -108,18 +108,18 @@ class EmbeddedPostgres(EmbeddedServer):
         if self._server_settings.get("fsync") == "off":
             initdb.append("--no-sync")
         try:
-            self._run_to_end(initdb, unfinished, account)
+            self._run_to_end(initdb, unfinished, user)
             single_user: list[str | Path] = [binaries / "postgres", "--single", "-D", HERE, "postgres"]
-            self._run_to_end(single_user, unfinished, account, typed=b"CREATE DATABASE tollgate\n")
+            self._run_to_end(single_user, unfinished, user, typed=b"CREATE DATABASE tollgate\n")
         finally:
             password_file.unlink()
         unfinished.rename(home / "cluster")
 
-    def _run_to_end(self, command: list[str | Path], cwd: Path, account: Account | None, typed: bytes = b"") -> None:
+    def _run_to_end(self, command: list[str | Path], cwd: Path, user: SystemUser | None, typed: bytes = b"") -> None:
         read_end, write_end = os.pipe()
         os.write(write_end, typed)  # a line: it fits into the pipe
         os.close(write_end)
-        process = spawn(command, log=self.log, account=account, env=ENVIRONMENT, cwd=cwd, stdin=read_end)
+        process = spawn(command, log=self.log, user=user, env=ENVIRONMENT, cwd=cwd, stdin=read_end)
         os.close(read_end)
         if process.wait() != 0:
             raise EmbeddedFault(f"{Path(command[0]).name} failed:\n{last_lines(self.log)}")

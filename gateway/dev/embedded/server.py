@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from gateway.run.processes import Account, free_port, last_lines, stop
+from gateway.run.processes import SystemUser, free_port, last_lines, stop
 
 
 class EmbeddedServer(ABC):
@@ -145,7 +145,7 @@ class Address(msgspec.Struct):
     password: str
 
 
-def write_privately(path: Path, content: bytes, owner: Account | None = None) -> None:
+def write_privately(path: Path, content: bytes, owner: SystemUser | None = None) -> None:
     """Replace a file as a whole, readable by its owner alone: a crash leaves the old content or the new."""
     draft = path.with_name(f".{path.name}.new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

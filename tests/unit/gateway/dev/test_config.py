@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.config.file import load_settings
 from gateway.config.tree import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
-from gateway.dev.config import HouseSecrets, house_config, joined, read_config_file, text_at, to_yaml
+from gateway.dev.config import StackSecrets, joined, read_config_file, stack_config, text_at, to_yaml
 
-KNOWN = HouseSecrets("tgadmin-x-of-the-house", "pepper of the house here", engine_secret="secret of the engine")
+KNOWN = StackSecrets("tgadmin-x-of-the-house", "pepper of the house here", engine_secret="secret of the engine")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def house(checkpoint: Path, file: Section | None) -> Section:
     """Return the whole configuration of a house with this file."""
     stores = {"database_url": "postgresql://u:p@127.0.0.1:2/t", "redis_url": "redis://:p@127.0.0.1:3/0"}
-    settings = house_config(checkpoint, "http://127.0.0.1:1", stores, KNOWN, file)
+    settings = stack_config(checkpoint, "http://127.0.0.1:1", stores, KNOWN, file)
     return joined(settings, file, checkpoint / "data")
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_secrets_are_made_once(tmp_path: Path) -> None:
     """The second start reads what the first has made, from a private file."""
     path = tmp_path / "secrets.json"
-    first, second = HouseSecrets.load(path), HouseSecrets.load(path)
+    first, second = StackSecrets.load(path), StackSecrets.load(path)
 
     assert first == second
     assert first.admin_key.startswith("tgadmin-")
@@ -100,7 +100,7 @@ def test_secrets_of_an_older_house_are_kept_and_joined(tmp_path: Path) -> None:
     """A house from before the engine had a secret gets one, and keeps its keys."""
     path = tmp_path / "secrets.json"
     path.write_text('{"admin_key": "tgadmin-a", "key_pepper": "p", "team_key": "tg-t", "engine_port": 7}')
-    first, second = HouseSecrets.load(path), HouseSecrets.load(path)
+    first, second = StackSecrets.load(path), StackSecrets.load(path)
 
     assert (first.admin_key, first.team_key, first.engine_port) == ("tgadmin-a", "tg-t", 7)
     assert first.engine_secret == second.engine_secret != ""

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.money import to_decimal, to_nano
 from billing.ledger.corrections import Correction, add_correction
 from billing.ledger.ledger import insert_records
-from gateway.reports.admin_usage import DEAREST, house_usage
+from gateway.reports.admin_usage import DEAREST, admin_usage
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
 from tests.support.clock import SetClock
@@ -60,7 +60,7 @@ async def refund(connection: AsyncConnection, team_id: str) -> None:
 async def read(database: Database, after: str | None = None, limit: int = 100) -> dict[str, Any]:
     """Return a page."""
     async with database.begin() as connection:
-        return await house_usage(connection, TODAY, TODAY, after=after, limit=limit)
+        return await admin_usage(connection, TODAY, TODAY, after=after, limit=limit)
 
 
 async def test_totals_are_of_all_teams_whatever_the_page_shows(database: Database) -> None:

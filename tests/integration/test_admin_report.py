@@ -1,4 +1,4 @@
-# The report of the whole house, on a real Postgres: every dollar of our own GPUs is a call's or idle.
+# The report of the whole deployment, on a real Postgres: every dollar of our own GPUs is a call's or idle.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from billing.core.money import to_nano
 from billing.core.prices import Price
 from billing.ledger.instance_samples import Look, book_look
 from billing.ledger.ledger import insert_records
-from gateway.reports.admin_report import house_report, report_csv
+from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.usage_analysis import Analysis
 from gateway.storage.database import Database
 from router.catalog.catalog import AutoRoute, Catalog
@@ -66,7 +66,7 @@ async def test_calls_and_idle_are_all_that_our_gpus_cost(database: Database) -> 
     await fill(database)
 
     async with database.begin() as connection:
-        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+        report = await admin_report(connection, Analysis(None), catalog(), TODAY, TODAY)
 
     calls = sum(line["gpu_cost_usd"] for line in report["results"])
     idle = sum(line["idle_usd"] for line in report["instances"])
@@ -81,7 +81,7 @@ async def test_each_team_and_model_has_its_line(database: Database) -> None:
 
     async with database.begin() as connection:
         found = catalog()
-        report = await house_report(connection, Analysis(found.models["gpt-4o"]), found, TODAY, TODAY)
+        report = await admin_report(connection, Analysis(found.models["gpt-4o"]), found, TODAY, TODAY)
 
     first = report["results"][0]
     assert [(line["team_id"], line["model"]) for line in report["results"]] == [
@@ -109,7 +109,7 @@ async def test_each_team_hears_what_auto_saved_it(database: Database) -> None:
     routes = {"auto": AutoRoute(small=("llama",), large=("gpt-4o",))}  # every call of these books asked for auto
 
     async with database.begin() as connection:
-        report = await house_report(connection, Analysis(None), replace(catalog(), auto=routes), TODAY, TODAY)
+        report = await admin_report(connection, Analysis(None), replace(catalog(), auto=routes), TODAY, TODAY)
 
     saved = {line["team_id"]: line["auto"]["saved_usd"] for line in report["teams"]}
     assert saved == {"team_a": Decimal("8.80"), "team_b": Decimal("2.10")}  # $10 - $1.20, and $2.50 - $0.40
@@ -121,7 +121,7 @@ async def test_csv_has_the_idle_time_of_each_replica(database: Database) -> None
     await fill(database)
 
     async with database.begin() as connection:
-        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+        report = await admin_report(connection, Analysis(None), catalog(), TODAY, TODAY)
     rows = list(csv.DictReader(io.StringIO(report_csv(report))))
 
     assert sum(Decimal(row["gpu_cost_usd"]) for row in rows) == Decimal(35)
@@ -132,7 +132,7 @@ async def test_csv_has_the_idle_time_of_each_replica(database: Database) -> None
 async def test_a_house_without_calls_reports_nothing(database: Database) -> None:
     """No calls, no engines: zeros, and no rates of nothing."""
     async with database.begin() as connection:
-        report = await house_report(connection, Analysis(None), catalog(), TODAY, TODAY)
+        report = await admin_report(connection, Analysis(None), catalog(), TODAY, TODAY)
 
     assert (report["results"], report["models"], report["instances"]) == ([], [], [])
     assert (report["total"]["cost_usd"], report["total"]["usd_per_million_tokens"]) == (0, None)
