@@ -214,7 +214,7 @@ async def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
 
 async def metrics_guard(connection: Connection, handler: BaseRouteHandler) -> None:
     """Let admins in, and metrics keys."""
-    auth: Authenticator = connection.app.state.services.auth
+    auth: Authenticator = connection.app.state.parts.get(Authenticator)
     key = read_key(connection)
     if key is None or not auth.may_scrape(key):
         await admin_guard(connection, handler)
@@ -233,8 +233,8 @@ GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guar
 
 
 async def _identify(connection: Connection) -> Caller | Admin:
-    auth: Authenticator = connection.app.state.services.auth
-    address = client_of(connection.scope, connection.app.state.services.settings.trusted_proxies)
+    auth: Authenticator = connection.app.state.parts.get(Authenticator)
+    address = client_of(connection.scope, connection.app.state.editions.current.settings.trusted_proxies)
     state = connection.scope["state"]
     state["address"] = address  # for the log, should the key be invalid
     state["caller"] = caller = await auth.identify(read_key(connection), address)

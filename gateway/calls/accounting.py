@@ -18,14 +18,20 @@ NOTHING = Settlement(Usage(), 0)
 class Account:
     """One call's hold and journal entries. ``close`` counts once; what comes later changes nothing."""
 
-    def __init__(self, hold: Hold, journal: Journal, quotas: Quotas, *, owes_parts: bool = True) -> None:
+    def __init__(
+        self,
+        hold: Hold,
+        journal: Journal,
+        quotas: Quotas,
+        *,
+        owes_parts: bool = True,
+        prompt: PromptBound | None = None,
+    ) -> None:
         self.hold = hold
+        self.prompt = prompt  # what the hold covers of the prompt
         self.owes_parts = owes_parts  # whether a part of an answer is owed, should this process die
-        self.count: Callable[[], Settlement] = lambda: NOTHING  # tells what was used so far,
-        self.served: Callable[[], Served | None] = lambda: (
-            None
-        )  # and by which target, if not the one it was opened with
-        self.prompt: PromptBound | None = None  # what its hold covers of the prompt
+        self._count: Callable[[], Settlement] = _nothing  # tells what was used so far,
+        self._served: Callable[[], Served | None] = _as_opened  # and by which target, if not by the one it began with
         self.opened: UsageRecord | None = None  # as the journal knows the call while it runs
         self.record: UsageRecord | None = None  # the final one, once closed
         self._journal = journal
@@ -43,11 +49,22 @@ class Account:
         self._journal.opened(record)
         self.opened = record
 
+    def follow(self, count: Callable[[], Settlement], served: Callable[[], Served | None]) -> None:
+        """Ask ``count`` what was used so far and ``served`` by which target, where that is not the one the call was
+        opened with: the journal knows who answers before the first word goes out."""
+        self._count, self._served = count, served
+        if served() is not None:
+            self.note_progress()
+
+    def owe_whole_only(self) -> None:
+        """Owe no part of the answer: nothing of it is sent before it is whole."""
+        self.owes_parts = False
+
     def note_progress(self) -> None:
         """Enter which target answers and, where parts are owed, what was used so far, if that changed."""
         if self.opened is None or self.is_closed:
             return
-        used, served = self.count() if self.owes_parts else NOTHING, self.served()
+        used, served = self._count() if self.owes_parts else NOTHING, self._served()
         if (used, served) != self._noted:
             self._journal.progress(self.hold.request.request_id, used.usage, used.cost_nanousd, served)
             self._noted = used, served
@@ -71,7 +88,7 @@ class Account:
 
     def _let_go(self) -> None:
         """Drop the references to the reply: it may be freed before its accounting is settled."""
-        self.count, self.served = lambda: NOTHING, lambda: None
+        self._count, self._served = _nothing, _as_opened
 
     def settle(self) -> None:
         """Replace the hold by what was used, or release it when nothing is owed."""
@@ -82,6 +99,14 @@ class Account:
             self._quotas.release(self.hold)
         else:
             self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
+
+
+def _nothing() -> Settlement:
+    return NOTHING
+
+
+def _as_opened() -> None:
+    return None
 
 
 def _usage_of(record: UsageRecord) -> Usage:

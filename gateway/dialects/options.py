@@ -15,7 +15,7 @@ from gateway.core.errors import Forbidden
 from gateway.core.principals import Caller
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.endpoint import Asked
-from gateway.inference.services import Services
+from gateway.inference.recalibrations import Recalibrations
 from protocol.errors import BadRequest, invalid_value
 from router import RoutingOptions
 from router.catalog.targets import Tier
@@ -34,14 +34,14 @@ class Options(Struct, frozen=True, kw_only=True):
     max_cost_usd: float | None = None
 
 
-def routing_options(services: Services, caller: Caller, options: Options, tier: Tier) -> RoutingOptions:
+def routing_options(recalibrations: Recalibrations, caller: Caller, options: Options, tier: Tier) -> RoutingOptions:
     """Return what a caller asks beyond the body, and what its team allows."""
     return RoutingOptions(
         tier=tier,
         allowed_models=caller.team.allowed_models,
         allow_smaller=caller.team.allow_smaller,
         quality=options.quality,
-        recalibrated=services.recalibrations.of(caller.team.id),
+        recalibrated=recalibrations.of(caller.team.id),
         max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
     )
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 
+from gateway.core.clock import Clock
 from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
-from gateway.inference.services import Services
+from gateway.inference.edition import Edition
+from gateway.inference.limiter import Gate
 from gateway.overload.slots import SlotPool
+from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.wire.errors import UpstreamFailure
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
@@ -50,14 +53,17 @@ def _queue_wanted(report: EngineLoad) -> int:
 class EngineWatch:
     """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, edition: Edition, limiter: Gate, client: UpstreamClient, clock: Clock) -> None:
+        self._limiter = limiter
+        self._client = client
+        self._clock = clock
         self._looked: dict[SlotPool, float] = {}  # monotonic seconds
-        self.follow(services)
+        self.follow(edition)
 
-    def follow(self, services: Services) -> None:
+    def follow(self, edition: Edition) -> None:
         """Look at the endpoints of another configuration from the next look on."""
-        self._services = services
-        rooms, replicas = services.gate.engines, replicas_of(services.settings.providers.values())
+        self._providers = edition.providers
+        rooms, replicas = self._limiter.engines, replicas_of(edition.settings.providers.values())
         self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
         self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
 
@@ -69,7 +75,7 @@ class EngineWatch:
 
     async def look_once(self) -> None:
         """Look at every engine that is due."""
-        now = self._services.clock.monotonic()
+        now = self._clock.monotonic()
         due = [
             (replica, room)
             for replica, room in self._watched
@@ -80,9 +86,9 @@ class EngineWatch:
 
     async def _look_at(self, replica: Replica, room: SlotPool) -> None:
         try:
-            report = await ask_load(self._services, replica)
+            report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure:
-            self._services.gate.resize(room, None, is_full=False)  # its breakers decide whether it is called
+            self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
         else:
             slots = slots_from(report, len(room.held), room.limit)
-            self._services.gate.resize(room, slots, is_full=is_full(report))
+            self._limiter.resize(room, slots, is_full=is_full(report))

@@ -10,12 +10,17 @@ from typing import Annotated
 import msgspec
 import structlog
 from msgspec import Meta, Struct
+from redis.asyncio import Redis
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
+from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
-from gateway.inference.services import Services
+from gateway.inference.edition import Edition
+from gateway.storage.database import Database
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from router.catalog.catalog import Catalog
@@ -69,16 +74,28 @@ class Replica(Struct, frozen=True):
 class InstanceWatcher:
     """Looks at every self-hosted endpoint of the configuration until cancelled."""
 
-    def __init__(self, services: Services, every: float = EVERY) -> None:
-        self._services = services
+    def __init__(
+        self,
+        edition: Edition,
+        client: UpstreamClient,
+        database: Database,
+        redis: Redis,
+        clock: Clock,
+        every: float = EVERY,
+    ) -> None:
+        self._edition = edition
+        self._client = client
+        self._database = database
+        self._redis = redis
+        self._clock = clock
         self._every = every
-        self._replicas = replicas_of(services.settings.providers.values())
+        self._replicas = replicas_of(edition.settings.providers.values())
         self._unreachable: set[str] = set()  # base URLs; said once
 
-    def follow(self, services: Services) -> None:
+    def follow(self, edition: Edition) -> None:
         """Look at the endpoints of another configuration from the next look on."""
-        self._services = services
-        self._replicas = replicas_of(services.settings.providers.values())
+        self._edition = edition
+        self._replicas = replicas_of(edition.settings.providers.values())
         self._unreachable &= {replica.endpoint.base_url for replica in self._replicas}
 
     async def run(self) -> None:
@@ -96,14 +113,14 @@ class InstanceWatcher:
         """Whether no gateway has looked lately. It only saves work: without Redis every gateway looks."""
         try:
             lasts = round(self._every * 950)  # milliseconds; a little less than until the next turn
-            return bool(await self._services.redis.set(TURN, "taken", nx=True, px=lasts))
+            return bool(await self._redis.set(TURN, "taken", nx=True, px=lasts))
         except REDIS_AWAY:
             return True
 
     async def _look_at(self, replica: Replica) -> Look | None:
         address = replica.endpoint.base_url
         try:
-            report = await ask_load(self._services, replica)
+            report = await ask_load(self._client, self._edition.providers, replica)
         except UpstreamFailure as exc:
             if address not in self._unreachable:
                 log.warning("instance_unreachable", endpoint=address, error=str(exc))
@@ -112,23 +129,23 @@ class InstanceWatcher:
         if address in self._unreachable:
             self._unreachable.discard(address)
             log.info("instance_reachable", endpoint=address, instance_id=report.instance_id)
-        look = look_from(report, replica, self._services.catalog, self._services.clock.now())
+        look = look_from(report, replica, self._edition.catalog, self._clock.now())
         try:
-            async with self._services.database.begin() as connection:
+            async with self._database.begin() as connection:
                 return look if await book_look(connection, look) else None
         except POSTGRES_AWAY as exc:  # the next look catches up
             log.warning("instance_not_booked", instance_id=look.instance_id, error=repr(exc))
             return None
 
 
-async def ask_load(services: Services, replica: Replica) -> EngineLoad:
+async def ask_load(client: UpstreamClient, providers: ProviderRegistry, replica: Replica) -> EngineLoad:
     """Return what a replica says of itself. Raises UpstreamFailure."""
-    key = services.providers.next_key(replica.provider.name)
+    key = providers.next_key(replica.provider.name)
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
     try:
         async with asyncio.timeout(PATIENCE):
-            response = await services.client.send(
+            response = await client.send(
                 UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
             )
             try:

@@ -14,91 +14,102 @@ from gateway.batch.intake import Intake
 from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.shapes import WINDOWS, NewBatch, NewOpenAIBatch
 from gateway.batch.store import Batch, add_items, begin_batch, make_batch
+from gateway.core.clock import Clock
 from gateway.core.principals import Caller
+from gateway.core.settings import Settings
 from gateway.dialects.checks import check_tags
 from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
-from gateway.inference.services import Services
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
 
 GROUP = 1000  # items in one COPY
 AT_ONCE = 100  # requests looked at before others get their turn: 2 ms
 
 
-async def submit(services: Services, caller: Caller, new: NewBatch) -> Batch:
-    """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines.
+class BatchSubmission:
+    """Takes batches in."""
 
-    Raises BatchQueueFull and StorageFull where the team has no room for it.
-    """
-    callback_url = await check_head(services, new)
-    intake = Intake(new.endpoint)
-    items = []
-    for place, said in enumerate(new.requests):
-        if place % AT_ONCE == 0:
-            await asyncio.sleep(0)  # others are served in between
-        if (item := intake.request(Raw(said))) is not None:
-            items.append(item)
-        if intake.is_full:
-            break
-    intake.end()
-    if intake.faults:
-        first = intake.faults[0]
-        where = "requests" if first.line is None else f"requests[{first.line - 1}]"
-        raise BadRequest(
-            f"{first.message} ({len(intake.faults)} of the requests are at fault; the first is {where}.)",
-            param=where if first.param is None else f"{where}.{first.param}",
-            code=first.code,
-        )
-    limits, team_id, size = services.settings.batch, caller.team.id, sum(len(item.body) for item in items)
-    async with services.database.begin() as connection:
-        await check_queue(connection, limits, team_id, size)
-        await check_storage(connection, limits, team_id, size)
-        due = await estimated_completion(connection, services.clock, intake.count, new.priority)
-        batch = await _make(connection, services, caller, new, callback_url, input_bytes=size)
-        for start in range(0, len(items), GROUP):
-            await add_items(connection, batch.id, start, items[start : start + GROUP])
-        await lock_limits(connection, team_id)
-        await check_queue(connection, limits, team_id, 0)  # it is among them now
-        await check_storage(connection, limits, team_id, 0)
-        begun = await begin_batch(connection, services.clock, batch.id, intake.count, intake.model, due)
-    assert begun is not None
-    return begun
+    def __init__(self, settings: Settings, database: Database, clock: Clock) -> None:
+        self._settings = settings
+        self._database = database
+        self._clock = clock
 
+    async def submit(self, caller: Caller, new: NewBatch) -> Batch:
+        """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines.
 
-async def submit_file(services: Services, caller: Caller, new: NewOpenAIBatch) -> Batch:
-    """Store a batch whose requests are in a file; a worker checks them. Raises BadRequest, NotFound, BatchQueueFull."""
-    callback_url = await check_head(services, new)
-    async with services.database.begin() as connection:
-        file = await get_file(connection, caller.team.id, new.input_file_id)
-        if file.purpose != "batch":
+        Raises BatchQueueFull and StorageFull where the team has no room for it.
+        """
+        callback_url = await self._check_head(new)
+        intake = Intake(new.endpoint)
+        items = []
+        for place, said in enumerate(new.requests):
+            if place % AT_ONCE == 0:
+                await asyncio.sleep(0)  # others are served in between
+            if (item := intake.request(Raw(said))) is not None:
+                items.append(item)
+            if intake.is_full:
+                break
+        intake.end()
+        if intake.faults:
+            first = intake.faults[0]
+            where = "requests" if first.line is None else f"requests[{first.line - 1}]"
             raise BadRequest(
-                f"The file '{file.id}' was uploaded for '{file.purpose}'. Upload it with purpose 'batch'.",
-                param="input_file_id",
-                code="invalid_value",
+                f"{first.message} ({len(intake.faults)} of the requests are at fault; the first is {where}.)",
+                param=where if first.param is None else f"{where}.{first.param}",
+                code=first.code,
             )
-        await lock_limits(connection, caller.team.id)
-        await check_queue(connection, services.settings.batch, caller.team.id, file.bytes)
-        of_file = {"input_file_id": file.id, "input_bytes": file.bytes}
-        return await _make(connection, services, caller, new, callback_url, **of_file)
+        limits, team_id, size = self._settings.batch, caller.team.id, sum(len(item.body) for item in items)
+        async with self._database.begin() as connection:
+            await check_queue(connection, limits, team_id, size)
+            await check_storage(connection, limits, team_id, size)
+            due = await estimated_completion(connection, self._clock, intake.count, new.priority)
+            batch = await _make(connection, self._clock, caller, new, callback_url, input_bytes=size)
+            for start in range(0, len(items), GROUP):
+                await add_items(connection, batch.id, start, items[start : start + GROUP])
+            await lock_limits(connection, team_id)
+            await check_queue(connection, limits, team_id, 0)  # it is among them now
+            await check_storage(connection, limits, team_id, 0)
+            begun = await begin_batch(connection, self._clock, batch.id, intake.count, intake.model, due)
+        assert begun is not None
+        return begun
 
+    async def submit_file(self, caller: Caller, new: NewOpenAIBatch) -> Batch:
+        """Store a batch whose requests are in a file; a worker checks them.
 
-async def check_head(services: Services, new: NewBatch | NewOpenAIBatch) -> str | None:
-    """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
-    if new.endpoint not in FOR_BATCHES:
-        raise invalid_value("endpoint", f"is one of {', '.join(FOR_BATCHES)}")
-    if new.completion_window not in WINDOWS:
-        raise invalid_value("completion_window", f"is one of {', '.join(WINDOWS)}")
-    check_tags(new)
-    if any("\x00" in text for pair in (new.metadata or {}).items() for text in pair):
-        raise invalid_value("metadata", "holds no NUL")
-    if new.callback_url is None:
-        return None
-    return await Guard(services.settings.callbacks_allow).check(new.callback_url, "callback_url")
+        Raises BadRequest, NotFound and BatchQueueFull.
+        """
+        callback_url = await self._check_head(new)
+        async with self._database.begin() as connection:
+            file = await get_file(connection, caller.team.id, new.input_file_id)
+            if file.purpose != "batch":
+                raise BadRequest(
+                    f"The file '{file.id}' was uploaded for '{file.purpose}'. Upload it with purpose 'batch'.",
+                    param="input_file_id",
+                    code="invalid_value",
+                )
+            await lock_limits(connection, caller.team.id)
+            await check_queue(connection, self._settings.batch, caller.team.id, file.bytes)
+            of_file = {"input_file_id": file.id, "input_bytes": file.bytes}
+            return await _make(connection, self._clock, caller, new, callback_url, **of_file)
+
+    async def _check_head(self, new: NewBatch | NewOpenAIBatch) -> str | None:
+        """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
+        if new.endpoint not in FOR_BATCHES:
+            raise invalid_value("endpoint", f"is one of {', '.join(FOR_BATCHES)}")
+        if new.completion_window not in WINDOWS:
+            raise invalid_value("completion_window", f"is one of {', '.join(WINDOWS)}")
+        check_tags(new)
+        if any("\x00" in text for pair in (new.metadata or {}).items() for text in pair):
+            raise invalid_value("metadata", "holds no NUL")
+        if new.callback_url is None:
+            return None
+        return await Guard(self._settings.callbacks_allow).check(new.callback_url, "callback_url")
 
 
 async def _make(
     connection: AsyncConnection,
-    services: Services,
+    clock: Clock,
     caller: Caller,
     new: NewBatch | NewOpenAIBatch,
     callback_url: str | None,
@@ -106,7 +117,7 @@ async def _make(
 ) -> Batch:
     return await make_batch(
         connection,
-        services.clock,
+        clock,
         team_id=caller.team.id,
         key_id=caller.key_id,
         endpoint=new.endpoint,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,9 @@ import structlog
 from gateway.core.client_addresses import Networks, is_among, network_of
 
 if TYPE_CHECKING:
-    from gateway.inference.services import Services
+    from gateway.core.clock import Clock
+    from gateway.inference.edition import Editions
+    from gateway.telemetry.metrics import Metrics
 
 LOOPBACK: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 WARN_EVERY = 60.0  # seconds between lines in the log
@@ -22,7 +23,7 @@ log = structlog.get_logger()
 
 
 class ConnectionLimit:
-    """Counts the open connections of each client. It refuses none before ``follow``.
+    """Counts the open connections of each client. It refuses none before ``begin``.
 
     ``exempt`` and trusted proxies may have any number: connections of many clients come from there.
     """
@@ -30,17 +31,17 @@ class ConnectionLimit:
     def __init__(self, exempt: Networks = LOOPBACK) -> None:
         self._exempt = exempt
         self._open: Counter[str] = Counter()
-        self._services: Callable[[], Services] | None = None
+        self._parts: tuple[Editions, Metrics, Clock] | None = None
         self._warned_at = float("-inf")
 
-    def follow(self, services: Callable[[], Services]) -> None:
-        """Go by the settings of these services from now on, whichever edition they are."""
-        self._services = services
+    def begin(self, editions: Editions, metrics: Metrics, clock: Clock) -> None:
+        """Go by the settings from now on, whichever edition they are of."""
+        self._parts = editions, metrics, clock
 
     def enter(self, address: str) -> str | None:
         """Count a connection and return what to ``leave`` when it ends; ``None`` if it must not be."""
         client = network_of(address)
-        if self._services is not None and self._is_full(client, address, self._services()):
+        if self._parts is not None and self._is_full(client, address, *self._parts):
             return None
         self._open[client] += 1
         return client
@@ -51,14 +52,15 @@ class ConnectionLimit:
         if not self._open[client]:
             del self._open[client]
 
-    def _is_full(self, client: str, address: str, services: Services) -> bool:
-        most = services.settings.connections_per_address
+    def _is_full(self, client: str, address: str, editions: Editions, metrics: Metrics, clock: Clock) -> bool:
+        settings = editions.current.settings
+        most = settings.connections_per_address
         if not 0 < most <= self._open[client]:
             return False
-        if is_among(address, self._exempt) or is_among(address, services.settings.trusted_proxies):
+        if is_among(address, self._exempt) or is_among(address, settings.trusted_proxies):
             return False
-        services.metrics.connections_refused.inc()
-        if (now := services.clock.monotonic()) - self._warned_at > WARN_EVERY:
+        metrics.connections_refused.inc()
+        if (now := clock.monotonic()) - self._warned_at > WARN_EVERY:
             self._warned_at = now
             log.warning(
                 "connections_refused",

@@ -15,6 +15,7 @@ from billing.core.store_errors import postgres_cannot_now
 from gateway.core.errors import EncodedBody
 from gateway.dialects.table import errors_for
 from gateway.http.unknown_urls import unknown_url
+from gateway.telemetry.refusals import Refusals
 from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 
 log = structlog.get_logger()
@@ -25,7 +26,7 @@ LARGEST_BODY = 32 * 1024 * 1024  # bytes
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
     """Return the error object for any exception. What is not meant for callers is logged and named only by its id."""
     error = as_service_error(request, exc)
-    request.app.state.services.refusals.note(request.scope, error)
+    request.app.state.parts.get(Refusals).note(request.scope, error)
     headers = dict(error.headers)
     if error.status in (429, 503) and "retry-after" not in headers and "x-should-retry" not in headers:
         headers["retry-after"] = "1"

@@ -1,4 +1,5 @@
-# What every route shares: what a request brings with it (services, caller, query), and how an answer is written.
+# What every route shares: what a request brings with it (caller, query, the parts of this process), and how an answer
+# is written.
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ from typing import Any, Protocol, TypeVar
 from litestar import Request, Response
 
 from gateway.accounts.serializers import to_json
+from gateway.core.clock import Clock
+from gateway.core.parts import Parts
 from gateway.core.principals import Admin, Caller
 from gateway.http.error_handler import LARGEST_BODY
-from gateway.inference.services import Services
+from gateway.inference.edition import Edition, Editions
+from gateway.overload.body_memory import BodyRoom
 from gateway.storage.audit_log import Act
+from gateway.telemetry.tracing import Tracer
 from protocol.errors import BadRequest, invalid_value
 from protocol.serving.off_loop import HEAVY, off_loop
 
@@ -46,7 +51,7 @@ async def read_body(request: AnyRequest, read: Callable[[bytes], T]) -> tuple[T,
             return read(begun), len(begun)
     caller = principal_of(request)
     team_id = caller.team.id if isinstance(caller, Caller) else ""
-    async with services_of(request).body_room.taken(team_id, announced or LARGEST_BODY):
+    async with part_of(request, BodyRoom).taken(team_id, announced or LARGEST_BODY):
         body = begun + b"".join([piece async for piece in pieces])
         return await off_loop(len(body), lambda: read(body)), len(body)
 
@@ -61,9 +66,22 @@ async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
     return bytes(begun)
 
 
-def services_of(request: AnyRequest) -> Services:
-    """Return the services of the app that serves ``request``."""
-    return request.app.state.services
+def part_of(request: AnyRequest, kind: type[T]) -> T:
+    """Return the part of this process that is a ``kind``."""
+    parts: Parts = request.app.state.parts
+    return parts.get(kind)
+
+
+def is_traced(request: AnyRequest) -> bool:
+    """Whether calls are traced here."""
+    parts: Parts = request.app.state.parts
+    return parts.find(Tracer) is not None
+
+
+def edition_of(request: AnyRequest) -> Edition:
+    """Return what a call goes by that begins now: the configuration, and what was built of it."""
+    editions: Editions = request.app.state.editions
+    return editions.current
 
 
 def caller_of(request: AnyRequest) -> Caller:
@@ -86,7 +104,7 @@ def act_of(request: AnyRequest) -> Act:
 
 def now_of(request: AnyRequest) -> datetime:
     """Return the current time by the gateway's clock."""
-    return services_of(request).clock.moment()
+    return part_of(request, Clock).moment()
 
 
 def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from gateway.calls.call import Call
+from gateway.core.clock import Clock
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import options_of, read_idempotency_key, routing_options
-from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
+from gateway.http.exchange import AnyRequest, caller_of, is_traced, part_of, read_body
+from gateway.inference.recalibrations import Recalibrations
 from router.catalog.targets import Tier
 
 
@@ -22,8 +24,7 @@ def note_model(request: AnyRequest, model: str) -> None:
 
 def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> Call:
     """Return the call to ``endpoint`` that a body of ``size`` bytes makes. Raises BadRequest and its kin."""
-    services = services_of(request)
-    caller = caller_of(request)
+    caller, clock = caller_of(request), part_of(request, Clock)
     options = options_of(asked, caller, request.headers, "key")
     return Call(
         request_id=request.scope["state"]["request_id"],
@@ -31,13 +32,13 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         endpoint=endpoint.name,
         request=asked.request,
         native=asked.native,
-        routing=routing_options(services, caller, options, Tier(options.tier)),
+        routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier)),
         priority=options.priority,
         extra=asked.extra,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
-        traceparent=None if services.tracer is None else request.headers.get("traceparent"),
+        traceparent=request.headers.get("traceparent") if is_traced(request) else None,
         idempotency_key=read_idempotency_key(request.headers),
-        created_at=services.clock.now(),
-        started=services.clock.monotonic(),
+        created_at=clock.now(),
+        started=clock.monotonic(),
     )

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -17,10 +16,11 @@ from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.dialects.table import BY_NAME
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
 from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
-from gateway.inference.answer import answer
-from gateway.inference.idempotency import LARGEST_KEPT, Keep, answer_once
+from gateway.inference.edition import Edition
+from gateway.inference.idempotency import LARGEST_KEPT, Keep
 from gateway.inference.reply import Ending, KeepEnding, Reply
-from gateway.inference.services import Services
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.refusals import Refusals
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.inference import WholeReply
@@ -40,44 +40,32 @@ class ReplyResponse:
     This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
     """
 
-    def __init__(self, services: Services, call: Call, writer: ReplyWriter) -> None:
-        self._services = services
+    def __init__(self, edition: Edition, metrics: Metrics, refusals: Refusals, call: Call, writer: ReplyWriter) -> None:
+        self._edition = edition
+        self._metrics = metrics
+        self._refusals = refusals
         self._call = call
         self._writer = writer
         self._scope: Any = None  # of the request, once it is answered
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
-        self._scope = scope
-        if self._call.streams:
+        self._scope, call = scope, self._call
+        if call.streams:
             scope["state"]["write_error"] = self._write_error
         with ended_when_client_leaves(scope, receive) as client:
-            if self._call.idempotency_key is None:
-                await self._run(self._call, self._writer, send, client)
+            if call.idempotency_key is None:
+                await self._run(call, self._writer, send, client)
             else:
-                await answer_once(self._services, self._call, self._run_and_keep, self._write_error, scope, send)
+                once = self._edition.answered_once
+                await once.answer(call, self._run_and_keep, self._write_error, scope, send)
 
-    async def _run(
+    def _run(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None = None
-    ) -> None:
-        self._services.metrics.in_flight.inc()
-        try:
-            if call.streams:
-                await self._stream(self._open_reply(call, client, keep_ending), writer, send)
-            else:
-                await self._send_whole(call, client, keep_ending, writer, send)
-        finally:
-            self._services.metrics.in_flight.dec()
-
-    @asynccontextmanager
-    async def _open_reply(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> AsyncIterator[Reply]:
-        """Give the reply to ``call``, and close it by whichever way it ends."""
-        reply = await answer(self._services, call, client)
-        reply.keep_ending = keep_ending
-        try:
-            yield reply
-        finally:
-            _close_reply(reply, client)
+    ) -> Coroutine[Any, Any, None]:
+        """Return what runs the call as its client wants it: in pieces, or whole."""
+        run = self._stream if call.streams else self._send_whole
+        return run(call, writer, send, client, keep_ending)
 
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         recorder = RecordingWriter(self._writer)
@@ -89,27 +77,36 @@ class ReplyResponse:
         await self._run(call, recorder, send, Client(), keep_ending)  # a Client that never leaves
 
     async def _send_whole(
-        self, call: Call, client: Client, keep_ending: KeepEnding | None, writer: ReplyWriter, send: Any
+        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
     ) -> None:
-        reply = await answer(self._services, call, client)
-        reply.keep_ending = keep_ending
+        self._metrics.in_flight.inc()
         try:
-            whole, usage = await reply.collect()
-            body = writer.whole(reply, whole, usage)
-            await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            reply = await self._edition.inference.answer(call, client, keep_ending)
+            try:
+                whole, usage = await reply.collect()
+                body = writer.whole(reply, whole, usage)
+                await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+            finally:
+                _close_reply(reply, client)
         finally:
-            _close_reply(reply, client)
+            self._metrics.in_flight.dec()
 
-    async def _stream(self, opening: AbstractAsyncContextManager[Reply], writer: ReplyWriter, send: Any) -> None:
-        sender = StreamSender(send, self._services.settings.keep_alive, self._writing())
+    async def _stream(
+        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
+    ) -> None:
+        sender = StreamSender(send, self._edition.settings.keep_alive, self._writing())
+        self._metrics.in_flight.inc()
         try:
-            async with opening as reply:
+            reply = await self._edition.inference.answer(call, client, keep_ending)
+            try:
                 await sender.begin(reply_headers(reply))
                 reply.relay(lambda words: sender.can_send_now() and sender.send_now(writer.pieces(reply, words)))
                 async for events in reply.pieces():
                     if body := writer.pieces(reply, events):
                         await sender.send(body, is_last=type(events[-1]) is ReplyEnd)
+            finally:
+                _close_reply(reply, client)
         except ServiceError as exc:
             if not sender.has_begun:
                 raise
@@ -121,6 +118,7 @@ class ReplyResponse:
             log.exception("reply_failed", request_id=self._call.request_id)
             await sender.send(self._write_error(ServiceError("The answer broke off inside the gateway.")))
         finally:
+            self._metrics.in_flight.dec()
             sender.close()
         await sender.end()
 
@@ -131,7 +129,7 @@ class ReplyResponse:
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
-        self._services.refusals.note(self._scope, error)
+        self._refusals.note(self._scope, error)
         return self._writer.error(error)
 
 

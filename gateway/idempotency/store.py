@@ -79,10 +79,14 @@ class IdempotencyStore:
         self._database = database
         self._clock = clock
         self._sealer = sealer
-        self.retention = retention  # seconds
+        self._retention = retention  # seconds
         self._lease = lease  # seconds
         self._owned: set[str] = set()  # request ids of the calls that run here
         self._lookouts: WeakValueDictionary[tuple[Place, bytes], Lookout] = WeakValueDictionary()
+
+    def follow(self, retention: float) -> None:
+        """Keep answers for so many seconds from now on."""
+        self._retention = retention
 
     async def claim(self, wanted: Claim) -> Found:
         """Return ``wanted`` if it is this gateway's to run now: it has not run, or its gateway is dead, or the answer
@@ -99,7 +103,7 @@ class IdempotencyStore:
                     "request_id": wanted.request_id,
                     "owner": self.owner,
                     "lease": self._lease,
-                    "expires_at": self._moment(self.retention),
+                    "expires_at": self._moment(self._retention),
                 }
                 is_ours = (await connection.execute(CLAIM, values)).one_or_none() is not None
                 return wanted if is_ours else Running()  # another claim was faster; whose, the next look tells
@@ -121,7 +125,7 @@ class IdempotencyStore:
             "request_id": claim.request_id,
             "status": answer.status,
             "answer": sealed,
-            "expires_at": self._moment(self.retention),
+            "expires_at": self._moment(self._retention),
         }
         try:
             return await self._store(values, record)

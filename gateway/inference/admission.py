@@ -11,11 +11,14 @@ from msgspec.structs import replace
 from billing.core.errors import refusal_error
 from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, HoldRequest, Leg, RefusedHold, Scope
 from billing.core.prices import most_cost
+from billing.journal.journal import Journal
+from billing.quotas.quotas import Quotas
 from gateway.calls.accounting import NOTHING, Account
 from gateway.calls.call import Call, scopes_of
+from gateway.calls.journaling import Keeper
 from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
+from gateway.core.clock import Clock
 from gateway.core.principals import Caller
-from gateway.inference.services import Services
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
@@ -27,67 +30,78 @@ from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
 FITTINGS = 3  # times that a call is made to fit: others may take the room between
 
 
-async def admit(services: Services, call: Call, route: Route) -> tuple[Call, Account]:
-    """Hold the call's largest cost on ``route``; return the call as it goes on, and its open account.
+class Admission:
+    """Opens the accounting of calls, and ends it."""
 
-    Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit that
-    fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
-    """
-    prompt, legs = await off_loop(call.size, partial(_bound, call, route))
-    request = HoldRequest(
-        request_id=call.request_id,
-        team_id=call.caller.team.id,
-        scopes=call.scopes,
-        legs=legs,
-        is_internal=call.is_internal,
-    )
-    hold = await services.quotas.open(request)
-    if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
-        prompt = prompt.closely()
-        closer = await off_loop(call.size, partial(legs_of, call, route, prompt))
-        if closer != legs:
-            hold = await services.quotas.open(replace(request, legs=closer))
-    for _ in range(FITTINGS):
-        if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
-            break
-        call = fitted
-        legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
-        hold = await services.quotas.open(replace(request, legs=legs))
-    if isinstance(hold, RefusedHold):
-        raise _refusal(services, hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
-    account = Account(hold, services.journal, services.quotas, owes_parts=call.owes_parts)
-    account.prompt = prompt
-    services.keeper.add(account)
-    return call, account
+    def __init__(self, quotas: Quotas, journal: Journal, keeper: Keeper, clock: Clock) -> None:
+        self._quotas = quotas
+        self._journal = journal
+        self._keeper = keeper
+        self._clock = clock
 
+    async def admit(self, call: Call, route: Route) -> tuple[Call, Account]:
+        """Hold the call's largest cost on ``route``; return the call as it goes on, and its open account.
 
-@asynccontextmanager
-async def counted(services: Services, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
-    """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
+        Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit
+        that fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
+        """
+        prompt, legs = await off_loop(call.size, partial(_bound, call, route))
+        request = HoldRequest(
+            request_id=call.request_id,
+            team_id=call.caller.team.id,
+            scopes=call.scopes,
+            legs=legs,
+            is_internal=call.is_internal,
+        )
+        hold = await self._quotas.open(request)
+        if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
+            prompt = prompt.closely()
+            closer = await off_loop(call.size, partial(legs_of, call, route, prompt))
+            if closer != legs:
+                hold = await self._quotas.open(replace(request, legs=closer))
+        for _ in range(FITTINGS):
+            if isinstance(hold, Hold) or (fitted := _fitted(call, route, prompt, hold)) is None:
+                break
+            call = fitted
+            legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
+            hold = await self._quotas.open(replace(request, legs=legs))
+        if isinstance(hold, RefusedHold):
+            raise self._refusal(hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
+        account = Account(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
+        self._keeper.add(account)
+        return call, account
 
-    Raises RateLimited or QuotaExhausted when a limit has no room for it.
-    """
-    request = HoldRequest(
-        request_id=request_id,
-        team_id=caller.team.id,
-        scopes=scopes_of(caller),
-        legs=(),
-    )
-    hold = await services.quotas.open(request)
-    if isinstance(hold, RefusedHold):
-        raise _refusal(services, hold, endpoint)
-    try:
-        yield hold
-    finally:
-        services.quotas.settle(hold, NOTHING)
+    @asynccontextmanager
+    async def counted(self, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
+        """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
 
+        Raises RateLimited or QuotaExhausted when a limit has no room for it.
+        """
+        request = HoldRequest(
+            request_id=request_id,
+            team_id=caller.team.id,
+            scopes=scopes_of(caller),
+            legs=(),
+        )
+        hold = await self._quotas.open(request)
+        if isinstance(hold, RefusedHold):
+            raise self._refusal(hold, endpoint)
+        try:
+            yield hold
+        finally:
+            self._quotas.settle(hold, NOTHING)
 
-def _refusal(services: Services, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
-    error = refusal_error(refused, fits)
-    error.headers |= rate_limit_headers(refused)
-    if endpoint == "messages":
-        error.headers |= anthropic_limit_headers(refused, services.clock.now())
-    return error
+    def settle(self, account: Account) -> None:
+        """Settle the hold of a call whose account is closed, and stop looking after it."""
+        account.settle()
+        self._keeper.remove(account)
+
+    def _refusal(self, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
+        error = refusal_error(refused, fits)
+        error.headers |= rate_limit_headers(refused)
+        if endpoint == "messages":
+            error.headers |= anthropic_limit_headers(refused, self._clock.now())
+        return error
 
 
 def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:

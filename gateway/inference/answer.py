@@ -2,169 +2,154 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
-from msgspec.structs import replace
-
-from billing.core.prices import cost_of
-from billing.core.records import Status, UsageRecord
+from billing.core.records import Status
 from gateway.calls.accounting import Account
 from gateway.calls.call import Call, record_for
-from gateway.calls.estimate import charged_prompt_tokens
+from gateway.calls.early_leaves import EarlyLeaves
+from gateway.calls.hooks import HookMaker
+from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
-from gateway.inference.admission import admit
-from gateway.inference.attempt import Answering, AttemptLog
-from gateway.inference.attempts import refusal, send_along_route
-from gateway.inference.limiter import Turn
-from gateway.inference.reply import Reply, settle
-from gateway.inference.services import Services
+from gateway.inference.admission import Admission
+from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
+from gateway.inference.call_closer import CallCloser
+from gateway.inference.dispatcher import Dispatcher
+from gateway.inference.failover import FailoverStream
+from gateway.inference.limiter import Gate, Turn
+from gateway.inference.reply import KeepEnding, Reply
+from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
+from gateway.moderation.moderator import Moderator
+from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFiltered
 from protocol.serving.leaving import Client
-from protocol.serving.off_loop import off_loop
-from protocol.usage import Usage
-from router import Route, choose_route
-from router.catalog.targets import Target, Tier
-from router.prompt_size.prompt_bounds import PromptBound
-from router.ranking import Health
-from router.sampling import is_sampled, judge_named
 
 STAYS = Client()  # for calls that no client's leaving ends
 
 
-async def answer(services: Services, call: Call, client: Client = STAYS) -> Reply:
-    """Return the open reply to ``call``, its first token read. The caller closes it.
+class Replies:
+    """Opens the replies of calls whose first token is there."""
 
-    Raises a ServiceError when no target may, can or does answer; then nothing is held and nothing is owed. Cancelled
-    because ``client`` has left, the prompt is owed once a commercial upstream had all of it.
-    """
-    services.moderator.refuse_paused(call)
-    if call.owes_parts:
-        services.early_leaves.refuse(call.caller.key_id)
-    health = services.health()
-    route = await off_loop(call.size, partial(_judged_route, services, call, services.health_snapshot(health)))
-    route = await services.images.fit(call.request, call.size, call.caller.team.id, route, services.providers)
-    gate = services.gate
-    if (away := refusal(services, call, route, health)) is not None and not gate.can_wait(route):
-        raise away
-    turn = gate.enter(call, route, health) if away is None else None
-    turn = turn or await gate.wait(call, route, health)
-    try:
-        return await _answer_in_turn(services, call, turn, client)
-    except BaseException:
-        gate.release(turn.slot)
-        raise
+    def __init__(
+        self, dispatcher: Dispatcher, closer: CallCloser, hooks: Sequence[HookMaker], clock: Clock, metrics: Metrics
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._closer = closer
+        self._hooks = hooks
+        self._clock = clock
+        self._metrics = metrics
 
-
-def _judged_route(services: Services, call: Call, snapshot: Health) -> Route:
-    route = route_of(services, call, snapshot)
-    if is_sampled(call.request_id):
-        route = judge_named(route, call.request, call.routing, services.catalog, services.complexity)
-    return route
-
-
-def route_of(services: Services, call: Call, snapshot: Health) -> Route:
-    """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
-    catalog = services.catalog
-    share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
-    spread = call.spread if catalog.is_replicated else 0.0
-    return choose_route(
-        *(call.request, call.routing, catalog, snapshot, services.complexity),
-        share=share,
-        spread=spread,
-        at=call.created_at,
-    )
-
-
-async def _answer_in_turn(services: Services, call: Call, turn: Turn, client: Client) -> Reply:
-    """Hold, ask, and return the open reply. Who waits holds nothing: its hold would refuse its team's other calls."""
-    check = input_check_of(services.moderator, call)
-    try:
-        return await _answer_checked(services, call, turn, check, client)
-    finally:
-        if check is not None:
-            check.stop()
-
-
-async def _answer_checked(
-    services: Services, call: Call, turn: Turn, check: InputCheck | None, client: Client
-) -> Reply:
-    route = turn.route
-    call, account = await admit(services, call, route)
-    log = AttemptLog(queued=turn.waited)
-    answering: Answering | None = None
-
-    async def send() -> Answering:
-        nonlocal answering
-        answering = await send_along_route(services, call, route, log, turn.slot)
-        return answering
-
-    try:
-        lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
-        account.open(record_for(call, account.hold, route, route.targets[0], lost))
-        answered = await (send() if check is None else check.beside(send))
+    def open(
+        self, context: AttemptContext, account: Account, answering: Answering, keep_ending: KeepEnding | None
+    ) -> Reply:
+        """Return the open reply."""
         try:
-            reply = Reply(services, call, route, account, answered, log, services.hooks)
+            source = FailoverStream(self._dispatcher, context, answering, self._clock, self._metrics)
+            hooks = [make(context.call, answering.target) for make in self._hooks]
+            return Reply(context, account, source, hooks, self._closer, self._clock, keep_ending)
         except BaseException:
-            answering = None
-            answered.close()
+            answering.close()
+            self._closer.close_unanswered(context, account, Status.FAILED)
             raise
-    except BaseException as exc:
+
+
+class Inference:
+    """Answers calls."""
+
+    def __init__(
+        self,
+        chooser: RouteChooser,
+        limiter: Gate,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        replies: Replies,
+        closer: CallCloser,
+        moderator: Moderator,
+        early_leaves: EarlyLeaves,
+    ) -> None:
+        self.chooser = chooser
+        self.admission = admission
+        self._limiter = limiter
+        self._dispatcher = dispatcher
+        self._replies = replies
+        self._closer = closer
+        self._moderator = moderator
+        self._early_leaves = early_leaves
+
+    async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding | None = None) -> Reply:
+        """Return the open reply to ``call``, its first token read. The caller closes it.
+
+        ``keep_ending`` keeps how the reply ends, before its accounting closes. Raises a ServiceError when no target
+        may, can or does answer; then nothing is held and nothing is owed. Cancelled because ``client`` has left, the
+        prompt is owed once a commercial upstream had all of it.
+        """
+        turn = await self._turn_of(call)
+        check: InputCheck[Answering] | None = None
+        try:
+            check = input_check_of(self._moderator, call)
+            # Who waited held nothing: its hold would have refused its team's other calls.
+            call, account = await self.admission.admit(call, turn.route)
+            context = self._dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
+            try:
+                lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
+                account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
+                send = partial(self._dispatcher.try_targets, context, turn.slot)
+                answering = await (send() if check is None else check.beside(send))
+            except BaseException as exc:
+                self._end_unanswered(context, account, check, client, exc)
+                raise
+            reply = self._replies.open(context, account, answering, keep_ending)
+        except BaseException:
+            self._limiter.release(turn.slot)
+            raise
+        finally:
+            if check is not None:
+                check.stop()
+        self._early_leaves.forget_one(call.caller.key_id)
+        if check is not None and check.violation is not None:
+            if isinstance(check.violation, ContentPolicyViolation):
+                reply.block()
+            reply.close()
+            raise check.violation
+        return reply
+
+    async def _turn_of(self, call: Call) -> Turn:
+        """Choose the call's route, and wait until it may go along."""
+        self._moderator.refuse_paused(call)
+        if call.owes_parts:
+            self._early_leaves.refuse(call.caller.key_id)
+        health = self.chooser.health()
+        route = await self.chooser.choose(call, health)
+        away = self._dispatcher.refusal(call, route, health)
+        if away is not None and not self._limiter.can_wait(route):
+            raise away
+        turn = self._limiter.enter(call, route, health) if away is None else None
+        return turn or await self._limiter.wait(call, route, health)
+
+    def _end_unanswered(
+        self,
+        context: AttemptContext,
+        account: Account,
+        check: InputCheck[Answering] | None,
+        client: Client,
+        exc: BaseException,
+    ) -> None:
+        """Close the accounting of a call that has no reply: none came, it is forbidden, or its client left."""
+        call, log = context.call, context.log
         if isinstance(exc, UpstreamFiltered):
-            services.moderator.note_filtered(call)
+            self._moderator.note_filtered(call)
         verdict = exc if check is None or check.violation is None else check.violation  # it may coincide with a leaving
         is_forbidden = isinstance(verdict, ContentPolicyViolation)
         is_left = client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered)
+        answering = None if check is None else check.answered
         if answering is not None and (is_forbidden or (is_left and answering.whole is not None)):
-            reply = Reply(services, call, route, account, answering, log, services.hooks)
+            reply = self._replies.open(context, account, answering, None)
             (reply.block if is_forbidden else reply.abandon)()
             reply.close()
         elif is_left and not is_forbidden:
-            services.early_leaves.count(call.caller.key_id, call.started)
-            _close_unanswered(services, account, call, route, log, Status.INTERRUPTED)
+            self._early_leaves.count(call.caller.key_id, call.started)
+            self._closer.close_unanswered(context, account, Status.INTERRUPTED)
         else:
-            status = Status.BLOCKED if is_forbidden else Status.FAILED
-            _close_unanswered(services, account, call, route, log, status)
-        raise
-    services.early_leaves.forget_one(call.caller.key_id)
-    if check is not None and check.violation is not None:
-        if isinstance(check.violation, ContentPolicyViolation):
-            reply.block()
-        reply.close()
-        raise check.violation
-    return reply
-
-
-def _with_prompt(
-    services: Services, call: Call, target: Target, record: UsageRecord, log: AttemptLog, held: PromptBound | None
-) -> UsageRecord:
-    """Return the row of a call that was left with its prompt charged. Before the first token of our own engine it costs
-    nothing: its prefill may never have begun, and what left the queue used no device."""
-    if not log.has_answered and services.providers.settings(target.model.provider).self_hosted:
-        return replace(record, status=Status.FAILED)
-    prompt = charged_prompt_tokens(call.request, target.model, held)
-    batch = call.routing.tier is Tier.BATCH
-    cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
-    return replace(record, input_tokens=prompt, cost_nanousd=cost)
-
-
-def _close_unanswered(
-    services: Services, account: Account, call: Call, route: Route, log: AttemptLog, status: Status
-) -> None:
-    """Close the account of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
-    forbidden. All but the second cost nothing."""
-    tried = {target.key: target for target in route.targets}
-    target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
-    spent = round((services.clock.monotonic() - call.started) * 1000, 3)
-    attempts = tuple(log.attempts)
-    record = record_for(
-        call, account.hold, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts
-    )
-    if status is Status.INTERRUPTED:
-        record = _with_prompt(services, call, target, record, log, account.prompt)
-    account.close(record)
-    if log.attempts:
-        services.metrics.close(record)
-        if services.tracer is not None:
-            services.tracer.note(call, record)
-    settle(services, account)
+            self._closer.close_unanswered(context, account, Status.BLOCKED if is_forbidden else Status.FAILED)

@@ -1,12 +1,10 @@
-# One attempt: asks one target with one key, and waits for its first token or its whole reply. Which target is asked,
-# and what follows a failure, attempts.py decides.
+# One attempt's values: what all attempts of a call share, what was tried, and an upstream that has begun to answer; and
+# how an answer is read up to its first token. Which target is asked, and what follows a failure, dispatcher.py decides.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
@@ -16,28 +14,24 @@ from billing.core.records import Attempt
 from gateway.calls.as_events import events_of
 from gateway.calls.call import Call
 from gateway.core.settings import ProviderSettings
-from gateway.inference.services import Services
 from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
 from gateway.upstreams.resilience.breakers import Permit
 from gateway.upstreams.resilience.deadline import Deadline
 from gateway.upstreams.resilience.retry import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
-from gateway.upstreams.wire.errors import UpstreamError, UpstreamRefused, UpstreamTimeout
+from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Manners
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.inference import WholeReply
 from protocol.serving.off_loop import off_loop
 from protocol.usage import Usage
-from router.catalog.targets import Target
-from router.prompt_size.bounds import output_limit, with_output_limit
-
-LESSONS = 2  # that one call may find out of a target's quirks
+from router.catalog.targets import Route, Target
+from router.prompt_size.bounds import with_output_limit
 
 
-@dataclass(slots=True)
-class Answering:
+class Answering(Struct, frozen=True, eq=False):
     """An upstream that has begun to answer: a stream with its first events, or a whole reply."""
 
     target: Target
@@ -47,10 +41,10 @@ class Answering:
     response: UpstreamResponse | None = None
     whole: WholeReply | None = None
     usage: Usage | None = None
-    found: Manners | None = None  # how it was asked, where that is not what is known of its target
+    dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
     permit: Permit | None = None  # under which it was asked,
     began: float = 0.0  # and when it began to answer, in monotonic seconds
-    dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
+    found: Manners | None = None  # how it was asked, where that is not what is known of its target
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
 
     def close(self) -> None:
@@ -90,56 +84,38 @@ class AttemptLog:
         if self.attempts:
             self.attempts[-1] = replace(self.attempts[-1], outcome=outcome)
 
+    def left(self, *, is_received: bool) -> None:
+        """Note that the call was cancelled during an attempt, and whether its upstream had all of it by then."""
+        self.was_left_waiting = is_received
 
-class Trip(Struct, frozen=True):
-    """What all attempts of one call share: its deadline, the budget that its extra attempts are on, and what of the
-    reply is there already."""
 
+class AttemptContext(Struct, frozen=True, eq=False):
+    """What all attempts of one call share: what is asked along which route, until when, on which budget its extra
+    attempts are, what was tried so far, and what of the reply is there already."""
+
+    call: Call
+    route: Route
+    log: AttemptLog
     deadline: Deadline
     budget: RetryBudget
     resume: Resume | None = None
 
 
-async def send_politely(
-    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, log: AttemptLog
-) -> Answering:
-    """Ask one target, and again where it refuses a field that it can be asked without. Raises UpstreamFailure."""
-    started = services.clock.monotonic()
-    manners = known = services.providers.manners.of(target, started)
-    for lessons_left in range(LESSONS, -1, -1):
-        try:
-            answering = await send_once(services, call, target, permit, trip, manners, log)
-            break
-        except UpstreamRefused as exc:
-            is_openai = services.providers.settings(target.model.provider).format == "openai"
-            better = manners.bettered_by(exc, call.native is not None) if is_openai and lessons_left else None
-            if better is None:
-                raise
-            manners, now = better, services.clock.monotonic()
-            log.add(target, exc.outcome, now - started)
-            started = now
-    if manners != known:
-        answering.found = manners
-    return answering
-
-
-async def send_once(
-    services: Services, call: Call, target: Target, permit: Permit, trip: Trip, manners: Manners, log: AttemptLog
-) -> Answering:
-    """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
-    registry = services.providers
-    provider = registry.settings(target.model.provider)
-    wire = registry.format(target.model.provider)
-    # Our own engine always streams to us: a reply that breaks can then be continued, and is charged by its tokens.
-    streams = call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
-    # What its hold covers: a spare may be smaller than the model asked.
-    limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
-    extra = _allowed_extra(call, provider)
-    asking = Asking(
+def asking_of(
+    context: AttemptContext,
+    target: Target,
+    provider: ProviderSettings,
+    permit: Permit,
+    manners: Manners,
+    limit: int | None,
+) -> Asking:
+    """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there."""
+    call, extra = context.call, _allowed_extra(context.call, provider)
+    return Asking(
         request=with_output_limit(call.request, limit),
         target=target,
         api_key=permit.api_key,
-        streams=streams,
+        streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,
         native=call.native,
         extra=extra,
@@ -150,28 +126,17 @@ async def send_once(
         tier=call.routing.tier.value,
         fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
-        resume=trip.resume,
+        resume=context.resume,
     )
-    usual = provider.timeouts.first_token if streams else provider.timeouts.total
-    patience = trip.deadline.within(usual, services.clock.monotonic())
-    ends = asyncio.get_running_loop().time() + patience
-    built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
-    try:
-        response = await services.client.send(built, provider.timeouts.connect, patience)
-        services.breakers.heard(permit, response.headers)
-        answering = await _read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
-        answering.dropped = built.dropped
-        return answering
-    except UpstreamTimeout as exc:
-        if patience < 0.9 * usual:  # earlier attempts took its time
-            exc.outcome = "deadline"
-        raise
-    except asyncio.CancelledError:
-        log.was_left_waiting = built.delivery.is_whole and (response is None or _is_success(response))
-        raise
 
 
-async def _read_answer(
+def streams_from(call: Call, provider: ProviderSettings) -> bool:
+    """Whether the upstream is asked for a stream. Our own engine always is: a reply that breaks can then be continued,
+    and is charged by its tokens."""
+    return call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
+
+
+async def read_answer(
     call: Call,
     target: Target,
     provider: ProviderSettings,
@@ -183,7 +148,7 @@ async def _read_answer(
 ) -> Answering:
     """Read up to the first token, or to the end of a plain reply. Raises UpstreamFailure, the response closed."""
     try:
-        if not _is_success(response):
+        if not is_success(response):
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
         response.due = ends
         begun = await response.next_piece() if streams else b""
@@ -203,7 +168,8 @@ async def _read_answer(
         raise
 
 
-def _is_success(response: UpstreamResponse) -> bool:
+def is_success(response: UpstreamResponse) -> bool:
+    """Whether an upstream has taken the request."""
     return 200 <= response.status < 300
 
 

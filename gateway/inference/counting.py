@@ -7,66 +7,85 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gateway.calls.estimate import probable_prompt_tokens
-from gateway.calls.image_urls import is_outside
+from gateway.calls.image_urls import ImageUrls, is_outside
 from gateway.core.principals import Caller
-from gateway.inference.services import Services
+from gateway.moderation.moderator import Moderator
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
-from gateway.upstreams.client import read_error_body
+from gateway.upstreams.client import UpstreamClient, read_error_body
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
 from protocol.messages import CountRequest
 from protocol.messages_to_chat import to_chat
 from protocol.serving.off_loop import off_loop
 from router import RoutingOptions
+from router.catalog.catalog import Catalog
 from router.catalog.targets import Target
 from router.choose import permitted_name
 
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
 
 
-async def count_prompt(services: Services, caller: Caller, asked: CountRequest, size: int) -> int:
-    """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
+class PromptCounter:
+    """Counts prompts, under limits of its own."""
 
-    ``size``: bytes of the request as it came.
-    Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and BadRequest
-    for images that it may not fetch.
-    """
-    catalog = services.catalog
-    name = permitted_name(asked.model, RoutingOptions(allowed_models=caller.team.allowed_models), catalog)
-    chat = await off_loop(size, lambda: to_chat(asked))  # refuses what no dialect could carry
-    estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
-    if (model := catalog.models.get(name)) is None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        providers: ProviderRegistry,
+        client: UpstreamClient,
+        breakers: Breakers,
+        moderator: Moderator,
+        images: ImageUrls,
+    ) -> None:
+        self._catalog = catalog
+        self._providers = providers
+        self._client = client
+        self._breakers = breakers
+        self._moderator = moderator
+        self._images = images
+
+    async def count(self, caller: Caller, asked: CountRequest, size: int) -> int:
+        """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.
+
+        ``size``: bytes of the request as it came.
+        Raises UnknownModel, ModelNotAllowed, UpstreamRefused for a prompt that its upstream would not take, and
+        BadRequest for images that it may not fetch.
+        """
+        catalog = self._catalog
+        name = permitted_name(asked.model, RoutingOptions(allowed_models=caller.team.allowed_models), catalog)
+        chat = await off_loop(size, lambda: to_chat(asked))  # refuses what no dialect could carry
+        estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
+        if (model := catalog.models.get(name)) is None:
+            return estimate
+        wire = self._providers.format(model.provider)
+        if isinstance(wire, AnthropicFormat) and await self._moderator.may_leave(caller.team.safety, chat, asked):
+            targets = catalog.targets_of(model)
+            if not all(is_outside(target, self._providers) for target in targets):
+                await self._images.check(chat, size, caller.team.id)
+            for target in targets:
+                with suppress(TargetAway):
+                    return await self._count_at(wire, target, asked, size) or estimate
         return estimate
-    wire = services.providers.format(model.provider)
-    if isinstance(wire, AnthropicFormat) and await services.moderator.may_leave(caller.team.safety, chat, asked):
-        targets = catalog.targets_of(model)
-        if not all(is_outside(target, services.providers) for target in targets):
-            await services.images.check(chat, size, caller.team.id)
-        for target in targets:
-            with suppress(TargetAway):
-                return await _count_at(services, wire, target, asked, size) or estimate
-    return estimate
 
-
-async def _count_at(
-    services: Services, wire: AnthropicFormat, target: Target, asked: CountRequest, size: int
-) -> int | None:
-    """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
-    timeouts = services.providers.settings(target.model.provider).timeouts
-    permit = await services.breakers.enter(target)
-    try:
-        built = await off_loop(size, lambda: wire.build_count(asked, target, permit.api_key))
-        response = await services.client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
+    async def _count_at(self, wire: AnthropicFormat, target: Target, asked: CountRequest, size: int) -> int | None:
+        """Return a target's own count, ``None`` when it gives none. Raises TargetAway, or UpstreamRefused."""
+        timeouts = self._providers.settings(target.model.provider).timeouts
+        permit = await self._breakers.enter(target)
         try:
-            body = await read_error_body(response)  # an answer of a few bytes, or of none in a second
-            if response.status == 200:
-                return wire.read_count(body)
-            raise wire.read_error(response.status, response.headers, body)
+            built = await off_loop(size, lambda: wire.build_count(asked, target, permit.api_key))
+            response = await self._client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
+            try:
+                body = await read_error_body(response)  # an answer of a few bytes, or of none in a second
+                if response.status == 200:
+                    return wire.read_count(body)
+                raise wire.read_error(response.status, response.headers, body)
+            finally:
+                response.close()
+        except UpstreamRefused:
+            raise
+        except UpstreamFailure:
+            return None
         finally:
-            response.close()
-    except UpstreamRefused:
-        raise
-    except UpstreamFailure:
-        return None
-    finally:
-        services.breakers.abandoned(permit)
+            self._breakers.abandoned(permit)

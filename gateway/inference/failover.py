@@ -9,20 +9,17 @@ from contextlib import suppress
 import structlog
 from msgspec.structs import replace
 
-from gateway.calls.call import Call
 from gateway.calls.resume_state import Progress
-from gateway.inference.attempt import Answering, AttemptLog, Trip
-from gateway.inference.attempts import walk
-from gateway.inference.services import Services
+from gateway.core.clock import Clock
+from gateway.inference.attempt import Answering, AttemptContext
+from gateway.inference.dispatcher import Dispatcher
 from gateway.telemetry.meters import counter_of
-from gateway.upstreams.resilience.deadline import Deadline
+from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.base import Resume
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamTimeout
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
-from router.catalog.targets import Route
-from router.prompt_size.prompt_lengths import prompt_characters
 
 LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them
@@ -30,21 +27,24 @@ MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended t
 log = structlog.get_logger()
 
 
-class Source:
+class FailoverStream:
     """The events of one reply, from whichever upstream. ``answering`` is the upstream that speaks now.
 
     Take the events in ``first``, then those of ``next_events``.
     """
 
-    def __init__(self, services: Services, call: Call, route: Route, answering: Answering, tried: AttemptLog) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, context: AttemptContext, answering: Answering, clock: Clock, metrics: Metrics
+    ) -> None:
         self.answering = answering
-        self._services = services
-        self._call = call
-        self._route = route
-        self._tried = tried
-        self._grew = services.clock.monotonic()  # since when its next token is awaited
+        self._dispatcher = dispatcher
+        self._context = context
+        self._call = context.call
+        self._clock = clock
+        self._metrics = metrics
+        self._grew = clock.monotonic()  # since when its next token is awaited
         self._replicas = {answering.target.key}  # that this reply was given to
-        self._progress = Progress(call.request) if answering.provider.self_hosted and answering.events else None
+        self._progress = Progress(context.call.request) if answering.provider.self_hosted and answering.events else None
         self.first = self._follow(answering.first)
 
     @property
@@ -60,7 +60,7 @@ class Source:
         try:
             return self._follow(await self._read(has_grown))
         except UpstreamFailure as failure:
-            self._note(failure)
+            self._dispatcher.note_broken(self._context, self.answering, failure)
             return self._follow(await self._go_on(failure))
 
     def relay(self, take: Callable[[list[Event]], bool]) -> None:
@@ -71,7 +71,7 @@ class Source:
         response, events = self.answering.response, self.answering.events
         if response is None or events is None or self._progress is not None:
             return
-        timeouts, clock = self.answering.provider.timeouts, self._services.clock
+        timeouts, clock = self.answering.provider.timeouts, self._clock
 
         def take_piece(piece: bytes) -> float | None:
             try:
@@ -94,7 +94,7 @@ class Source:
         return events if self._progress is None else self._progress.follow(events)
 
     async def _read(self, has_grown: bool) -> list[Event]:
-        answering, now = self.answering, self._services.clock.monotonic()
+        answering, now = self.answering, self._clock.monotonic()
         assert answering.response is not None and answering.events is not None
         if answering.events.failure is not None:
             raise answering.events.failure
@@ -115,13 +115,6 @@ class Source:
         if self._progress is not None and not self._progress.is_counted:
             raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
         return answering.events.finish()
-
-    def _note(self, failure: UpstreamFailure) -> None:
-        """Put down whose answer it was that broke."""
-        self._tried.broke(failure.outcome)
-        if (permit := self.answering.permit) is not None:
-            team, size = self._call.caller.team.id, prompt_characters(self._call.request)
-            self._services.breakers.broke(permit, self.answering.began, failure, team, size)
 
     async def _go_on(self, failure: UpstreamFailure) -> list[Event]:
         """Return the first events of another replica that goes on. Raises ``failure`` where there is none."""
@@ -150,19 +143,18 @@ class Source:
 
     async def _find_another(self, resume: Resume, failure: UpstreamFailure) -> Answering:
         """Return another endpoint of the same model that goes on from ``resume``. Raises ServiceError."""
-        services, call, broken = self._services, self._call, self.answering
+        context, broken = self._context, self.answering
         model = broken.target.model.name
-        others = [one for one in self._route.targets if one.model.name == model and one.key not in self._replicas]
-        trip = Trip(
-            Deadline(call.started + broken.provider.timeouts.total), services.budgets.of(broken.provider), resume
-        )
-        if isinstance(call.request, CompletionRequest):
-            call = replace(call, request=replace(call.request, echo=None))  # the echo is out
-        route = replace(self._route, targets=tuple(others))
-        return await walk(services, call, route, trip, self._tried, failure=failure)
+        others = [one for one in context.route.targets if one.model.name == model and one.key not in self._replicas]
+        rest = replace(context.route, targets=tuple(others))
+        context = self._dispatcher.go_on(context, rest, broken.provider, resume)
+        request = context.call.request
+        if isinstance(request, CompletionRequest):  # the echo is out
+            context = replace(context, call=replace(context.call, request=replace(request, echo=None)))
+        return await self._dispatcher.try_targets(context, failure=failure)
 
     def _tell(self, outcome: str, broken: Answering, failure: UpstreamFailure) -> None:
-        counter_of(self._services.metrics.continuations, broken.target.model.name, outcome).inc()
+        counter_of(self._metrics.continuations, broken.target.model.name, outcome).inc()
         log.warning(
             f"reply_{outcome}",
             request_id=self._call.request_id,

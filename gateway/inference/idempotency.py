@@ -33,12 +33,15 @@ from msgspec.structs import replace
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY, postgres_refuses
 from gateway.calls.call import Call
+from gateway.core.background import Background
+from gateway.core.clock import Clock
 from gateway.core.errors import AnswerNotKept, CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
+from gateway.core.settings import Settings
 from gateway.idempotency.replay_buffer import Send, Tape
-from gateway.idempotency.store import Answered, Found, Reused, Running
+from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running
 from gateway.idempotency.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
-from gateway.inference.services import Services
 from gateway.telemetry.meters import counter_of
+from gateway.telemetry.metrics import Metrics
 from protocol.errors import Overloaded, ServiceError
 from protocol.serving.off_loop import off_loop
 
@@ -59,46 +62,158 @@ WriteError = Callable[[ServiceError], bytes]
 log = structlog.get_logger()
 
 
-async def answer_once(
-    services: Services, call: Call, run: Run, write_error: WriteError, scope: Any, send: Send
-) -> None:
-    """Answer a call that has an Idempotency-Key: run it, or wait for the gateway that does, or replay what was stored.
+class AnsweredOnce:
+    """Answers the calls that have an Idempotency-Key."""
 
-    Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
-    longer than any upstream may take, AnswerNotKept when it was answered at too great a length, Overloaded when
-    Postgres is away, CallTakenOver when this gateway was slept through, and whatever ``run`` raises.
-    """
-    assert call.idempotency_key is not None
-    place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
-    settings = services.settings
-    peppers = (settings.key_pepper, *settings.other_key_peppers)
-    digest, *others = await off_loop(call.size, lambda: [digest_of(call, pepper) for pepper in peppers])
-    wanted = Claim(place, digest, call.request_id, tuple(others))
-    found = await _ask(services, wanted)
-    if isinstance(found, Running):
-        found = await _wait(services, wanted)
-        # Should it be ours to run after all, its upstream has all its time.
-        call = replace(call, started=services.clock.monotonic())
-    match found:
-        case Claim():
-            _count(services, "run")
-            tape = Tape(LARGEST_KEPT)
-            services.background.spawn(_run_to_the_end(services, call, found, run, tape))
-            await tape.play(send, write_error)
-        case Answered() if found.answer == NOT_KEPT:
-            _count(services, "not_kept")
-            raise AnswerNotKept(
-                f"The answer to this call was longer than the {LARGEST_KEPT >> 20} MiB that are kept. It was given and "
-                f"charged once, as {found.request_id}. Use a new Idempotency-Key to run the call again."
-            )
-        case Answered():
-            _count(services, "replayed")
-            await _replay(found, scope, send)
-        case Reused():
-            _count(services, "reused")
-            raise IdempotencyKeyReused(
-                "This Idempotency-Key was used for another request. Use a new key for each request that differs."
-            )
+    def __init__(
+        self, settings: Settings, store: IdempotencyStore, background: Background, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._store = store
+        self._background = background
+        self._clock = clock
+        self._metrics = metrics
+        self._peppers = settings.key_pepper, *settings.other_key_peppers
+        self._longest_call = max((each.timeouts.total for each in settings.providers.values()), default=0.0)  # seconds
+
+    async def answer(self, call: Call, run: Run, write_error: WriteError, scope: Any, send: Send) -> None:
+        """Answer a call that has an Idempotency-Key: run it, wait for the gateway that does, or replay what was stored.
+
+        Raises IdempotencyKeyReused for another request under the same key, IdempotencyKeyInUse when the call runs for
+        longer than any upstream may take, AnswerNotKept when it was answered at too great a length, Overloaded when
+        Postgres is away, CallTakenOver when this gateway was slept through, and whatever ``run`` raises.
+        """
+        assert call.idempotency_key is not None
+        place = Place(call.caller.team.id, call.endpoint, call.idempotency_key)
+        digest, *others = await off_loop(call.size, lambda: [digest_of(call, pepper) for pepper in self._peppers])
+        wanted = Claim(place, digest, call.request_id, tuple(others))
+        found = await self._ask(wanted)
+        if isinstance(found, Running):
+            found = await self._wait(wanted)
+            # Should it be ours to run after all, its upstream has all its time.
+            call = replace(call, started=self._clock.monotonic())
+        match found:
+            case Claim():
+                self._count("run")
+                tape = Tape(LARGEST_KEPT)
+                self._background.spawn(self._run_to_the_end(call, found, run, tape))
+                await tape.play(send, write_error)
+            case Answered() if found.answer == NOT_KEPT:
+                self._count("not_kept")
+                raise AnswerNotKept(
+                    f"The answer to this call was longer than the {LARGEST_KEPT >> 20} MiB that are kept. It was given "
+                    f"and charged once, as {found.request_id}. Use a new Idempotency-Key to run the call again."
+                )
+            case Answered():
+                self._count("replayed")
+                await _replay(found, scope, send)
+            case Reused():
+                self._count("reused")
+                raise IdempotencyKeyReused(
+                    "This Idempotency-Key was used for another request. Use a new key for each request that differs."
+                )
+
+    async def _ask(self, claim: Claim) -> Found:
+        """Ask Postgres whether the call may run here. A client that leaves meanwhile leaves no claim behind."""
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                return await self._store.claim(claim)
+        except POSTGRES_AWAY as exc:
+            log.warning("idempotency_store_unreachable", request_id=claim.request_id, error=repr(exc))
+            raise Overloaded(
+                "The database does not answer, so the Idempotency-Key cannot be honoured. Nothing was run. Try again."
+            ) from exc
+        except asyncio.CancelledError:
+            self._background.spawn(self._release(claim))
+            raise
+
+    async def _wait(self, wanted: Claim) -> Found:
+        """Wait until the call is answered, or ours to run. Of all that wait for it in this process, one looks."""
+        pause = FIRST_LOOK
+        try:
+            async with asyncio.timeout(self._longest_call), self._store.lookout(wanted) as lookout:
+                if lookout.seen is not None:
+                    return lookout.seen
+                while isinstance(found := await self._ask(wanted), Running):
+                    await asyncio.sleep(pause)
+                    pause = min(LAST_LOOK, pause * 1.25)
+                lookout.seen = found if isinstance(found, Answered) else None
+                return found
+        except TimeoutError as exc:
+            self._count("in_use")
+            raise IdempotencyKeyInUse(
+                f"A call with this Idempotency-Key has been running for {self._longest_call:g} seconds. "
+                "Ask again later."
+            ) from exc
+
+    async def _run_to_the_end(self, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
+        """Run a claimed call, whether or not a client listens. What it did not store is free for the next that asks,
+        before its client hears of a failure.
+        """
+        store = self._store
+        is_stored = False
+        error: Exception | None = None
+
+        async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
+            nonlocal is_stored
+            is_stored = await self._keep(claim, answer, record, tape)
+            if not is_stored:
+                log.warning("idempotent_call_taken_over", request_id=call.request_id)
+                self._count("taken_over")
+                raise CallTakenOver("Another gateway runs this call now. Send it again with the same Idempotency-Key.")
+
+        try:
+            with store.leased(claim):
+                await run(call, tape.send, keep)
+        except Exception as exc:
+            error = exc
+            if not (tape.is_heard or isinstance(exc, ServiceError)):
+                log.exception("unexpected_error", request_id=call.request_id)
+        except asyncio.CancelledError:
+            tape.end(Unavailable("The gateway is closing. Send the call again with the same Idempotency-Key."))
+            raise
+        if not is_stored:
+            await self._release(claim)
+        tape.end(error)
+
+    async def _keep(self, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
+        """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
+
+        While Postgres is away it is unknown whether it was stored, so this goes on until Postgres says. The client is
+        sent away after a while: it may come back for the answer. A refusal says nothing of an earlier try that broke
+        off: only the row tells whether that was stored, and charged.
+        """
+        away = Overloaded(
+            "The answer cannot be stored right now and may have been charged. Ask again with the same Idempotency-Key."
+        )
+        patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
+        store, pause, refusals = self._store, 0.1, 0
+        try:
+            while True:
+                try:
+                    if refusals < MOST_REFUSALS:
+                        return await store.store(claim, answer, record)
+                    if await store.is_stored(claim):
+                        return True
+                    break
+                except POSTGRES_AWAY as exc:
+                    log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
+                    refusals += postgres_refuses(exc)
+                await asyncio.sleep(pause)
+                pause = min(2.0, 2 * pause)
+        finally:
+            patience.cancel()
+        log.error("idempotent_answer_refused", request_id=claim.request_id)
+        raise Unavailable("The answer could not be stored. It costs nothing. Try again.")
+
+    async def _release(self, claim: Claim) -> None:
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                await self._store.release(claim)
+        except POSTGRES_AWAY as exc:  # the lease ends by itself
+            log.warning("idempotency_claim_not_released", request_id=claim.request_id, error=repr(exc))
+
+    def _count(self, outcome: str) -> None:
+        counter_of(self._metrics.idempotent, outcome).inc()
 
 
 def digest_of(call: Call, pepper: str) -> bytes:
@@ -117,111 +232,6 @@ def digest_of(call: Call, pepper: str) -> bytes:
     return hmac.digest(pepper.encode(), b"tollgate idempotency\0" + canonical, "sha256")
 
 
-async def _ask(services: Services, claim: Claim) -> Found:
-    """Ask Postgres whether the call may run here. A client that leaves meanwhile leaves no claim behind."""
-    try:
-        async with asyncio.timeout(ASK_WITHIN):
-            return await services.idempotency.claim(claim)
-    except POSTGRES_AWAY as exc:
-        log.warning("idempotency_store_unreachable", request_id=claim.request_id, error=repr(exc))
-        raise Overloaded(
-            "The database does not answer, so the Idempotency-Key cannot be honoured. Nothing was run. Try again."
-        ) from exc
-    except asyncio.CancelledError:
-        services.background.spawn(_release(services, claim))
-        raise
-
-
-async def _wait(services: Services, wanted: Claim) -> Found:
-    """Wait until the call is answered, or ours to run. Of all who wait for it in this process, one looks at a time."""
-    patience = max(provider.timeouts.total for provider in services.settings.providers.values())
-    pause = FIRST_LOOK
-    try:
-        async with asyncio.timeout(patience), services.idempotency.lookout(wanted) as lookout:
-            if lookout.seen is not None:
-                return lookout.seen
-            while isinstance(found := await _ask(services, wanted), Running):
-                await asyncio.sleep(pause)
-                pause = min(LAST_LOOK, pause * 1.25)
-            lookout.seen = found if isinstance(found, Answered) else None
-            return found
-    except TimeoutError as exc:
-        _count(services, "in_use")
-        raise IdempotencyKeyInUse(
-            f"A call with this Idempotency-Key has been running for {patience:g} seconds. Ask again later."
-        ) from exc
-
-
-async def _run_to_the_end(services: Services, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
-    """Run a claimed call, whether or not a client listens. What it did not store is free for the next who asks, before
-    its client hears of a failure.
-    """
-    store = services.idempotency
-    is_stored = False
-    error: Exception | None = None
-
-    async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
-        nonlocal is_stored
-        is_stored = await _store(services, claim, answer, record, tape)
-        if not is_stored:
-            log.warning("idempotent_call_taken_over", request_id=call.request_id)
-            _count(services, "taken_over")
-            raise CallTakenOver("Another gateway runs this call now. Send it again with the same Idempotency-Key.")
-
-    try:
-        with store.leased(claim):
-            await run(call, tape.send, keep)
-    except Exception as exc:
-        error = exc
-        if not (tape.is_heard or isinstance(exc, ServiceError)):
-            log.exception("unexpected_error", request_id=call.request_id)
-    except asyncio.CancelledError:
-        tape.end(Unavailable("The gateway is closing. Send the call again with the same Idempotency-Key."))
-        raise
-    if not is_stored:
-        await _release(services, claim)
-    tape.end(error)
-
-
-async def _store(services: Services, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
-    """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
-
-    While Postgres is away it is unknown whether it was stored, so this goes on until Postgres says. The client is sent
-    away after a while: it may come back for the answer. A refusal says nothing of an earlier try that broke off: only
-    the row tells whether that was stored, and charged.
-    """
-    away = Overloaded(
-        "The answer cannot be stored right now and may have been charged. Ask again with the same Idempotency-Key."
-    )
-    patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
-    store, pause, refusals = services.idempotency, 0.1, 0
-    try:
-        while True:
-            try:
-                if refusals < MOST_REFUSALS:
-                    return await store.store(claim, answer, record)
-                if await store.is_stored(claim):
-                    return True
-                break
-            except POSTGRES_AWAY as exc:
-                log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
-                refusals += postgres_refuses(exc)
-            await asyncio.sleep(pause)
-            pause = min(2.0, 2 * pause)
-    finally:
-        patience.cancel()
-    log.error("idempotent_answer_refused", request_id=claim.request_id)
-    raise Unavailable("The answer could not be stored. It costs nothing. Try again.")
-
-
-async def _release(services: Services, claim: Claim) -> None:
-    try:
-        async with asyncio.timeout(ASK_WITHIN):
-            await services.idempotency.release(claim)
-    except POSTGRES_AWAY as exc:  # the lease ends by itself
-        log.warning("idempotency_claim_not_released", request_id=claim.request_id, error=repr(exc))
-
-
 async def _replay(found: Answered, scope: Any, send: Send) -> None:
     """Send a stored answer as it was sent first: the same bytes, under the request id of the call that was paid."""
     log.info("answer_replayed", request_id=found.request_id, asked_by=scope["state"].get("request_id"))
@@ -230,7 +240,3 @@ async def _replay(found: Answered, scope: Any, send: Send) -> None:
     headers = [*answer.headers, (b"idempotent-replayed", b"true")]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-
-
-def _count(services: Services, outcome: str) -> None:
-    counter_of(services.metrics.idempotent, outcome).inc()

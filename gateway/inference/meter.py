@@ -9,7 +9,7 @@ from billing.core.holds import Settlement
 from billing.core.prices import cost_of
 from gateway.calls.call import Call
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage, tokens_of
-from gateway.inference.failover import Source
+from gateway.inference.failover import FailoverStream
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta
 from protocol.inference import WholeReply
@@ -22,7 +22,7 @@ from router.prompt_size.prompt_bounds import PromptBound
 class Meter:
     """Counts one reply. Show it every delta, and what its upstream tells."""
 
-    def __init__(self, call: Call, source: Source, prompt: PromptBound | None = None) -> None:
+    def __init__(self, call: Call, source: FailoverStream, prompt: PromptBound | None = None) -> None:
         self.output_seen = 0  # tokens, by what went past
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen

@@ -11,21 +11,20 @@ from msgspec.structs import replace
 from billing.core.records import CHARGED, Served, Status, UsageRecord
 from gateway.calls.accounting import Account
 from gateway.calls.accumulate import Collector
-from gateway.calls.call import Call, record_for, served_by
-from gateway.calls.hooks import HookMaker, ReplyHook
+from gateway.calls.call import record_for, served_by
+from gateway.calls.hooks import ReplyHook
+from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
-from gateway.inference.attempt import Answering, AttemptLog
-from gateway.inference.failover import Source
+from gateway.inference.attempt import AttemptContext
+from gateway.inference.call_closer import CallCloser
+from gateway.inference.failover import FailoverStream
 from gateway.inference.meter import Meter
-from gateway.inference.services import Services
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamFiltered, UpstreamRefused
-from gateway.upstreams.wire.quirks import Manners
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply, choices_asked
 from protocol.usage import Usage
-from router.catalog.targets import Route, Target
-from router.prompt_size.bounds import output_tokens_most
+from router.catalog.targets import Target
 
 # How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
 Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
@@ -43,27 +42,27 @@ class Reply:
 
     def __init__(
         self,
-        services: Services,
-        call: Call,
-        route: Route,
+        context: AttemptContext,
         account: Account,
-        answering: Answering,
-        log: AttemptLog,
-        hook_makers: Sequence[HookMaker] = (),
+        source: FailoverStream,
+        hooks: Sequence[ReplyHook],
+        closer: CallCloser,
+        clock: Clock,
+        keep_ending: KeepEnding | None = None,
     ) -> None:
+        call, answering = context.call, source.answering
         self.call = call
-        self.route = route
+        self.route = context.route
         self.account = account
-        self.log = log
-        self.keep_ending: KeepEnding | None = None
-        self.first_token_seconds = services.clock.monotonic() - call.started
-        self._services = services
-        self._source = Source(services, call, route, answering, log)
-        self.meter = Meter(call, self._source, account.prompt)
-        account.count, account.served = self.meter.so_far, self._served
-        if self._served() is not None:
-            account.note_progress()  # the journal knows who answers before the first word goes out
-        self._hooks = [make(call, answering.target) for make in hook_makers]
+        self.log = context.log
+        self.first_token_seconds = clock.monotonic() - call.started
+        self._clock = clock
+        self._closer = closer
+        self._keep_ending = keep_ending
+        self._source = source
+        self.meter = Meter(call, source, account.prompt)
+        account.follow(self.meter.so_far, self._served)
+        self._hooks = hooks
         self.dropped = answering.dropped  # fields of the request that change no meaning and were not passed on
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
         self._choices = choices_asked(call.request)
@@ -121,7 +120,7 @@ class Reply:
 
         Raises UpstreamFailure when the upstream breaks, ContentPolicyViolation when the reply may not go out.
         """
-        self.account.owes_parts = False  # nothing of it is sent before it is whole
+        self.account.owe_whole_only()
         if (whole := self._source.answering.whole) is not None:
             self.meter.take_whole(whole)
             await self._show_whole(whole)
@@ -144,7 +143,7 @@ class Reply:
         fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
-            if is_whole and self.keep_ending is None:  # the account closes at once: all of it may go out together
+            if is_whole and self._keep_ending is None:  # the account closes at once: all of it may go out together
                 yield [*out, *held, UsageReport(self.meter.usage()), ReplyEnd()]
                 return
             if out:
@@ -158,7 +157,7 @@ class Reply:
             except UpstreamFailure as exc:
                 self._failure = exc
                 if isinstance(exc, UpstreamFiltered):
-                    self._services.moderator.note_filtered(self.call)
+                    self._closer.note_filtered(self.call)
                 else:
                     rest, is_forbidden = self._held_by_hooks()
                     if is_forbidden:
@@ -175,7 +174,7 @@ class Reply:
             if not self.account.is_closed:
                 self._end(self._broken)
         finally:
-            settle(self._services, self.account)
+            self._closer.settle(self.account)
             self._source.close()
 
     def abandon(self) -> None:
@@ -268,10 +267,10 @@ class Reply:
         """Close the account of a whole reply; where its end is to be kept, only once it is."""
         status = Status.ANSWERED if self._violation is None else Status.BLOCKED
         is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
-        if self.keep_ending is not None and is_kept:
+        if self._keep_ending is not None and is_kept:
             self._kept_record = self._final_record(status)
             try:
-                await self.keep_ending(self, ending)
+                await self._keep_ending(self, ending)
             except asyncio.CancelledError:  # Postgres may have it, or may yet
                 self.account.leave()
                 raise
@@ -279,7 +278,7 @@ class Reply:
 
     def _final_record(self, status: Status) -> UsageRecord:
         usage = self.meter.usage()
-        return _usage_record(self, status, usage, self.meter.cost_of(usage), self._services.clock.monotonic())
+        return _usage_record(self, status, usage, self.meter.cost_of(usage), self._clock.monotonic())
 
     def _end(self, status: Status) -> None:
         if self.account.is_closed:
@@ -288,14 +287,9 @@ class Reply:
         record = (self._kept_record if is_whole else None) or self._final_record(status)
         self.account.close(record)
         if (found := self._source.answering.found) is not None and status is Status.ANSWERED and self._is_counted:
-            self._learn_manners(found, record)
+            self._closer.learn(self.call, self.target, found, record)
         for hook in self._hooks:
             hook.close(record)
-
-    def _learn_manners(self, found: Manners, record: UsageRecord) -> None:
-        """Ask the target so from now on, unless it went past the limit that it was told under another name."""
-        if record.output_tokens <= output_tokens_most(self.call.request, self.target.model):
-            self._services.providers.manners.learn(self.target, found, self._services.clock.monotonic())
 
 
 def _is_answer(event: Event) -> bool:
@@ -325,9 +319,3 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
         total_ms=round((now - reply.call.started) * 1000, 3),
         attempts=tuple(reply.log.attempts),
     )
-
-
-def settle(services: Services, account: Account) -> None:
-    """Settle the hold of a call whose account is closed, and stop looking after it."""
-    account.settle()
-    services.keeper.remove(account)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.calls.call import Call
 from gateway.core.errors import ContentPolicyViolation, ContentUnchecked
@@ -31,7 +31,7 @@ class Open(Protocol):
 Answer = TypeVar("Answer", bound=Open)
 
 
-def input_check_of(moderator: Moderator, call: Call) -> InputCheck | None:
+def input_check_of(moderator: Moderator, call: Call) -> InputCheck[Any] | None:
     """Return the check of a call's input, or ``None`` where no policy asks for one.
 
     It has begun, and has to be stopped. Raises TooLarge for more text than is looked at.
@@ -44,11 +44,12 @@ def input_check_of(moderator: Moderator, call: Call) -> InputCheck | None:
     return InputCheck(moderator, call, policy)
 
 
-class InputCheck:
+class InputCheck(Generic[Answer]):
     """Runs once, beside one call. The rules begin as soon as something else is waited for."""
 
     def __init__(self, moderator: Moderator, call: Call, policy: Policy) -> None:
         self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
+        self.answered: Answer | None = None  # what ``beside`` has sent for, whatever came of the check
         self._moderator = moderator
         self._call = call
         self._policy = policy
@@ -80,13 +81,14 @@ class InputCheck:
             await self._judge()
             if self.violation is not None:
                 raise self.violation
-            return await send()
+            self.answered = await send()
+            return self.answered
         self._loop.call_soon(self._has_left)  # when ``send`` has written
         self._timer = self._loop.call_later(HEAD_START, self._ring)
         self._ask()
         try:
             async with asyncio.timeout(None) as self._leash:
-                answering = await send()
+                self.answered = answering = await send()
         except BaseException as exc:
             self._give_up()
             if isinstance(exc, TimeoutError) and self.violation is not None:

@@ -12,9 +12,11 @@ import structlog
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
+from gateway.core.clock import Clock
+from gateway.core.settings import Retention
 from gateway.idempotency.store import purge_expired
-from gateway.inference.services import Services
 from gateway.storage.audit_log import purge_outcomes
+from gateway.storage.database import Database
 
 EVERY = 60.0  # seconds between rounds
 
@@ -24,12 +26,14 @@ log = structlog.get_logger(__name__)
 class Purger:
     """Makes its rounds until it is cancelled. Any number may; doing any of it twice changes nothing."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, retention: Retention, database: Database, clock: Clock) -> None:
+        self._retention = retention
+        self._database = database
+        self._clock = clock
 
-    def follow(self, edition: Services) -> None:
+    def follow(self, retention: Retention) -> None:
         """Keep things for as long as other settings say."""
-        self._services = edition
+        self._retention = retention
 
     async def run(self) -> None:
         """Make a round every minute."""
@@ -39,15 +43,15 @@ class Purger:
 
     async def purge_once(self) -> None:
         """Erase a part of what is past its time. What fails holds up nothing else."""
-        services, retention = self._services, self._services.settings.retention
+        retention = self._retention
         async with _survived("stored answers"):
-            if purged := await purge_expired(services.database, services.clock):
+            if purged := await purge_expired(self._database, self._clock):
                 log.info("stored_answers_purged", count=purged)
-        async with _survived("files"), services.database.begin() as connection:
+        async with _survived("files"), self._database.begin() as connection:
             await purge_files(connection)
-        async with _survived("batch items"), services.database.begin() as connection:
+        async with _survived("batch items"), self._database.begin() as connection:
             await purge_items(connection, retention.batch_files)
-        async with _survived("safety outcomes"), services.database.begin() as connection:
+        async with _survived("safety outcomes"), self._database.begin() as connection:
             await purge_outcomes(connection, retention.usage)
 
 

@@ -1,21 +1,20 @@
 # Reads tollgate.yaml again when SIGHUP says so. What it says takes the place of what it said for every call that begins
-# from then on; a call that runs keeps its edition of the services, and with it models, prices and endpoints, to its
-# end. A faulty file changes nothing.
+# from then on; a call that runs keeps its edition to its end. A faulty file changes nothing.
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import structlog
 from msgspec import structs
 
 from gateway.config.tree import ConfigFaults
+from gateway.core.clock import Clock
 from gateway.core.settings import Settings
-from gateway.inference.services import Services
-from gateway.upstreams.registry import ProviderRegistry
+from gateway.inference.edition import Editions
+from gateway.telemetry.metrics import Metrics
 
 # What is open, locked or derived since the start: another value needs a restart.
 UNTIL_RESTART = (
@@ -29,24 +28,30 @@ log = structlog.get_logger()
 
 
 class Reloader:
-    """Reloads the configuration of one gateway. ``state`` is the app's: its ``services`` are of calls that begin."""
+    """Reloads the configuration of one process, from ``begin`` on."""
 
     def __init__(self, read: Read) -> None:
-        self.state: Any = None
         self._read = read
+        self._parts: tuple[Editions, Metrics, Clock] | None = None
         self._one_at_a_time = asyncio.Lock()
+
+    def begin(self, editions: Editions, metrics: Metrics, clock: Clock) -> None:
+        """Have a process follow what is read."""
+        self._parts = editions, metrics, clock
 
     async def reload(self) -> bool:
         """Go by what the file says now, and return whether it may be gone by."""
         async with self._one_at_a_time:
-            services: Services = self.state.services
-            settings = await read_again(self._read, services.settings)
-            services.metrics.count_reload(settings is not None, services.clock.now())
+            assert self._parts is not None
+            editions, metrics, clock = self._parts
+            known = editions.current.settings
+            settings = await read_again(self._read, known)
+            metrics.count_reload(settings is not None, clock.now())
             if settings is None:
                 return False
-            self.state.services = next_edition(services, settings)
-            changes = {"models": differences(services.settings.models, settings.models)}
-            changes["providers"] = differences(services.settings.providers, settings.providers)
+            editions.change(settings)
+            changes = {"models": differences(known.models, settings.models)}
+            changes["providers"] = differences(known.providers, settings.providers)
             log.info("config_reloaded", **changes)
             return True
 
@@ -65,14 +70,6 @@ async def read_again(read: Read, known: Settings) -> Settings | None:
     if differing:
         log.warning("config_needs_restart", settings=differing, kept="their values until then")
     return structs.replace(found, **{name: getattr(known, name) for name in differing})
-
-
-def next_edition(services: Services, settings: Settings) -> Services:
-    """Return the services of the calls that begin from now on, and have everything shared follow them."""
-    providers = ProviderRegistry(settings.providers, before=services.providers)
-    edition = replace(services, settings=settings, catalog=settings.catalog(), providers=providers)
-    services.follow(edition)
-    return edition
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -19,7 +19,8 @@ from uvicorn.server import ServerState
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import read_backlog
 from gateway.http.http_protocol import HttpProtocol
-from gateway.inference.services import Services
+from gateway.storage.database import Database
+from gateway.telemetry.metrics import Metrics
 from protocol.serving.listening import open_socket
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -36,7 +37,8 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def work_metrics(
     address: tuple[str, int] | None,
-    services: Services,
+    metrics: Metrics,
+    database: Database,
     running: Callable[[], int],
     budgets: Callable[[], Mapping[tuple[str, str], float]],
 ) -> AsyncIterator[None]:
@@ -49,7 +51,7 @@ async def work_metrics(
         yield
         return
     config = uvicorn.Config(
-        _Work(services, running, budgets).answer,
+        _Work(metrics, database, running, budgets).answer,
         ws="none",
         interface="asgi3",
         lifespan="off",
@@ -78,9 +80,14 @@ class _Work:
     """Everything that a worker shows."""
 
     def __init__(
-        self, services: Services, running: Callable[[], int], budgets: Callable[[], Mapping[tuple[str, str], float]]
+        self,
+        metrics: Metrics,
+        database: Database,
+        running: Callable[[], int],
+        budgets: Callable[[], Mapping[tuple[str, str], float]],
     ) -> None:
-        self._services = services
+        self._metrics = metrics
+        self._database = database
         self._running = running
         self._budgets = budgets
 
@@ -92,7 +99,7 @@ class _Work:
                 registry.register(_Looked(await self._look()))
         except POSTGRES_AWAY as exc:
             log.warning("metrics_incomplete", error=repr(exc))
-        body = generate_latest(registry) + self._services.metrics.render()
+        body = generate_latest(registry) + self._metrics.render()
         headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -115,7 +122,7 @@ class _Work:
         callbacks = GaugeMetricFamily(
             "tollgate_callbacks_waiting", "Callbacks still to be delivered, in the whole deployment", labels=["state"]
         )
-        async with self._services.database.begin() as connection:
+        async with self._database.begin() as connection:
             backlog, _ = await read_backlog(connection)
             open_callbacks = (await connection.execute(CALLBACKS)).mappings().one()
         for priority, count in backlog.items():

@@ -1,15 +1,13 @@
 # `tollgate work`: batches, and the deployment's background chores, done by any number of workers side by side. Beside
-# every process's part in the accounting (open_services), what is past its time is erased, budgets are watched and
+# every process's part in the accounting (open_process), what is past its time is erased, budgets are watched and
 # callbacks delivered.
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import structlog
 
@@ -20,23 +18,28 @@ from gateway.config.file import load_settings
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import HURRIED, Drain
+from gateway.core.parts import Parts
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
-from gateway.inference.services import Services
-from gateway.run.app import open_services
+from gateway.inference.edition import Edition, Editions
+from gateway.inference.recalibrations import Recalibrations
 from gateway.run.gc_tuning import spare_what_stays
 from gateway.run.heartbeat import show_life
+from gateway.run.process import open_process
 from gateway.run.purger import Purger
 from gateway.run.reload import Read, Reloader
 from gateway.run.work_metrics import work_metrics
 from gateway.shadow.comparer import Comparer
+from gateway.storage.books import Books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
 from gateway.telemetry.logging import configure_logging
+from gateway.telemetry.metrics import Metrics
 from gateway.webhooks.budget_alerts import BudgetAlerts
 from gateway.webhooks.deliverer import Deliverer
 from gateway.webhooks.sender import Sender
 from protocol.serving.listening import raise_descriptor_limit
+from router.complexity.classifier import Complexity
 
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
@@ -74,31 +77,35 @@ async def _work(
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(open_services(settings, clock, drain))
-        database = services.database
+        parts = await stack.enter_async_context(open_process(settings, clock, drain))
+        editions, database, books = parts.get(Editions), parts.get(Database), parts.get(Books)
+        metrics = parts.get(Metrics)
         sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
         guard = Guard(settings.callbacks_allow)
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
-        batches, comparer, purger = BatchRunner(services, concurrency), Comparer(services), Purger(services)
+        batches, comparer = batch_runner_of(parts, concurrency), comparer_of(parts)
+        purger = Purger(settings.retention, database, clock)
         budgets = BudgetAlerts(database, clock)
         await stack.enter_async_context(
-            work_metrics(metrics_at, services, lambda: batches.running, lambda: budgets.used)
+            work_metrics(metrics_at, metrics, database, lambda: batches.running, lambda: budgets.used)
         )
-        log.info("worker_started", owner=services.owner.id)
+        log.info("worker_started", owner=books.owner.id)
         if settings.other_key_peppers:
             await _reseal(database, sealer)
         reloader = Reloader(read)
-        reloader.state = SimpleNamespace(services=services)
+        reloader.begin(editions, metrics, clock)
 
-        def follow(edition: Services) -> None:
+        def follow(edition: Edition) -> None:
             guard.allow = edition.settings.callbacks_allow
             batches.follow(edition)
             comparer.follow(edition)
-            purger.follow(edition)
+            purger.follow(edition.settings.retention)
+
+        editions.follow(follow)
 
         chores = {
-            "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader, follow)),
+            "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader)),
             "purge": asyncio.create_task(purger.run()),
             "heartbeat": asyncio.create_task(show_life(settings)),
             "budgets": asyncio.create_task(budgets.run()),
@@ -110,9 +117,27 @@ async def _work(
         await batches.finish(settings.drain, asked_twice)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             async with asyncio.timeout(FINAL_FLUSH):
-                while await services.flusher.flush_once():
+                while await books.flusher.flush_once():
                     pass
     return status
+
+
+def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = None) -> BatchRunner:
+    """Return a process's part in batches; ``concurrency`` is for their requests."""
+    return BatchRunner(
+        parts.get(Editions).current,
+        database or parts.get(Database),
+        parts.get(Recalibrations),
+        parts.get(Clock),
+        token=parts.get(Books).journal.token,
+        concurrency=concurrency,
+    )
+
+
+def comparer_of(parts: Parts) -> Comparer:
+    """Return a process's part in shadow traffic."""
+    edition, scores = parts.get(Editions).current, parts.get(Complexity).version
+    return Comparer(edition, parts.get(Database), parts.get(Clock), scores)
 
 
 async def _reseal(database: Database, sealer: Sealer) -> None:
@@ -135,10 +160,9 @@ async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio
     return 1 if ended else 0
 
 
-async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader, follow: Callable[[Services], None]) -> None:
+async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader) -> None:
     """Read the configuration again whenever SIGHUP came, and have everything follow it that may."""
     while True:
         await hung_up.wait()
         hung_up.clear()
-        if await reloader.reload():
-            follow(reloader.state.services)
+        await reloader.reload()

@@ -12,9 +12,10 @@ from msgspec import Struct
 
 from billing.core.money import to_nano, to_text
 from billing.core.store_errors import POSTGRES_AWAY
+from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
+from gateway.inference.edition import Edition
 from gateway.inference.recalibrations import Recalibration, keep_recalibration, recalibrating, recalibrations
-from gateway.inference.services import Services
 from gateway.shadow.judging import are_same, judge_request, verdict_of
 from gateway.shadow.store import (
     AT_ONCE,
@@ -26,6 +27,7 @@ from gateway.shadow.store import (
     keep_found,
     purge_shadow_calls,
 )
+from gateway.storage.database import Database
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
 from router.catalog.catalog import AutoRoute, Catalog
@@ -38,21 +40,25 @@ log = structlog.get_logger(__name__)
 
 
 class Comparer:
-    """Asks and compares until it is cancelled. Any number may: each takes calls that no other has locked."""
+    """Asks and compares until it is cancelled. Any number may: each takes calls that no other has locked. ``scores``:
+    the version of the classifier whose scores are judged."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, edition: Edition, database: Database, clock: Clock, scores: str) -> None:
+        self._edition = edition
+        self._database = database
+        self._clock = clock
+        self._scores = scores
 
-    def follow(self, edition: Services) -> None:
+    def follow(self, edition: Edition) -> None:
         """Go by another configuration from now on."""
-        self._services = edition
+        self._edition = edition
 
     async def run(self) -> None:
         """Ask and compare, for ever."""
         asked = float("-inf")
         while True:
             try:
-                if (now := self._services.clock.monotonic()) - asked > ASK_EVERY:
+                if (now := self._clock.monotonic()) - asked > ASK_EVERY:
                     await self.ask()
                     await self.recalibrate()
                     asked = now
@@ -63,40 +69,37 @@ class Comparer:
 
     async def ask(self) -> None:
         """Put what waits into batches, and drop what is too old."""
-        services = self._services
-        async with services.database.begin() as connection:
-            await purge_shadow_calls(connection, services.clock, services.settings.retention.usage)
+        async with self._database.begin() as connection:
+            await purge_shadow_calls(connection, self._clock, self._edition.settings.retention.usage)
         sent = AT_ONCE
         while sent == AT_ONCE:
-            async with services.database.begin() as connection:
-                sent = await ask_waiting(connection, services.clock)
+            async with self._database.begin() as connection:
+                sent = await ask_waiting(connection, self._clock)
 
     async def recalibrate(self) -> None:
         """Work out the thresholds of teams that go by their own comparisons, and store those that change."""
-        services = self._services
-        routes = {name: route for name, route in services.catalog.auto.items() if recalibrating(route)}
+        routes = {name: route for name, route in self._edition.catalog.auto.items() if recalibrating(route)}
         if not routes:
             return
-        async with services.database.begin() as connection:
+        async with self._database.begin() as connection:
             known = {(one.team_id, one.route): one for one in await recalibrations(connection)}
             for name, route in routes.items():
                 for team_id in sorted(recalibrating(route)):
                     before = known.get((team_id, name))
                     now = before.applied if before is not None and before.quality == route.quality else None
-                    comparisons = await comparisons_of(connection, team_id, name, route, services.complexity.version)
+                    comparisons = await comparisons_of(connection, team_id, name, route, self._scores)
                     applied = recalibrated(comparisons, route.quality, now)
                     if applied is None or applied == now:
                         continue
                     found = Recalibration(team_id=team_id, route=name, quality=route.quality, applied=applied)
-                    await keep_recalibration(connection, services.clock, found, len(comparisons))
+                    await keep_recalibration(connection, self._clock, found, len(comparisons))
                     log.info("route_recalibrated", team_id=team_id, route=name, before=now, applied=applied)
 
     async def compare(self) -> None:
         """Compare what was answered."""
-        services = self._services
-        async with services.database.begin() as connection:
+        async with self._database.begin() as connection:
             ended = await ended_calls(connection)
-            await keep_found(connection, services.clock, [found_of(one, services.catalog) for one in ended])
+            await keep_found(connection, self._clock, [found_of(one, self._edition.catalog) for one in ended])
 
 
 class _BatchAnswer(Struct, frozen=True):

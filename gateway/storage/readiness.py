@@ -27,6 +27,7 @@ class Readiness:
         self._database = database
         self._redis = redis
         self._journal = journal
+        self.started_at = clock.now()  # unix seconds
         self._clock = clock
         self._found: dict[str, str] = {}
         self._silent = 0  # owners, when Postgres last told

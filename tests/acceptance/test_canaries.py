@@ -20,8 +20,8 @@ from gateway.config.file import load_settings
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.http.routes import HANDLERS
-from gateway.run.app import open_services
-from gateway.shadow.comparer import Comparer
+from gateway.run.process import open_process
+from gateway.run.worker import comparer_of
 from tests.support.fault_house import ADMIN_KEY, FaultHouse, running_fault_house
 from tests.support.upstream_scripts import Script
 from tests.support.waiting import until, until_found
@@ -131,8 +131,8 @@ class Routes:
 
 async def compare(house: FaultHouse) -> None:
     """Have what was held back asked of the large model, and judged: then nobody keeps it."""
-    async with open_services(load_settings(house.config), Clock(), Drain()) as services:
-        comparer = Comparer(services)
+    async with open_process(load_settings(house.config), Clock(), Drain()) as parts:
+        comparer = comparer_of(parts)
 
         async def compared() -> list[asyncpg.Record]:
             await comparer.ask()

@@ -15,7 +15,7 @@ from gateway.calls.call import Call
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import AbuseSettings, CheckerSettings, Safety
 from gateway.inference.attempt import Answering
-from gateway.inference.attempts import send_along_route
+from gateway.inference.dispatcher import Dispatcher
 from gateway.moderation.moderator import Moderator
 from protocol.serving import leaving
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
@@ -392,11 +392,13 @@ def test_a_client_that_leaves_a_whole_answer_before_the_verdict_owes_all_of_it(
     """A plain reply is in hand with its usage, which the upstream bills."""
     in_hand: list[Answering] = []
 
+    try_targets = Dispatcher.try_targets
+
     async def send(*call: Any) -> Answering:
-        in_hand.append(await send_along_route(*call))
+        in_hand.append(await try_targets(*call))
         return in_hand[-1]
 
-    monkeypatch.setattr("gateway.inference.answer.send_along_route", send)
+    monkeypatch.setattr(Dispatcher, "try_targets", send)
     upstream.forget()
     upstream.script(Script(text="Lima is the capital of Peru."), model="small", times=1)
     with strict.client() as client:

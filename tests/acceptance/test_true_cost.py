@@ -19,7 +19,6 @@ from billing.ledger.instances import InstanceCost, idle_costs
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.fleet.instances import InstanceWatcher
-from gateway.inference.services import Services
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -194,16 +193,12 @@ def look(house: House) -> set[str]:
 
     async def as_second_gateway() -> set[str]:
         settings, database, client = house.settings, Database(house.settings.database_url), UpstreamClient()
-        services = SimpleNamespace(
-            settings=settings,
-            catalog=settings.catalog(),
-            providers=ProviderRegistry(settings.providers),
-            clock=Clock(),
-            database=database,
-            client=client,
+        edition: Any = SimpleNamespace(
+            settings=settings, catalog=settings.catalog(), providers=ProviderRegistry(settings.providers)
         )
+        watcher = InstanceWatcher(edition, client, database, cast(Any, None), Clock())
         try:
-            return {look.endpoint for look in await InstanceWatcher(cast(Services, services)).look_once()}
+            return {look.endpoint for look in await watcher.look_once()}
         finally:
             await client.close()
             await database.close()

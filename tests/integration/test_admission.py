@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,8 +21,7 @@ from billing.quotas.lease_store import PostgresLeases
 from gateway.calls.call import Call
 from gateway.calls.journaling import Keeper
 from gateway.core.principals import Caller, Team
-from gateway.inference.admission import admit
-from gateway.inference.services import Services
+from gateway.inference.admission import Admission
 from gateway.storage.database import Database
 from protocol.chat import ChatRequest, Message
 from protocol.completions import CompletionRequest
@@ -43,17 +41,24 @@ NONE = Limits()
 SMALL = model("small")  # $1 in, $2 out; answers of up to 1,024 tokens
 
 
+class Parts:
+    """What admission needs, and admission."""
+
+    def __init__(self, quotas: LimitedQuotas, journal: Journal, keeper: Keeper, clock: SetClock) -> None:
+        self.quotas, self.keeper, self.clock = quotas, keeper, clock
+        self.admission = Admission(quotas, journal, keeper, clock)
+
+
 @pytest.fixture
-async def services(quotas: LimitedQuotas, clock: SetClock, tmp_path: Path) -> AsyncIterator[Services]:
+async def parts(quotas: LimitedQuotas, clock: SetClock, tmp_path: Path) -> AsyncIterator[Parts]:
     """What admission needs of them."""
     journal = Journal.open(tmp_path, clock=clock)
-    parts: Any = SimpleNamespace(clock=clock, quotas=quotas, journal=journal, keeper=Keeper())
-    yield parts
+    yield Parts(quotas, journal, Keeper(), clock)
     journal.close()
 
 
 def call_of(
-    services: Services,
+    parts: Parts,
     request: Request | None = None,
     *,
     team: Limits = NONE,
@@ -64,12 +69,12 @@ def call_of(
 ) -> tuple[Call, Route]:
     """Return a call ``of`` a team and a key, and its route."""
     call = Call(
-        request_id=services.clock.new_id(),
+        request_id=parts.clock.new_id(),
         caller=Caller(team=Team(id=of[0], name="A", limits=team), key_id=of[1], key_limits=key),
         endpoint="chat.completions",
         request=request or chat(max_tokens=10),
         routing=RoutingOptions(),
-        created_at=services.clock.now(),
+        created_at=parts.clock.now(),
         started=0.0,
         **more,
     )
@@ -90,7 +95,7 @@ def budget_for(answer: int) -> int:
 
 
 @pytest.mark.parametrize("size", [1_000, 50_000])
-async def test_a_prompt_is_held_by_its_tokens_where_they_count(services: Services, size: int) -> None:
+async def test_a_prompt_is_held_by_its_tokens_where_they_count(parts: Parts, size: int) -> None:
     """A long prompt of a team with a budget is looked at closely, and any that would be refused; so a budget of less
     than its bytes has room for it, and what is held is never less than its tokens."""
     words = "The gateway holds what a prompt may cost, and no more. "
@@ -100,8 +105,8 @@ async def test_a_prompt_is_held_by_its_tokens_where_they_count(services: Service
     )
     limits = Limits(tokens_per_day=size // 2 + 200)
 
-    _, account = await admit(
-        services, *call_of(services, request, team=limits, models=(model("small", context=10**6),))
+    _, account = await parts.admission.admit(
+        *call_of(parts, request, team=limits, models=(model("small", context=10**6),))
     )
 
     assert tokens < account.hold.request.tokens < 2 * tokens + 200
@@ -117,138 +122,136 @@ async def test_a_prompt_is_held_by_its_tokens_where_they_count(services: Service
         Limits(tokens_per_minute=PROMPT + 700),
     ],
 )
-async def test_a_call_that_names_no_limit_gets_the_one_that_fits(services: Services, limits: Limits, kind: str) -> None:
+async def test_a_call_that_names_no_limit_gets_the_one_that_fits(parts: Parts, limits: Limits, kind: str) -> None:
     """The smaller of the model's own output and what the tightest budget of team and key holds, to the token."""
-    call, route = call_of(services, chat(), **{kind: limits})  # type: ignore[arg-type]
+    call, route = call_of(parts, chat(), **{kind: limits})  # type: ignore[arg-type]
 
-    fitted, account = await admit(services, call, route)
+    fitted, account = await parts.admission.admit(call, route)
 
     assert (fitted.fitted_output, fitted.request.output_limit) == (700, 700)  # type: ignore[union-attr]
     assert account.hold.request.tokens == PROMPT + 700
 
 
-async def test_a_call_that_fits_is_left_alone(services: Services) -> None:
+async def test_a_call_that_fits_is_left_alone(parts: Parts) -> None:
     """Where the model's own output fits, nothing is said of a limit."""
-    call, route = call_of(services, chat(), team=Limits(nanousd_per_day=budget_for(1_024)))
+    call, route = call_of(parts, chat(), team=Limits(nanousd_per_day=budget_for(1_024)))
 
-    assert (await admit(services, call, route))[0] is call
+    assert (await parts.admission.admit(call, route))[0] is call
 
 
-async def test_what_fits_the_dearest_target_is_held(services: Services) -> None:
+async def test_what_fits_the_dearest_target_is_held(parts: Parts) -> None:
     """A fallback may be dearer, or say less than the first: the limit covers each of them."""
     dear = model("dear", price=Price(input=to_nano(2), output=to_nano(4)))
     short = model("short", max_output=100)
-    call, route = call_of(
-        services, chat(), team=Limits(nanousd_per_day=2 * budget_for(600)), models=(SMALL, dear, short)
-    )
+    call, route = call_of(parts, chat(), team=Limits(nanousd_per_day=2 * budget_for(600)), models=(SMALL, dear, short))
 
-    fitted, account = await admit(services, call, route)
+    fitted, account = await parts.admission.admit(call, route)
 
     assert fitted.fitted_output == 600
     assert account.hold.request.cost_nanousd == 2 * budget_for(600)
 
 
-async def test_every_reply_of_a_call_fits(services: Services) -> None:
+async def test_every_reply_of_a_call_fits(parts: Parts) -> None:
     """The limit is one for each of ``n`` replies; all of them are held."""
-    call, route = call_of(services, chat(n=2), team=Limits(nanousd_per_day=budget_for(1_300)))
+    call, route = call_of(parts, chat(n=2), team=Limits(nanousd_per_day=budget_for(1_300)))
 
-    assert (await admit(services, call, route))[0].fitted_output == 650
+    assert (await parts.admission.admit(call, route))[0].fitted_output == 650
 
 
-async def test_an_answer_that_would_be_cut_off_is_refused(services: Services) -> None:
+async def test_an_answer_that_would_be_cut_off_is_refused(parts: Parts) -> None:
     """Below a few hundred tokens the caller is told what is left; whoever names so few gets them."""
     limits = Limits(nanousd_per_day=budget_for(WORTHWHILE - 1))
 
     with pytest.raises(ExceedsLimit, match=f"max_tokens of {WORTHWHILE - 1} or less"):
-        await admit(services, *call_of(services, chat(), team=limits))
-    named, _ = await admit(services, *call_of(services, chat(max_tokens=WORTHWHILE - 1), team=limits))
+        await parts.admission.admit(*call_of(parts, chat(), team=limits))
+    named, _ = await parts.admission.admit(*call_of(parts, chat(max_tokens=WORTHWHILE - 1), team=limits))
 
     assert named.fitted_output is None
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
 async def test_a_budget_smaller_than_the_models_own_answer_says_what_is_in_the_way(
-    services: Services, is_settled: bool
+    parts: Parts, is_settled: bool
 ) -> None:
     """What is used, or what running calls hold; not that the model could say more than the budget in one answer."""
     limits = Limits(nanousd_per_day=budget_for(900))
-    _, account = await admit(services, *call_of(services, chat(), team=limits))
+    _, account = await parts.admission.admit(*call_of(parts, chat(), team=limits))
     if is_settled:
-        services.quotas.settle(account.hold, Settlement(Usage(1), budget_for(700)))
+        parts.quotas.settle(account.hold, Settlement(Usage(1), budget_for(700)))
 
-    error = await _refused(services, chat(), limits)
+    error = await _refused(parts, chat(), limits)
 
     assert isinstance(error, QuotaExhausted if is_settled else RateLimited)
     assert error.headers.get("retry-after") == (None if is_settled else "1")
     assert error.headers.get("x-should-retry") == ("false" if is_settled else None)
 
 
-async def test_thinking_needs_a_larger_answer(services: Services) -> None:
+async def test_thinking_needs_a_larger_answer(parts: Parts) -> None:
     """A model that is told to think may spend a small limit on that alone."""
     large = model("large", max_output=16_384)
     limits = Limits(nanousd_per_day=budget_for(2_000))
 
     for asked, spec in ((chat(reasoning_effort="high"), large), (chat(), replace(large, upstream_model="openai/o3"))):
         with pytest.raises(ExceedsLimit):
-            await admit(services, *call_of(services, asked, team=limits, models=(spec,)))
+            await parts.admission.admit(*call_of(parts, asked, team=limits, models=(spec,)))
 
 
 @pytest.mark.parametrize("spent", [0, budget_for(50)])
-async def test_a_refused_limit_is_told_the_one_that_fits(services: Services, spent: int) -> None:
+async def test_a_refused_limit_is_told_the_one_that_fits(parts: Parts, spent: int) -> None:
     """With that number the same request is admitted, with one more it is refused."""
     limits = Limits(nanousd_per_day=budget_for(300) + spent)
-    await _spend(services, limits, spent)
+    await _spend(parts, limits, spent)
 
-    error = await _refused(services, chat(max_tokens=320), limits)
+    error = await _refused(parts, chat(max_tokens=320), limits)
     told = int(re.findall(r"max_tokens of ([\d,]+) or less", error.message)[0].replace(",", ""))
-    assert isinstance(await _refused(services, chat(max_tokens=told + 1), limits), type(error))
-    _, account = await admit(services, *call_of(services, chat(max_tokens=told), team=limits))
+    assert isinstance(await _refused(parts, chat(max_tokens=told + 1), limits), type(error))
+    _, account = await parts.admission.admit(*call_of(parts, chat(max_tokens=told), team=limits))
 
     assert isinstance(error, QuotaExhausted if spent else ExceedsLimit)
     assert (error.param, error.headers["x-should-retry"]) == ("max_tokens", "false")
     assert told == 300 and account.hold.request.cost_nanousd == budget_for(300)
 
 
-async def test_a_prompt_that_is_too_large_alone_is_to_be_shortened(services: Services) -> None:
+async def test_a_prompt_that_is_too_large_alone_is_to_be_shortened(parts: Parts) -> None:
     """No max_tokens helps, and there is none where nothing is generated."""
     limits = Limits(tokens_per_day=PROMPT - 1)
 
-    chatting = await _refused(services, chat(max_tokens=5), limits)
-    embedding = await _refused(services, EmbeddingRequest(model="small", input="word " * PROMPT), limits)
+    chatting = await _refused(parts, chat(max_tokens=5), limits)
+    embedding = await _refused(parts, EmbeddingRequest(model="small", input="word " * PROMPT), limits)
 
     assert "does not cover the prompt" in chatting.message
     assert (embedding.param, "max_tokens" in embedding.message) == ("input", False)
 
 
-async def test_a_completion_that_names_no_limit_has_a_default(services: Services) -> None:
+async def test_a_completion_that_names_no_limit_has_a_default(parts: Parts) -> None:
     """16 tokens, as its dialect documents: it is not made longer by a budget."""
     request = CompletionRequest(model="small", prompt="Hi")
 
-    fitted, _ = await admit(services, *call_of(services, request, team=Limits(tokens_per_day=600)))
+    fitted, _ = await parts.admission.admit(*call_of(parts, request, team=Limits(tokens_per_day=600)))
 
     assert fitted.fitted_output == 16
 
 
-async def test_a_call_that_nobody_waits_for_waits_rather_than_be_cut(services: Services) -> None:
+async def test_a_call_that_nobody_waits_for_waits_rather_than_be_cut(parts: Parts) -> None:
     """An item of a batch takes less than the whole only where waiting would not bring it."""
     limits = Limits(nanousd_per_day=budget_for(1_024) + budget_for(700))
-    await admit(services, *call_of(services, chat(), team=limits))
+    await parts.admission.admit(*call_of(parts, chat(), team=limits))
 
     with pytest.raises(RateLimited) as caught:
-        await admit(services, *call_of(services, chat(), team=limits, is_batch_item=True))
-    fitted, _ = await admit(services, *call_of(services, chat(), team=limits))
+        await parts.admission.admit(*call_of(parts, chat(), team=limits, is_batch_item=True))
+    fitted, _ = await parts.admission.admit(*call_of(parts, chat(), team=limits))
 
     assert caught.value.headers["retry-after"] == "1"
     assert fitted.fitted_output == 700
 
 
-async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Services) -> None:
+async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(parts: Parts) -> None:
     """However many at once: each limit is held, as any other, in one step with the check."""
     cap = 3 * budget_for(1_024) + budget_for(600)
-    calls = [call_of(services, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
+    calls = [call_of(parts, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
 
-    ended = await asyncio.gather(*(admit(services, *one) for one in calls), return_exceptions=True)
-    rooms = [rooms["team:a"] for rooms in services.quotas.leases._rooms.values() if "team:a" in rooms]
+    ended = await asyncio.gather(*(parts.admission.admit(*one) for one in calls), return_exceptions=True)
+    rooms = [rooms["team:a"] for rooms in parts.quotas.leases._rooms.values() if "team:a" in rooms]
     limits = sorted(one[0].fitted_output or 0 for one in ended if isinstance(one, tuple))
 
     assert [of_money.held for _, of_money in rooms] == [cap]
@@ -259,10 +262,10 @@ async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(services: Se
 @pytest.mark.parametrize("passes", [0, 1, 2])  # of the loop, until it is cancelled
 @pytest.mark.parametrize("stage", ["for Postgres", "held", "for Redis", "counted"])
 async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
-    services: Services, stage: str, passes: int, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, stage: str, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it waits for, and when the answer was there already: the only place is free again, by one release."""
-    leases, rates = services.quotas.leases, services.quotas.rates
+    leases, rates = parts.quotas.leases, parts.quotas.rates
     release, released = rates.release, list[str]()
 
     def note(request: HoldRequest) -> None:
@@ -280,7 +283,7 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
         requests_per_minute=1, tokens_per_minute=PROMPT + 10, concurrent_requests=1, nanousd_per_day=budget_for(10)
     )
 
-    leaving = asyncio.create_task(admit(services, *call_of(services, team=limits)))
+    leaving = asyncio.create_task(parts.admission.admit(*call_of(parts, team=limits)))
     while not is_there():
         assert not leaving.done()
         await asyncio.sleep(0)
@@ -290,48 +293,48 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
     await asyncio.wait([leaving])
     if not leaving.cancelled():
         account = leaving.result()[1]
-        services.quotas.release(account.hold)
-        services.keeper.remove(account)
+        parts.quotas.release(account.hold)
+        parts.keeper.remove(account)
 
-    assert (leases.running, len(rates._counted), len(services.keeper)) == (0, 0, 0)
+    assert (leases.running, len(rates._counted), len(parts.keeper)) == (0, 0, 0)
     assert len(released) <= 1
     await rates.tell()
-    cast(SetClock, services.clock).move(0.3)  # what is free again is told
+    cast(SetClock, parts.clock).move(0.3)  # what is free again is told
     await rates.tell()
-    await admit(services, *call_of(services, team=limits))
+    await parts.admission.admit(*call_of(parts, team=limits))
 
 
-async def test_without_postgres_a_capped_call_is_told_to_come_again(services: Services, database: Database) -> None:
+async def test_without_postgres_a_capped_call_is_told_to_come_again(parts: Parts, database: Database) -> None:
     """503 overloaded where its team has no lease here; who has room in a lease, or no cap, goes on."""
     limits = Limits(nanousd_per_day=budget_for(1_000_000))
-    quotas = cast(LimitedQuotas, services.quotas)
-    _, known = await admit(services, *call_of(services, team=limits))
+    quotas = cast(LimitedQuotas, parts.quotas)
+    _, known = await parts.admission.admit(*call_of(parts, team=limits))
     for kind, one, of in (("team", "b", limits), ("key", "l", NONE), ("team", "c", NONE)):
         await set_limits(database, "b", scope := Scope(kind, one, of))
         quotas.limits[scope.name] = of
     away = Database(make_url(database.url).set(host="127.0.0.1", port=1, query={}).render_as_string(False))
-    store, quotas.leases._store = quotas.leases._store, PostgresLeases(away, services.clock)
+    store, quotas.leases._store = quotas.leases._store, PostgresLeases(away, parts.clock)
 
     with pytest.raises(LimitUnknown) as caught:
-        await admit(services, *call_of(services, team=limits, of=("b", "l")))
-    _, inside = await admit(services, *call_of(services, team=limits))
-    _, uncapped = await admit(services, *call_of(services, of=("c", "l")))
+        await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
+    _, inside = await parts.admission.admit(*call_of(parts, team=limits))
+    _, uncapped = await parts.admission.admit(*call_of(parts, of=("c", "l")))
 
     error = caught.value
     assert (error.status, error.code, error.headers["retry-after"]) == (503, "overloaded", "1")
     assert "cannot be checked just now" in error.message and "x-should-retry" not in error.headers
-    assert quotas.leases.running == len(services.keeper) == len({known, inside, uncapped})
+    assert quotas.leases.running == len(parts.keeper) == len({known, inside, uncapped})
     quotas.leases._store, quotas.leases.is_away = store, False  # as the next beat finds
-    await admit(services, *call_of(services, team=limits, of=("b", "l")))
+    await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
     await away.close()
 
 
-async def _spend(services: Services, limits: Limits, cost: int) -> None:
-    _, account = await admit(services, *call_of(services, chat(max_tokens=1), team=limits))
-    services.quotas.settle(account.hold, Settlement(Usage(1), cost))
+async def _spend(parts: Parts, limits: Limits, cost: int) -> None:
+    _, account = await parts.admission.admit(*call_of(parts, chat(max_tokens=1), team=limits))
+    parts.quotas.settle(account.hold, Settlement(Usage(1), cost))
 
 
-async def _refused(services: Services, request: Request, limits: Limits) -> ServiceError:
+async def _refused(parts: Parts, request: Request, limits: Limits) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        await admit(services, *call_of(services, request, team=limits))
+        await parts.admission.admit(*call_of(parts, request, team=limits))
     return caught.value

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from gateway.batch.running.runner import BatchRunner
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.settings import CheckerSettings, Safety
-from gateway.run.app import open_services
+from gateway.run.process import open_process
+from gateway.run.worker import batch_runner_of
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_checker import ScriptedChecker, scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -58,8 +58,8 @@ def house(
 @pytest.fixture
 async def worker(house: House) -> AsyncIterator[None]:
     """A worker that runs batches, in this process."""
-    async with open_services(house.settings, Clock(), Drain()) as services:
-        task = asyncio.create_task(BatchRunner(services, 4).run())
+    async with open_process(house.settings, Clock(), Drain()) as parts:
+        task = asyncio.create_task(batch_runner_of(parts, 4).run())
         yield
         await stop_all([task])
 

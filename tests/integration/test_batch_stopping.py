@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,11 +12,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batch.running.runner import BatchRunner
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
-from gateway.run.app import open_services
+from gateway.run.process import open_process
+from gateway.run.worker import batch_runner_of
 from gateway.storage.database import Database
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -63,8 +62,8 @@ async def test_what_was_claimed_while_its_worker_was_stopped_is_given_back(house
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
         (await client.post("/v1/batch", json={"requests": [ask] * ITEMS})).raise_for_status()
     database = SlowToSay(house.settings.database_url)
-    async with open_services(house.settings, Clock(), Drain()) as services:
-        runner = BatchRunner(replace(services, database=database), ITEMS)
+    async with open_process(house.settings, Clock(), Drain()) as parts:
+        runner = batch_runner_of(parts, ITEMS, database)
         running = asyncio.create_task(runner.run())
         async with asyncio.timeout(20):
             await database.has_committed.wait()

@@ -13,7 +13,6 @@ import pytest
 from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.fleet.engines import IDLE_EVERY, EngineWatch
 from gateway.inference.limiter import Gate
-from gateway.inference.services import Services
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -49,10 +48,8 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
         registry = ProviderRegistry({"own": own})
         targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
         gate = Gate(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
-        services = SimpleNamespace(
-            clock=clock, client=client, providers=registry, gate=gate, settings=SimpleNamespace(providers={"own": own})
-        )
-        watch = EngineWatch(cast(Services, services))
+        edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}))
+        watch = EngineWatch(edition, gate, client, clock)
         [room] = gate.rooms()
         before = room.limit
         await watch.look_once()

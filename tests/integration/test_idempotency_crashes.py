@@ -74,7 +74,7 @@ class Scene:
         unknown = {"status": Status.FAILED, "input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
         named = {"owner": self.owner.id, "held_tokens": 500, "held_nanousd": 1000}
         self.account.open(make_record(hold.request.request_id, cost_nanousd=0, **unknown, **named))
-        self.account.count = lambda: Settlement(Usage(100, 0, 12), 400)
+        self.account.follow(lambda: Settlement(Usage(100, 0, 12), 400), lambda: None)
         self.account.note_progress()
         self.record = make_record(hold.request.request_id, cost_nanousd=COST, **named)
 

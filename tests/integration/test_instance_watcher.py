@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +22,6 @@ from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Timeouts
 from gateway.fleet.instances import TURN, InstanceWatcher, read_report
 from gateway.http.routes.admin.instances import instance_view, without_replaced
-from gateway.inference.services import Services
 from gateway.run.processes import free_port
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -66,18 +65,12 @@ class Scene:
         catalog = Catalog(
             {"cheap": unpriced, "llama": priced}, {name: p.endpoints for name, p in providers.items()}, {}, {}, {}
         )
-        services = SimpleNamespace(
-            settings=SimpleNamespace(providers=providers),
-            providers=ProviderRegistry(providers),
-            catalog=catalog,
-            clock=clock,
-            database=database,
-            redis=redis,
-            client=client,
+        edition: Any = SimpleNamespace(
+            settings=SimpleNamespace(providers=providers), providers=ProviderRegistry(providers), catalog=catalog
         )
         self.catalog = catalog
         self.database = database
-        self.watcher = InstanceWatcher(cast(Services, services), every=every)
+        self.watcher = InstanceWatcher(edition, client, database, redis, clock, every=every)
 
     async def hours(self) -> dict[str, int]:
         """Return the microseconds that were booked for each replica, over all days."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -13,10 +12,16 @@ from msgspec.structs import replace
 from gateway.config.tree import ConfigFaults, Fault
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
+from gateway.core.parts import Parts
 from gateway.core.settings import BreakerPolicy, QuotaSettings, Retention, Retries, Settings
-from gateway.inference.services import Services
-from gateway.run.app import open_services
+from gateway.idempotency.store import IdempotencyStore
+from gateway.inference.edition import Editions
+from gateway.inference.limiter import Gate
+from gateway.run.process import open_process
 from gateway.run.reload import Reloader
+from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.retry import RetryBudgets
 from router.catalog.targets import Endpoint
 from tests.support.house import model, settings_for
 
@@ -28,14 +33,14 @@ def settings(tmp_path: Path, database_url: str, redis_url: str) -> Settings:
 
 
 @pytest.fixture
-async def services(settings: Settings) -> AsyncIterator[Services]:
-    """The services of a gateway that nobody calls."""
-    async with open_services(settings, Clock(), Drain()) as services:
-        yield services
+async def parts(settings: Settings) -> AsyncIterator[Parts]:
+    """The parts of a gateway that no client calls."""
+    async with open_process(settings, Clock(), Drain()) as parts:
+        yield parts
 
 
-def reloader_of(services: Services, *files: Settings | ConfigFaults) -> tuple[SimpleNamespace, Reloader]:
-    """Return the app's state, and what reloads it: with each of ``files`` in its turn."""
+def reloader_of(parts: Parts, *files: Settings | ConfigFaults) -> Reloader:
+    """Return what reloads a gateway: with each of ``files`` in its turn."""
     left = list(files)
 
     def read() -> Settings:
@@ -44,12 +49,12 @@ def reloader_of(services: Services, *files: Settings | ConfigFaults) -> tuple[Si
             raise found
         return found
 
-    state, reloader = SimpleNamespace(services=services), Reloader(read)
-    reloader.state = state
-    return state, reloader
+    reloader = Reloader(read)
+    reloader.begin(parts.get(Editions), parts.get(Metrics), parts.get(Clock))
+    return reloader
 
 
-async def test_all_that_is_shared_follows(services: Services, settings: Settings) -> None:
+async def test_all_that_is_shared_follows(parts: Parts, settings: Settings) -> None:
     """Breakers, retry budgets, rooms, shares and retention are those of the new file; the old edition is as it was."""
     there = Endpoint("there", "http://127.0.0.1:10/v1")
     moved = replace(
@@ -68,48 +73,50 @@ async def test_all_that_is_shared_follows(services: Services, settings: Settings
         quotas=QuotaSettings(standalone_share=0.9),
         retention=Retention(idempotency=60.0),
     )
-    budget = services.budgets.of(settings.providers["upstream"])
-    old_target = services.catalog.targets()[0]
-    state, reloader = reloader_of(services, changed)
+    budget = parts.get(RetryBudgets).of(settings.providers["upstream"])
+    breakers, editions = parts.get(Breakers), parts.get(Editions)
+    before = editions.current
+    old_target = before.catalog.targets()[0]
+    reloader = reloader_of(parts, changed)
 
     assert await reloader.reload()
-    edition: Services = state.services
-    (watched,) = edition.breakers.all()
+    (watched,) = breakers.all()
     assert watched.target.endpoint == there
     assert (watched.breaker.policy.min_requests, watched.breaker.window.seconds) == (3, 7.0)
     assert budget.share == 0.5
-    assert [room.limit for room in edition.gate.rooms()] == [4]
-    assert edition.idempotency.retention == 60.0
-    assert list(services.catalog.models) == ["small", "large"] and list(edition.catalog.models) == ["small"]
-    permit = await edition.breakers.enter(old_target)  # a call that began before may still ask
-    edition.breakers.succeeded(permit)
+    assert [room.limit for room in parts.get(Gate).rooms()] == [4]
+    assert parts.get(IdempotencyStore)._retention == 60.0
+    assert list(before.catalog.models) == ["small", "large"] and list(editions.current.catalog.models) == ["small"]
+    permit = await breakers.enter(old_target)  # a call that began before may still ask
+    breakers.succeeded(permit)
     assert permit.api_key == "sk-upstream"
-    edition.breakers.health()
+    breakers.health()
 
 
-async def test_a_target_that_is_gone_leaves_no_open_breaker(services: Services, settings: Settings) -> None:
+async def test_a_target_that_is_gone_leaves_no_open_breaker(parts: Parts, settings: Settings) -> None:
     """A call that fails at it later changes nothing for the others."""
-    target = services.catalog.targets()[0]
-    watched = services.breakers.watch(target)
-    await services.breakers.force_open(watched, "by a test")
-    state, reloader = reloader_of(services, replace(settings, models={"large": settings.models["large"]}, auto={}))
+    target, breakers = parts.get(Editions).current.catalog.targets()[0], parts.get(Breakers)
+    watched = breakers.watch(target)
+    await breakers.force_open(watched, "by a test")
+    reloader = reloader_of(parts, replace(settings, models={"large": settings.models["large"]}, auto={}))
 
-    assert services.breakers.health()
+    assert breakers.health()
     assert await reloader.reload()
-    await state.services.breakers.reset(watched, "by a test")
-    assert not state.services.breakers.health()
-    assert [each.target.model.name for each in state.services.breakers.all()] == ["large"]
+    await breakers.reset(watched, "by a test")
+    assert not breakers.health()
+    assert [each.target.model.name for each in breakers.all()] == ["large"]
 
 
-async def test_a_faulty_file_is_refused_whole(services: Services, settings: Settings) -> None:
+async def test_a_faulty_file_is_refused_whole(parts: Parts, settings: Settings) -> None:
     """The edition stays the very same object."""
-    state, reloader = reloader_of(services, ConfigFaults(Path("tollgate.yaml"), [Fault(3, "models", "empty")]))
+    edition = parts.get(Editions).current
+    reloader = reloader_of(parts, ConfigFaults(Path("tollgate.yaml"), [Fault(3, "models", "empty")]))
 
     assert not await reloader.reload()
-    assert state.services is services
+    assert parts.get(Editions).current is edition
 
 
-async def test_reloads_leave_no_task_behind(services: Services, settings: Settings) -> None:
+async def test_reloads_leave_no_task_behind(parts: Parts, settings: Settings) -> None:
     """Twenty reloads, models and endpoints coming and going: as many tasks run as before."""
     files = [
         replace(
@@ -123,7 +130,7 @@ async def test_reloads_leave_no_task_behind(services: Services, settings: Settin
         )
         for number in range(20)
     ]
-    state, reloader = reloader_of(services, *files)
+    reloader = reloader_of(parts, *files)
     await asyncio.sleep(0.2)
     before = len(asyncio.all_tasks())
 
@@ -132,4 +139,4 @@ async def test_reloads_leave_no_task_behind(services: Services, settings: Settin
     async with asyncio.timeout(10):
         while len(asyncio.all_tasks()) > before:  # a loop may be in the middle of a round
             await asyncio.sleep(0.05)
-    assert len(state.services.breakers.all()) == 3
+    assert len(parts.get(Breakers).all()) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,18 @@ from msgspec.structs import replace
 
 from billing.core.money import to_nano
 from gateway.accounts.schemas import LimitsInput
-from gateway.batch.running.runner import BatchRunner
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
+from gateway.core.parts import Parts
+from gateway.inference.edition import Editions
 from gateway.inference.recalibrations import Recalibrations
-from gateway.inference.services import Services
-from gateway.run.app import open_services
+from gateway.run.process import open_process
+from gateway.run.worker import batch_runner_of
 from gateway.shadow.comparer import Comparer
 from gateway.shadow.store import ShadowCall, note_call
+from gateway.storage.books import Books
+from gateway.storage.database import Database
 from protocol.chat import ChatRequest
 from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.complexity.classifier import Complexity
@@ -76,11 +78,11 @@ def house(
 
 
 @pytest.fixture
-async def worker(house: House) -> AsyncIterator[Services]:
+async def worker(house: House) -> AsyncIterator[Parts]:
     """A worker that runs batches, in this process."""
-    async with open_services(house.settings, Clock(), Drain()) as services:
-        task = asyncio.create_task(BatchRunner(services, 4).run())
-        yield services
+    async with open_process(house.settings, Clock(), Drain()) as parts:
+        task = asyncio.create_task(batch_runner_of(parts, 4).run())
+        yield parts
         await stop_all([task])
 
 
@@ -102,9 +104,7 @@ async def until(condition: Callable[[], Any], act: Callable[[], Any] | None = No
     await until_found(look)
 
 
-async def test_answers_are_compared_and_give_a_curve(
-    house: House, worker: Services, upstream: ScriptedUpstream
-) -> None:
+async def test_answers_are_compared_and_give_a_curve(house: House, worker: Parts, upstream: ScriptedUpstream) -> None:
     """Streamed or not, each is asked of the large model and judged; rows, texts, money and curve are as promised."""
     comparer = Comparer(worker)
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
@@ -146,7 +146,7 @@ async def test_answers_are_compared_and_give_a_curve(
 
 
 async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route_explores(
-    house: House, worker: Services, upstream: ScriptedUpstream
+    house: House, worker: Parts, upstream: ScriptedUpstream
 ) -> None:
     """The caller has the large model's answer and pays for it as ever; the small one's is compared unseen, and both
     sides of the threshold stand in the curve."""
@@ -181,7 +181,7 @@ async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route
     ]
     assert all(row["suffices"] == (int(row["id"][-1], 16) % 2 == 0) for row in found)  # FIRST, where it stood first
     assert {(row["body"], row["answer"], row["scored_by"]) for row in found} == {
-        (None, None, worker.complexity.version)
+        (None, None, worker.get(Complexity).version)
     }
     assert sum(row["small_nanousd"] for row in found[:2]) == paid["small", "batch"] > 0
     assert sum(row["large_nanousd"] for row in found[:2]) == paid["large", "interactive"]
@@ -191,7 +191,7 @@ async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route
     assert upstream.violations == []
 
 
-async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, worker: Services) -> None:
+async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, worker: Parts) -> None:
     """It takes neither a place nor a request of the minute from its team, which pays for it all the same."""
     comparer = Comparer(worker)
     key = await make_team(house.settings, "tight", LimitsInput(requests_per_minute=4, concurrent_requests=1))
@@ -226,7 +226,7 @@ async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, wo
 
     assert [answer.status_code for answer in answers] == [200] * 3
     assert answers[-1].headers["x-ratelimit-remaining-requests"] == "1"
-    assert worker.quotas.leases.running == 0
+    assert worker.get(Books).quotas.leases.running == 0
 
 
 async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
@@ -252,7 +252,7 @@ async def test_a_budget_is_never_exceeded_and_off_is_off(house: House) -> None:
     assert by_alias == curve
 
 
-async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) -> None:
+async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Parts) -> None:
     """Whoever notes calls at the same moment, of either kind, the day takes as many as fit, and none more."""
     [key] = await rows(house, "SELECT id FROM api_keys")
     call = ShadowCall(
@@ -273,9 +273,9 @@ async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) 
     )
 
     async def note(is_explored: bool) -> bool:
-        mine = replace(call, request_id=worker.clock.new_id(), is_explored=is_explored)
-        async with worker.database.begin() as connection:
-            return await note_call(connection, worker.clock, mine, 1_100)
+        mine = replace(call, request_id=worker.get(Clock).new_id(), is_explored=is_explored)
+        async with worker.get(Database).begin() as connection:
+            return await note_call(connection, worker.get(Clock), mine, 1_100)
 
     noted = await asyncio.gather(*(note(place % 2 == 0) for place in range(16)))
 
@@ -283,7 +283,7 @@ async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Services) 
     assert await rows(house, "SELECT sum(reserved_nanousd)::int AS nano FROM held_back") == [{"nano": 1_000}]
 
 
-async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Services) -> None:
+async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Parts) -> None:
     """From calls over HTTP to a threshold that the next call meets: a hundred answers of the small model, each asked of
     the large one in the batch tier, none the same, all within the budget."""
     comparer = Comparer(worker)
@@ -333,11 +333,14 @@ async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: Hous
     assert 0 < spent["nano"] == round(float(after["used_usd_today"]) * 10**9) <= 10**9
 
 
-async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Services) -> None:
+async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Parts) -> None:
     """What 120 comparisons showed moves its threshold, for it alone and while the route's quality stays."""
     route = replace(JUDGED, quality=0.8, shadow=replace(JUDGED.shadow, recalibrate=frozenset({house.team_id})))
-    services = dataclasses.replace(worker, catalog=replace(worker.catalog, auto={"auto": route}))
-    comparer, held = Comparer(services), Recalibrations(services.catalog, worker.database)
+    edition = worker.get(Editions).current
+    edition = replace(edition, catalog=replace(edition.catalog, auto={"auto": route}))
+    database, clock = worker.get(Database), worker.get(Clock)
+    comparer = Comparer(edition, database, clock, worker.get(Complexity).version)
+    held = Recalibrations(edition.catalog, database)
     [key] = await rows(house, "SELECT id FROM api_keys")
     insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, small_model, large_model,
                                        status, suffices, small_nanousd, reserved_nanousd)
@@ -345,7 +348,7 @@ async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, wo
                        'compared', n % 2 = 0, 1, 1
                 FROM generate_series(1, {count}) AS n"""
 
-    async def compared(count: int, large: str = "large", by: str = worker.complexity.version) -> float | None:
+    async def compared(count: int, large: str = "large", by: str = worker.get(Complexity).version) -> float | None:
         await rows(house, insert.format(team=house.team_id, key=key["id"], count=count, large=large, by=by))
         await comparer.recalibrate()
         await held.read()
@@ -354,7 +357,7 @@ async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, wo
     # Neither what a model that is gone from the route would have shown counts, nor what another version scored.
     strange = [await compared(120, large="gone"), await compared(120, by="another")]
     few, enough, hardly_more = [await compared(count) for count in (60, 60, 2)]
-    held.follow(replace(services.catalog, auto={"auto": replace(route, quality=0.7)}))
+    held.follow(replace(edition.catalog, auto={"auto": replace(route, quality=0.7)}))
     await held.read()
 
     assert strange == [None, None] and few is None

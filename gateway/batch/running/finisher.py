@@ -13,7 +13,8 @@ import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
 from gateway.batch.finishing import ItemResult, finish_items
-from gateway.inference.services import Services
+from gateway.core.clock import Clock
+from gateway.storage.database import Database
 from protocol.errors import ServiceError
 
 GATHER = 0.005  # seconds to wait for more that ends
@@ -27,13 +28,19 @@ log = structlog.get_logger(__name__)
 
 
 class Finisher:
-    """Writes one worker's answers to the store."""
+    """Writes one worker's answers to the store. ``keep``: seconds that they are kept for."""
 
-    def __init__(self, services: Services, owner: str) -> None:
-        self._services = services
+    def __init__(self, database: Database, clock: Clock, owner: str, keep: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._keep = keep
         self._owner = owner
         self._ended: list[tuple[ItemResult, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
+
+    def follow(self, keep: float) -> None:
+        """Keep answers for so many seconds from now on."""
+        self._keep = keep
 
     async def store(self, ended: ItemResult) -> bool:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
@@ -82,10 +89,8 @@ class Finisher:
             return
 
     async def _write(self, ends: list[ItemResult]) -> set[str]:
-        services = self._services
-        keep = services.settings.retention.batch_files
-        async with services.database.begin() as connection:
-            return await finish_items(connection, services.clock, self._owner, ends, keep)
+        async with self._database.begin() as connection:
+            return await finish_items(connection, self._clock, self._owner, ends, self._keep)
 
     async def _isolate_faulty(self, group: list[tuple[ItemResult, asyncio.Future[bool]]], exc: Exception) -> None:
         if len(group) > 1:

@@ -15,14 +15,15 @@ from gateway.batch.claims import ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import response_of
 from gateway.calls.call import Call
+from gateway.core.clock import Clock
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked
 from gateway.core.principals import Caller
 from gateway.dialects.endpoint import ReplyWriter
 from gateway.dialects.options import options_of, routing_options
 from gateway.dialects.table import FOR_BATCHES
-from gateway.inference.answer import answer
+from gateway.inference.answer import Inference
+from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.reply import Ending, Reply
-from gateway.inference.services import Services
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
 from protocol.errors import BadRequest, Overloaded, ServiceError
 from router.catalog.targets import Tier
@@ -47,82 +48,85 @@ class RetryLater(Struct, frozen=True):
     is_try: bool  # an upstream received it
 
 
-async def run_item(
-    services: Services, caller: Caller, claim: ClaimedItem, store: Store
-) -> ItemResult | RetryLater | None:
-    """Run an item. Its answer is stored through ``store``; an ItemResult that is returned has yet to be.
+class ItemRunner:
+    """Runs items of batches under one edition of the configuration."""
 
-    None: it was stored, or another worker has it.
-    """
-    request_id = services.clock.new_id()
-    try:
-        call, writer = read_item(services, caller, claim, request_id)
-        await _answer(services, call, writer, claim, store)
-    except CallTakenOver:
-        log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
-    except ServiceError as exc:
-        return _wait_or_end(exc, claim, request_id)
-    except Exception:
-        log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
-        return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)
-    return None
+    def __init__(self, inference: Inference, recalibrations: Recalibrations, clock: Clock) -> None:
+        self._inference = inference
+        self._recalibrations = recalibrations
+        self._clock = clock
 
+    async def run(self, caller: Caller, claim: ClaimedItem, store: Store) -> ItemResult | RetryLater | None:
+        """Run an item. Its answer is stored through ``store``; an ItemResult that is returned has yet to be.
 
-def read_item(services: Services, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
-    """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
-    endpoint = FOR_BATCHES[claim.endpoint]
-    asked = endpoint.read(claim.body)
-    options = options_of(asked, caller, {}, "batch")
-    if getattr(asked.request, "stream", None):
-        raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
-    call = Call(
-        request_id=request_id,
-        caller=caller,
-        endpoint=endpoint.name,
-        request=asked.request,
-        native=asked.native,
-        routing=routing_options(services, caller, options, Tier.BATCH),
-        priority=options.priority,
-        extra=asked.extra,
-        client_request_id=claim.name,
-        is_batch_item=True,
-        is_internal=claim.is_internal,
-        created_at=services.clock.now(),
-        started=services.clock.monotonic(),
-    )
-    return call, endpoint.writer_of(call)
+        None: it was stored, or another worker has it.
+        """
+        request_id = self._clock.new_id()
+        try:
+            call, writer = self.read(caller, claim, request_id)
+            await self._answer(call, writer, claim, store)
+        except CallTakenOver:
+            log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
+        except ServiceError as exc:
+            return _wait_or_end(exc, claim, request_id)
+        except Exception:
+            log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
+            return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)
+        return None
 
-
-async def _answer(services: Services, call: Call, writer: ReplyWriter, claim: ClaimedItem, store: Store) -> None:
-    async def keep(reply: Reply, ending: Ending) -> None:
-        record: UsageRecord = reply.record
-        if isinstance(ending, ContentPolicyViolation):
-            response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
-        else:
-            assert isinstance(ending, tuple)
-            response = response_of(200, call.request_id, writer.whole(reply, *ending), reply.dropped)
-        ended = ItemResult(
-            claim=claim,
-            status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
-            request_id=call.request_id,
-            response=response,
-            record=record,
-            input_tokens=record.input_tokens,
-            output_tokens=record.output_tokens,
-            cost_nanousd=record.cost_nanousd,
+    def read(self, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
+        """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
+        endpoint = FOR_BATCHES[claim.endpoint]
+        asked = endpoint.read(claim.body)
+        options = options_of(asked, caller, {}, "batch")
+        if getattr(asked.request, "stream", None):
+            raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
+        call = Call(
+            request_id=request_id,
+            caller=caller,
+            endpoint=endpoint.name,
+            request=asked.request,
+            native=asked.native,
+            routing=routing_options(self._recalibrations, caller, options, Tier.BATCH),
+            priority=options.priority,
+            extra=asked.extra,
+            client_request_id=claim.name,
+            is_batch_item=True,
+            is_internal=claim.is_internal,
+            created_at=self._clock.now(),
+            started=self._clock.monotonic(),
         )
-        is_stored = await store(ended)
-        if not is_stored:
-            raise CallTakenOver("Another worker runs this request now.")
+        return call, endpoint.writer_of(call)
 
-    reply = await answer(services, call)
-    reply.keep_ending = keep
-    try:
-        await reply.collect()
-    except ContentPolicyViolation:
-        pass  # stored and paid by ``keep``, as an answer is
-    finally:
-        reply.close()
+    async def _answer(self, call: Call, writer: ReplyWriter, claim: ClaimedItem, store: Store) -> None:
+        async def keep(reply: Reply, ending: Ending) -> None:
+            record: UsageRecord = reply.record
+            if isinstance(ending, ContentPolicyViolation):
+                response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
+            else:
+                assert isinstance(ending, tuple)
+                response = response_of(200, call.request_id, writer.whole(reply, *ending), reply.dropped)
+            ended = ItemResult(
+                claim=claim,
+                status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
+                request_id=call.request_id,
+                response=response,
+                record=record,
+                input_tokens=record.input_tokens,
+                output_tokens=record.output_tokens,
+                cost_nanousd=record.cost_nanousd,
+            )
+            is_stored = await store(ended)
+            if not is_stored:
+                raise CallTakenOver("Another worker runs this request now.")
+
+        reply = await self._inference.answer(call, keep_ending=keep)
+        try:
+            await reply.collect()
+        except ContentPolicyViolation:
+            pass  # stored and paid by ``keep``, as an answer is
+        finally:
+            reply.close()
 
 
 def _wait_or_end(error: ServiceError, claim: ClaimedItem, request_id: str) -> ItemResult | RetryLater:

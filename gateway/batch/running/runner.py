@@ -30,10 +30,13 @@ from gateway.batch.finishing import ItemResult, expire_batches, failed_result, f
 from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
 from gateway.batch.running.backpressure import Backpressure
 from gateway.batch.running.finisher import Finisher
-from gateway.batch.running.item import RetryLater, run_item
+from gateway.batch.running.item import ItemRunner, RetryLater
 from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.background import stop_all
-from gateway.inference.services import Services
+from gateway.core.clock import Clock
+from gateway.inference.edition import Edition
+from gateway.inference.recalibrations import Recalibrations
+from gateway.storage.database import Database
 from protocol.errors import ServiceError
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
@@ -50,17 +53,29 @@ log = structlog.get_logger(__name__)
 
 
 class BatchRunner:
-    """Runs batches until it is cancelled; then ``finish`` waits for what runs."""
+    """Runs batches until it is cancelled; then ``finish`` waits for what runs. ``token`` names this process among those
+    of its host, and ``concurrency`` is how many items run at once at the most."""
 
-    def __init__(self, services: Services, concurrency: int) -> None:
-        self.owner = f"{socket.gethostname()}:{services.journal.token}"
-        self.limits = ConcurrencyLimits(concurrency, services.clock)
-        self._services = services
-        self._database = services.database
-        self._finisher = Finisher(services, self.owner)
-        self._senders = Senders(services.database, services.clock)
+    def __init__(
+        self,
+        edition: Edition,
+        database: Database,
+        recalibrations: Recalibrations,
+        clock: Clock,
+        *,
+        token: str,
+        concurrency: int,
+    ) -> None:
+        self.owner = f"{socket.gethostname()}:{token}"
+        self.limits = ConcurrencyLimits(concurrency, clock)
+        self._edition = edition
+        self._database = database
+        self._recalibrations = recalibrations
+        self._clock = clock
+        self._finisher = Finisher(database, clock, self.owner, edition.settings.retention.batch_files)
+        self._senders = Senders(database, clock)
         self._schedule = FairSchedule()
-        self._backpressure = Backpressure(self.limits, services.clock)
+        self._backpressure = Backpressure(self.limits, clock)
         self._running: dict[str, ClaimedItem] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[int] | None = None
@@ -89,9 +104,10 @@ class BatchRunner:
         finally:
             await stop_all(loops)
 
-    def follow(self, edition: Services) -> None:
+    def follow(self, edition: Edition) -> None:
         """Run what begins from now on with other settings."""
-        self._services = edition
+        self._edition = edition
+        self._finisher.follow(edition.settings.retention.batch_files)
 
     async def finish(self, seconds: float, hurried: asyncio.Event) -> None:
         """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is requeued for others."""
@@ -141,12 +157,12 @@ class BatchRunner:
     async def _claim_in_schedule(self, free: int, room: int) -> int:
         """Claim up to ``free`` items of ``room`` bytes, begin them, and return how many there were."""
         claims: list[tuple[ClaimedItem, RunnableBatch]] = []
-        now = self._services.clock.monotonic()
+        now = self._clock.monotonic()
         self._not_before = {name: until for name, until in self._not_before.items() if until > now}
         async with self._database.begin() as connection:
             await use_due_index(connection)
             found = [each for each in await waiting_batches(connection) if each.batch_id not in self._not_before]
-            waiting = with_raised_priorities(found, self._rate, self._services.clock.now())
+            waiting = with_raised_priorities(found, self._rate, self._clock.now())
             in_group = Counter(claim.concurrency_group for claim in self._running.values())
             while waiting and len(claims) < free and room > 0:
                 batch = self._schedule.next(waiting)
@@ -162,7 +178,7 @@ class BatchRunner:
                 if len(claimed) < wanted:
                     waiting.remove(batch)
         if not self._running:
-            self._renewed = self._services.clock.monotonic()
+            self._renewed = self._clock.monotonic()
         for claim, batch in claims:
             self._begin(claim, batch)
         return len(claims)
@@ -175,7 +191,7 @@ class BatchRunner:
             self._has_suspects = False
             return 0
         log.warning("batch_item_runs_alone", batch_id=claim.batch_id, position=claim.position, losses=claim.losses)
-        self._renewed = self._services.clock.monotonic()
+        self._renewed = self._clock.monotonic()
         self._begin(claim)
         return 1
 
@@ -195,7 +211,7 @@ class BatchRunner:
 
     def _is_doubtful(self) -> bool:
         """Whether our claims may have passed to others, because the last renewal is too old."""
-        return bool(self._running) and self._services.clock.monotonic() - self._renewed > LEASE / 2
+        return bool(self._running) and self._clock.monotonic() - self._renewed > LEASE / 2
 
     async def _run(self, claim: ClaimedItem, batch: RunnableBatch | None) -> None:
         limit = self.limits.of(claim.concurrency_group)
@@ -221,13 +237,14 @@ class BatchRunner:
             self._room.set()
 
     async def _result_of(self, claim: ClaimedItem) -> ItemResult | RetryLater | None:
-        if (given_up := result_if_given_up(claim, self._services.clock)) is not None:
+        if (given_up := result_if_given_up(claim, self._clock)) is not None:
             return given_up
         try:
             caller = await self._senders.find(claim.key_id)
         except ServiceError as exc:
-            return failed_result(claim, self._services.clock.new_id(), exc)
-        return await run_item(self._services, caller, claim, self._store)
+            return failed_result(claim, self._clock.new_id(), exc)
+        runner = ItemRunner(self._edition.inference, self._recalibrations, self._clock)
+        return await runner.run(caller, claim, self._store)
 
     async def _store(self, ended: ItemResult) -> bool:
         record = ended.record
@@ -237,7 +254,7 @@ class BatchRunner:
 
     def _is_ours(self, provider: str) -> bool:
         """Whether our own engine answers there, which puts interactive calls first by itself."""
-        settings = self._services.settings.providers.get(provider)
+        settings = self._edition.settings.providers.get(provider)
         return settings is not None and settings.self_hosted
 
     async def _look_around(self) -> None:
@@ -255,29 +272,29 @@ class BatchRunner:
         if (wait.is_congestion or wait.is_try) and not (claim.is_of_several and claim.is_first):
             limit.retried()
         if not wait.is_try and not (wait.is_congestion and claim.is_of_several):  # the rest would get the same answer
-            until = self._services.clock.monotonic() + wait.seconds
+            until = self._clock.monotonic() + wait.seconds
             self._not_before[claim.batch_id] = max(self._not_before.get(claim.batch_id, 0.0), until)
         async with self._database.begin() as connection:
             await requeue(connection, self.owner, claim, wait.seconds, is_try=wait.is_try)
 
     async def _renew(self) -> None:
-        now = self._services.clock.monotonic()
+        now = self._clock.monotonic()
         if self._running:
             async with self._database.begin() as connection:
                 await renew_leases(connection, self.owner, [*self._running.values()])
         self._renewed = now
 
     async def _end_batches(self) -> None:
-        keep = self._services.settings.retention.batch_files
+        keep = self._edition.settings.retention.batch_files
         async with self._database.begin() as connection:
-            for batch_id in await expire_batches(connection, self._services.clock, keep):
+            for batch_id in await expire_batches(connection, self._clock, keep):
                 log.warning("batch_expired", batch_id=batch_id)
         async with self._database.begin() as connection:
-            await finish_cancelled(connection, self._services.clock, keep)
+            await finish_cancelled(connection, self._clock, keep)
             self._has_suspects = await has_suspects(connection)
 
     async def _check_inputs(self) -> None:
-        while await check_next_input(self._database, self._services.clock) is not None:
+        while await check_next_input(self._database, self._clock) is not None:
             pass
 
 

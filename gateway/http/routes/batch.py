@@ -17,8 +17,10 @@ from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
 from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
-from gateway.http.batch_submission import submit, submit_file
-from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, read_body, read_query, services_of
+from gateway.core.clock import Clock
+from gateway.http.batch_submission import BatchSubmission
+from gateway.http.exchange import AnyRequest, answer, caller_of, edition_of, openai_page, part_of, read_body, read_query
+from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
 
@@ -34,11 +36,16 @@ _WHOLE = msgspec.json.Decoder(_Whole)
 _REQUESTS = msgspec.json.Decoder(list[Raw])
 
 
+def submission_of(request: AnyRequest) -> BatchSubmission:
+    """Return what takes batches in, under the settings of now."""
+    return BatchSubmission(edition_of(request).settings, part_of(request, Database), part_of(request, Clock))
+
+
 @post("/v1/batch", guards=[team_guard], status_code=202, summary="Submit a batch", takes=NewBatch)
 async def post_batch(request: AnyRequest) -> Response[bytes]:
     """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
     new, _ = await read_body(request, decode_batch)
-    return answer(batch_view(await submit(services_of(request), caller_of(request), new)), 202)
+    return answer(batch_view(await submission_of(request).submit(caller_of(request), new)), 202)
 
 
 def decode_batch(body: bytes) -> NewBatch:
@@ -72,11 +79,13 @@ async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
 
     410 once they, or a part of them, have been erased.
     """
-    services = services_of(request)
-    async with services.database.begin() as connection:
+    edition = edition_of(request)
+    database = part_of(request, Database)
+    clock = part_of(request, Clock)
+    async with database.begin() as connection:
         batch = await get_batch(connection, caller_of(request).team.id, batch_id)
-        await check_retained(connection, services.clock, batch, services.settings.retention.batch_files)
-    return Stream(read_results(services.database, batch.id, ENDED), media_type=JSONL)
+        await check_retained(connection, clock, batch, edition.settings.retention.batch_files)
+    return Stream(read_results(database, batch.id, ENDED), media_type=JSONL)
 
 
 @post("/v1/batch/{batch_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch")
@@ -89,7 +98,7 @@ async def post_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[
 async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
     """Take the requests of an uploaded file, OpenAI's way."""
     new, _ = await read_body(request, lambda body: decode(body, NewOpenAIBatch))
-    return answer(openai_view(await submit_file(services_of(request), caller_of(request), new)))
+    return answer(openai_view(await submission_of(request).submit_file(caller_of(request), new)))
 
 
 @get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way", query=("after", "limit"))
@@ -111,21 +120,23 @@ async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Re
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
 
 
 async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
     query, limit = read_query(request)
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
     return openai_page(found, limit, view)
 
 
 async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
-    services = services_of(request)
-    keep = services.settings.retention.batch_files
-    async with services.database.begin() as connection:
-        batch = await cancel_batch(connection, services.clock, caller_of(request).team.id, batch_id, keep)
+    edition = edition_of(request)
+    database = part_of(request, Database)
+    clock = part_of(request, Clock)
+    keep = edition.settings.retention.batch_files
+    async with database.begin() as connection:
+        batch = await cancel_batch(connection, clock, caller_of(request).team.id, batch_id, keep)
     return answer(view(batch))

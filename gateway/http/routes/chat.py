@@ -10,9 +10,11 @@ from gateway.accounts.auth import team_guard
 from gateway.dialects.endpoint import ApiEndpoint
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS
-from gateway.http.exchange import AnyRequest, services_of
+from gateway.http.exchange import AnyRequest, edition_of, part_of
 from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.refusals import Refusals
 
 
 def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
@@ -20,7 +22,8 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
 
     async def answer_call(request: AnyRequest) -> ASGIApp:
         call = await read_call(request, endpoint)
-        return ReplyResponse(services_of(request), call, endpoint.writer_of(call))
+        metrics, refusals = part_of(request, Metrics), part_of(request, Refusals)
+        return ReplyResponse(edition_of(request), metrics, refusals, call, endpoint.writer_of(call))
 
     answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
     declare = post(

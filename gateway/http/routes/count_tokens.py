@@ -8,11 +8,10 @@ import msgspec
 from litestar import Response, post
 
 from gateway.accounts.auth import team_guard
+from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT as MESSAGES
-from gateway.http.exchange import AnyRequest, caller_of, read_body, services_of
+from gateway.http.exchange import AnyRequest, caller_of, edition_of, part_of, read_body
 from gateway.http.inference_requests import note_model
-from gateway.inference.admission import counted
-from gateway.inference.counting import count_prompt
 from protocol.decoding import decode
 from protocol.messages import CountRequest
 
@@ -30,10 +29,11 @@ async def count_tokens(request: AnyRequest) -> Response[bytes]:
     It counts as a request, and costs nothing.
     """
     asked, size = await read_body(request, partial(_read, request))
-    services, caller = services_of(request), caller_of(request)
-    async with counted(services, request.scope["state"]["request_id"], caller, MESSAGES.name) as hold:
-        tokens = await count_prompt(services, caller, asked, size)
-    headers = MESSAGES.limit_headers(hold, services.clock.now())
+    edition, caller = edition_of(request), caller_of(request)
+    request_id = request.scope["state"]["request_id"]
+    async with edition.inference.admission.counted(request_id, caller, MESSAGES.name) as hold:
+        tokens = await edition.prompt_counter.count(caller, asked, size)
+    headers = MESSAGES.limit_headers(hold, part_of(request, Clock).now())
     return Response(msgspec.json.encode({"input_tokens": tokens}), headers=headers, media_type="application/json")
 
 

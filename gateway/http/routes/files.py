@@ -22,12 +22,14 @@ from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
+    edition_of,
     openai_page,
+    part_of,
     read_parameters,
     read_whole,
-    services_of,
 )
 from gateway.http.routes.batch import JSONL
+from gateway.storage.database import Database
 from protocol.errors import invalid_value
 
 LONGEST_LIST = 10_000  # files
@@ -51,10 +53,11 @@ class UploadedFile(Struct):
 )
 async def post_file(request: AnyRequest) -> Response[bytes]:
     """Take a file of requests, as multipart/form-data with ``purpose`` "batch": up to 200 MB of JSON Lines."""
-    services = services_of(request)
-    settings = services.settings
+    edition = edition_of(request)
+    database = part_of(request, Database)
+    settings = edition.settings
     file = await receive_file(
-        services.database,
+        database,
         caller_of(request).team.id,
         request.headers.get("content-type", ""),
         request.stream(),
@@ -71,7 +74,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
     limit = read_whole(query["limit"], "limit", 1, LONGEST_LIST) if "limit" in query else LONGEST_PAGE
     if query.get("order", "desc") not in ("asc", "desc"):
         raise invalid_value("order", "is asc or desc")
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         found = await list_files(
             connection,
             caller_of(request).team.id,
@@ -86,14 +89,14 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
 @get("/v1/files/{file_id:str}", guards=[team_guard], summary="Show a file")
 async def get_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a file."""
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         return answer(file_view(await get_file(connection, caller_of(request).team.id, file_id)))
 
 
 @get("/v1/files/{file_id:str}/content", guards=[team_guard], summary="Read a file")
 async def get_content(request: AnyRequest, file_id: FromPath[str]) -> Stream:
     """Stream a file's contents."""
-    database = services_of(request).database
+    database = part_of(request, Database)
     async with database.begin() as connection:
         file = await get_file(connection, caller_of(request).team.id, file_id)
         source = await batch_of_output(connection, file.id) if file.purpose == "batch_output" else None
@@ -108,6 +111,6 @@ async def get_content(request: AnyRequest, file_id: FromPath[str]) -> Stream:
 @delete("/v1/files/{file_id:str}", guards=[team_guard], status_code=200, summary="Delete a file")
 async def delete_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Delete a file with its contents, for ever."""
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         await delete_file(connection, caller_of(request).team.id, file_id)
     return answer({"id": file_id, "object": "file", "deleted": True})

@@ -7,8 +7,12 @@ from typing import Any
 from litestar import Response, get
 
 from gateway.accounts.auth import metrics_guard, open_guard
-from gateway.http.exchange import AnyRequest, services_of
+from gateway.core.draining import Drain
+from gateway.http.exchange import AnyRequest, part_of
 from gateway.http.openapi import describe
+from gateway.storage.books import Books
+from gateway.storage.readiness import Readiness
+from gateway.telemetry.metrics import Metrics
 
 
 @get("/health/live", guards=[open_guard], summary="Is the process alive")
@@ -23,21 +27,22 @@ async def ready(request: AnyRequest) -> Response[dict[str, Any]]:
 
     A gateway that is told to end is not: 503 at once, so that balancers send requests elsewhere.
     """
-    services = services_of(request)
-    quotas = "standalone" if services.quotas.is_standalone else "clocks differ" if services.owner.is_astray else "ok"
-    parts = {**await services.readiness.parts(), "quotas": quotas}
+    readiness = part_of(request, Readiness)
+    books, drain = part_of(request, Books), part_of(request, Drain)
+    quotas = "standalone" if books.quotas.is_standalone else "clocks differ" if books.owner.is_astray else "ok"
+    parts = {**await readiness.parts(), "quotas": quotas}
     status = "ok" if set(parts.values()) == {"ok"} else "degraded"
-    if services.drain.has_begun:
+    if drain.has_begun:
         status = "draining"
-    body = {"status": status, "parts": parts, "journal_backlog": services.flusher.backlog}
+    body = {"status": status, "parts": parts, "journal_backlog": books.flusher.backlog}
     return Response(body, status_code=503 if status == "draining" else 200)
 
 
 @get("/metrics", guards=[metrics_guard], summary="Prometheus metrics", media_type="text/plain")
 async def metrics(request: AnyRequest) -> Response[bytes]:
     """Return every metric in Prometheus' text format."""
-    services = services_of(request)
-    return Response(services.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    metrics = part_of(request, Metrics)
+    return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @get("/openapi.json", guards=[open_guard], summary="This API", include_in_schema=False, sync_to_thread=False)

@@ -11,7 +11,8 @@ from litestar.params import FromPath
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
-from gateway.http.exchange import AnyRequest, principal_of, services_of
+from gateway.http.exchange import AnyRequest, edition_of, part_of, principal_of
+from gateway.storage.readiness import Readiness
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel
 
@@ -19,25 +20,25 @@ from router.catalog.errors import UnknownModel
 @get("/v1/models", guards=[team_or_admin_guard], summary="List the models")
 async def list_models(request: AnyRequest) -> dict[str, Any]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
-    services = services_of(request)
-    started = int(services.started_at)
-    names = _allowed_names(services.catalog, principal_of(request))
+    edition = edition_of(request)
+    started = int(part_of(request, Readiness).started_at)
+    names = _allowed_names(edition.catalog, principal_of(request))
     if ANTHROPIC_ERRORS.client_header in request.headers:
-        data = [_anthropic_model(services.catalog, name, started) for name in names]
+        data = [_anthropic_model(edition.catalog, name, started) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
         return {"data": data, "has_more": False, **ends}
-    return {"object": "list", "data": [_model_object(services.catalog, name, started) for name in names]}
+    return {"object": "list", "data": [_model_object(edition.catalog, name, started) for name in names]}
 
 
 @get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
 async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any]:
     """Show one name that this caller may ask for."""
-    services = services_of(request)
+    edition = edition_of(request)
     name = model.removeprefix("/")
-    if name not in _allowed_names(services.catalog, principal_of(request)):
+    if name not in _allowed_names(edition.catalog, principal_of(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     shape = _anthropic_model if ANTHROPIC_ERRORS.client_header in request.headers else _model_object
-    return shape(services.catalog, name, int(services.started_at))
+    return shape(edition.catalog, name, int(part_of(request, Readiness).started_at))
 
 
 def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:

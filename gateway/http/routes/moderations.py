@@ -12,9 +12,9 @@ from msgspec import Struct
 from gateway.accounts.auth import team_guard
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.checks import require
-from gateway.http.exchange import AnyRequest, read_body, services_of
-from gateway.inference.admission import counted
+from gateway.http.exchange import AnyRequest, edition_of, part_of, read_body
 from gateway.moderation.classifier.classifier import FLAGGED
+from gateway.moderation.moderator import Moderator
 from protocol.chat import ImagePart, TextPart
 from protocol.decoding import decode
 from protocol.errors import BadRequest
@@ -35,11 +35,12 @@ class ModerationRequest(Struct, frozen=True):
 async def create_moderation(request: AnyRequest) -> Response[bytes]:
     """Tell which categories each text falls into, by scores from 0 to 1; from 0.5 on a category is flagged."""
     texts, _ = await read_body(request, _read)
-    services, state = services_of(request), request.scope["state"]
+    moderator, state = part_of(request, Moderator), request.scope["state"]
     results: list[dict[str, Any]] = []
-    async with counted(services, state["request_id"], state["caller"]) as hold:
+    admission = edition_of(request).inference.admission
+    async with admission.counted(state["request_id"], state["caller"]) as hold:
         for text in texts:
-            results.append(_result(await services.moderator.reader.score(text)))
+            results.append(_result(await moderator.reader.score(text)))
             await asyncio.sleep(0)  # others have their turn
     body = {"id": "modr-" + state["request_id"].replace("-", ""), "model": MODEL, "results": results}
     return Response(msgspec.json.encode(body), headers=rate_limit_headers(hold), media_type="application/json")

@@ -18,11 +18,9 @@ from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS, endpoint_of_body
-from gateway.http.exchange import AnyRequest, answer, read_body, services_of
+from gateway.http.exchange import AnyRequest, answer, edition_of, read_body
 from gateway.http.inference_requests import call_of, note_model
-from gateway.inference.admission import counted, legs_of
-from gateway.inference.answer import route_of
-from gateway.inference.services import Services
+from gateway.inference.admission import legs_of
 from protocol.decoding import decode_with_extra
 from protocol.serving.off_loop import off_loop
 from router import Catalog, Route, Tier
@@ -48,12 +46,15 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     What the router would refuse is refused here in the same words; the content policy is not asked. It counts as a
     request, and costs nothing.
     """
-    services = services_of(request)
     (endpoint, asked), size = await read_body(request, partial(_read, request))
     call = call_of(request, endpoint, asked, size)
-    async with counted(services, call.request_id, call.caller, endpoint.name) as hold:
-        snapshot = services.health_snapshot(services.health())
-        view = await off_loop(size, lambda: route_view(services, call, route_of(services, call, snapshot), snapshot))
+    edition = edition_of(request)
+    chooser = edition.inference.chooser
+    async with edition.inference.admission.counted(call.request_id, call.caller, endpoint.name) as hold:
+        snapshot = chooser.health_snapshot(chooser.health())
+        view = await off_loop(
+            size, lambda: route_view(edition.catalog, call, chooser.route_of(call, snapshot), snapshot)
+        )
     return answer(view, headers=rate_limit_headers(hold))
 
 
@@ -68,7 +69,7 @@ class _AnyObject(Struct):
     """A body whose endpoint is not known yet."""
 
 
-def route_view(services: Services, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
+def route_view(catalog: Catalog, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
     """Return the decision, what it rests on, every target in order with its costs, and which models were left out."""
     decision = route.decision
     return {
@@ -79,9 +80,9 @@ def route_view(services: Services, call: Call, route: Route, health: Mapping[str
         "small_suffices": None if decision is None else decision.score,
         "quality": None if decision is None else decision.quality,
         "turns_back": None if decision is None else decision.turns_back,
-        "explanation": explanation_of(call, route, services.catalog),
+        "explanation": explanation_of(call, route, catalog),
         "targets": _targets(call, route, health),
-        "left_out": _left_out(services.catalog, call, route),
+        "left_out": _left_out(catalog, call, route),
     }
 
 

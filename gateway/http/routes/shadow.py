@@ -10,12 +10,16 @@ from litestar import Response, get
 from billing.core.money import to_text
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.accounts.teams import get_team
+from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller
-from gateway.http.exchange import AnyRequest, answer, principal_of, read_parameters, services_of
+from gateway.http.exchange import AnyRequest, answer, edition_of, part_of, principal_of, read_parameters
 from gateway.http.routes.usage import team_in_question
+from gateway.inference.recalibrations import Recalibrations
 from gateway.shadow.store import comparisons_of, counts_of
+from gateway.storage.database import Database
 from protocol.errors import NotFound
 from router.catalog.catalog import Catalog, ShadowTraffic
+from router.complexity.classifier import Complexity
 from router.recalibration import Comparison, Point, calibration_of, curve_of, interval_of
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
@@ -32,20 +36,24 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
 
     ``route``: its name, or an alias of it; default ``auto``. An admin adds ``team_id``.
     """
-    services = services_of(request)
+    edition = edition_of(request)
+    database = part_of(request, Database)
+    complexity = part_of(request, Complexity)
+    clock = part_of(request, Clock)
+    recalibrations = part_of(request, Recalibrations)
     query = read_parameters(request)
     caller = principal_of(request)
     team_id = team_in_question(caller, query.get("team_id"))
     asked = query.get("route", "auto")
-    name = services.catalog.meaning(asked)
-    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
-    if (route := services.catalog.auto.get(name)) is None or name not in catalog.auto:
+    name = edition.catalog.meaning(asked)
+    catalog = edition.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    if (route := edition.catalog.auto.get(name)) is None or name not in catalog.auto:
         raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
-    async with services.database.begin() as connection:
+    async with database.begin() as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)
-        comparisons = await comparisons_of(connection, team_id, name, route, services.complexity.version)
-        counts, today = await counts_of(connection, team_id, name, services.clock)
+        comparisons = await comparisons_of(connection, team_id, name, route, complexity.version)
+        counts, today = await counts_of(connection, team_id, name, clock)
     shadow = route.shadow
     return answer(
         {
@@ -53,7 +61,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "team_id": team_id,
             "route": name,
             "quality": route.quality,
-            "applied_quality": services.recalibrations.of(team_id).get(name, route.quality),
+            "applied_quality": recalibrations.of(team_id).get(name, route.quality),
             "share": 0.0 if shadow is None else shadow.share,
             "explores": shadow is not None and shadow.explore,
             "compared_by": None if shadow is None else _judge_shown(shadow, catalog),

@@ -13,22 +13,25 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
 from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
 from gateway.accounts.serializers import dollars, limits_view, moment_of
+from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
 from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
+    edition_of,
+    part_of,
     principal_of,
     read_parameters,
     read_query,
-    services_of,
 )
 from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.admin_usage import admin_usage
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
 
 ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
@@ -47,12 +50,14 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     json or csv. ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
     ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
-    services = services_of(request)
+    edition = edition_of(request)
+    clock = part_of(request, Clock)
+    database = part_of(request, Database)
     query = read_parameters(request)
-    asked = read_period(query, services.clock.today())
+    asked = read_period(query, clock.today())
     caller = principal_of(request)
-    catalog = services.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
-    analysis = read_analysis(query, services.settings, catalog)
+    catalog = edition.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    analysis = read_analysis(query, edition.settings, catalog)
     is_csv = _wants_csv(query)
     if is_csv and analysis is not None and asked.group_by and "group_by" in query:
         raise BadRequest(
@@ -61,7 +66,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
             code="invalid_value",
         )
     team_id = team_in_question(caller, query.get("team_id"))
-    async with services.database.begin() as connection:
+    async with database.begin() as connection:
         usage = await usage_with_analysis(
             connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin)
         )
@@ -81,13 +86,15 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there. ``format``:
     json or csv.
     """
-    services = services_of(request)
+    edition = edition_of(request)
+    clock = part_of(request, Clock)
+    database = part_of(request, Database)
     query = read_parameters(request)
-    first, last = read_span(query, services.clock.today())
-    analysis = read_analysis(query, services.settings, services.catalog) or Analysis(None)
+    first, last = read_span(query, clock.today())
+    analysis = read_analysis(query, edition.settings, edition.catalog) or Analysis(None)
     is_csv = _wants_csv(query)
-    async with services.database.begin() as connection:
-        report = await admin_report(connection, analysis, services.catalog, first, last)
+    async with database.begin() as connection:
+        report = await admin_report(connection, analysis, edition.catalog, first, last)
     return _csv(report_csv(report)) if is_csv else answer(report)
 
 
@@ -103,10 +110,11 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     ``total`` and ``dearest`` are of all teams, ``data`` goes in the order of their ids: ``after`` is the last id of the
     page before, ``limit`` at most 1000.
     """
-    services = services_of(request)
+    clock = part_of(request, Clock)
+    database = part_of(request, Database)
     query, limit = read_query(request)
-    first, last = read_span(query, services.clock.today())
-    async with services.database.begin() as connection:
+    first, last = read_span(query, clock.today())
+    async with database.begin() as connection:
         return answer(await admin_usage(connection, first, last, after=query.get("after"), limit=limit))
 
 
@@ -143,7 +151,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     team = caller.team
     unavailable = None
     with contextlib.suppress(*POSTGRES_AWAY):
-        async with asyncio.timeout(ASK_WITHIN), services_of(request).database.begin() as connection:
+        async with asyncio.timeout(ASK_WITHIN), part_of(request, Database).begin() as connection:
             room = await silent_room(connection, f"team:{team.id}")
         unavailable = {
             "tokens_today": room.tokens_today,

@@ -9,9 +9,11 @@ from litestar.params import FromPath
 
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import moment_of
-from gateway.http.exchange import AnyRequest, act_of, answer, read_parameters, services_of
-from gateway.inference.services import Services
+from gateway.core.clock import Clock
+from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_parameters
 from gateway.storage.audit_log import record_act
+from gateway.storage.database import Database
+from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.shared import Watched
 from protocol.errors import NotFound
 
@@ -24,35 +26,34 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
     ``shared`` is false while Redis is away and this gateway uses its own counts alone.
     """
     read_parameters(request)
-    services = services_of(request)
-    breakers = services.breakers
-    views = [breaker_view(services, watched) for watched in breakers.all()]
+    breakers, clock = part_of(request, Breakers), part_of(request, Clock)
+    views = [breaker_view(breakers, clock, watched) for watched in breakers.all()]
     return answer({"breakers": views, "shared": not breakers.is_alone})
 
 
 @post("/admin/breakers/{breaker_id:str}/open", guards=[admin_guard], status_code=200, summary="Open a breaker")
 async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
     """Send this model at this endpoint no calls, from any gateway, until its breaker is reset."""
-    services = services_of(request)
-    watched = find_breaker(services, breaker_id)
+    breakers, clock = part_of(request, Breakers), part_of(request, Clock)
+    watched = find_breaker(breakers, breaker_id)
     await write_down(request, "breaker.opened", watched)
-    await services.breakers.force_open(watched, f"opened by {act_of(request).actor}")
-    return answer(breaker_view(services, watched))
+    await breakers.force_open(watched, f"opened by {act_of(request).actor}")
+    return answer(breaker_view(breakers, clock, watched))
 
 
 @post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
 async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
     """Close a breaker, reset its counts, and use again the keys that were in cooldown at its endpoint."""
-    services = services_of(request)
-    watched = find_breaker(services, breaker_id)
+    breakers, clock = part_of(request, Breakers), part_of(request, Clock)
+    watched = find_breaker(breakers, breaker_id)
     await write_down(request, "breaker.reset", watched)
-    await services.breakers.reset(watched, f"reset by {act_of(request).actor}")
-    return answer(breaker_view(services, watched))
+    await breakers.reset(watched, f"reset by {act_of(request).actor}")
+    return answer(breaker_view(breakers, clock, watched))
 
 
-def find_breaker(services: Services, breaker_id: str) -> Watched:
+def find_breaker(breakers: Breakers, breaker_id: str) -> Watched:
     """Return the target that an id stands for. Raises NotFound."""
-    for watched in services.breakers.all():
+    for watched in breakers.all():
         if watched.id == breaker_id:
             return watched
     raise NotFound(
@@ -66,16 +67,16 @@ async def write_down(request: AnyRequest, action: str, watched: Watched) -> None
     """Enter an act into the audit log."""
     provider, endpoint, model = watched.labels
     details = {"provider": provider, "endpoint": endpoint, "model": model}
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         await record_act(connection, act_of(request), action, subject=watched.id, details=details)
 
 
-def breaker_view(services: Services, watched: Watched) -> dict[str, Any]:
+def breaker_view(breakers: Breakers, clock: Clock, watched: Watched) -> dict[str, Any]:
     """Return a breaker as admins see it; times are UTC, ``null`` where there is none."""
-    now, clock = services.clock.monotonic(), services.clock.now()
+    now, moment = clock.monotonic(), clock.now()
     breaker, condition = watched.breaker, watched.breaker.condition
     counted = breaker.tallies(now)[-1]
-    aside = services.breakers.keys_aside(watched)
+    aside = breakers.keys_aside(watched)
     provider, endpoint, model = watched.labels
     has_retry = condition.is_open and not condition.is_forced
     return {
@@ -90,7 +91,7 @@ def breaker_view(services: Services, watched: Watched) -> dict[str, Any]:
         "reason": condition.reason or None,
         "requests": counted.requests,
         "failures": counted.failures,
-        "opened_at": moment_of(clock - now + condition.opened_at) if condition.is_open else None,
-        "retry_at": moment_of(clock - now + condition.retry_at) if has_retry else None,
-        "keys_set_aside": [{"reason": one.why, "until": moment_of(clock - now + one.until)} for one in aside],
+        "opened_at": moment_of(moment - now + condition.opened_at) if condition.is_open else None,
+        "retry_at": moment_of(moment - now + condition.retry_at) if has_retry else None,
+        "keys_set_aside": [{"reason": one.why, "until": moment_of(moment - now + one.until)} for one in aside],
     }

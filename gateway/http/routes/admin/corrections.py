@@ -8,19 +8,23 @@ from billing.ledger.corrections import list_corrections
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
+from gateway.core.clock import Clock
 from gateway.core.days import read_day
-from gateway.http.exchange import AnyRequest, act_of, answer, read_query, services_of
+from gateway.http.exchange import AnyRequest, act_of, answer, edition_of, part_of, read_query
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid
+from gateway.storage.database import Database
 from protocol.decoding import decode
 
 
 @post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
 async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Record tokens and dollars, signed, besides a team's calls of a UTC day. Entries are only added, never changed."""
-    services = services_of(request)
+    edition = edition_of(request)
+    database = part_of(request, Database)
+    clock = part_of(request, Clock)
     new = decode(await request.body(), NewCorrection)
-    async with services.database.begin() as connection:
-        booked = await book_correction(connection, new, act_of(request), services.clock, services.catalog.models)
+    async with database.begin() as connection:
+        booked = await book_correction(connection, new, act_of(request), clock, edition.catalog.models)
     return answer(correction_view(booked), 201)
 
 
@@ -38,7 +42,7 @@ async def get_corrections(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     first, last = (read_day(query[name], name) if name in query else None for name in ("from", "to"))
     before = read_uuid(query["before"], "before") if "before" in query else None
-    async with services_of(request).database.begin() as connection:
+    async with part_of(request, Database).begin() as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
         found = await list_corrections(

@@ -9,8 +9,10 @@ from litestar import Response, get
 from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import dollars, moment
+from gateway.core.clock import Clock
 from gateway.fleet.instances import STALE_AFTER
-from gateway.http.exchange import AnyRequest, answer, read_parameters, services_of
+from gateway.http.exchange import AnyRequest, answer, edition_of, part_of, read_parameters
+from gateway.storage.database import Database
 from router.catalog.catalog import Catalog
 
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
@@ -19,12 +21,14 @@ REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more
 @get("/admin/instances", guards=[admin_guard], summary="Show the engine's replicas")
 async def get_instances(request: AnyRequest) -> Response[bytes]:
     """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone."""
-    services = services_of(request)
+    edition = edition_of(request)
+    clock = part_of(request, Clock)
+    database = part_of(request, Database)
     read_parameters(request)
-    now = services.clock.now()
-    async with services.database.begin() as connection:
+    now = clock.now()
+    async with database.begin() as connection:
         seen = await last_looks(connection, now - REMEMBERED)
-    return answer({"instances": [instance_view(one, now, services.catalog) for one in without_replaced(seen, now)]})
+    return answer({"instances": [instance_view(one, now, edition.catalog) for one in without_replaced(seen, now)]})
 
 
 def without_replaced(seen: list[Instance], now: float) -> list[Instance]:

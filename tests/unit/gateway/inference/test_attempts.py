@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -19,10 +19,10 @@ from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
 from gateway.inference.attempt import AttemptLog
-from gateway.inference.attempts import refusal, send_along_route
+from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.limiter import Gate
-from gateway.inference.services import Services
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
@@ -106,18 +106,9 @@ class Scene:
         self.breakers = Breakers(registry, targets, self.clock, Background(), Redis(port=1))
         self.breakers.is_alone = True
         self.budgets = RetryBudgets()
-        self.services = cast(
-            Services,
-            SimpleNamespace(
-                clock=self.clock,
-                providers=registry,
-                client=upstreams,
-                breakers=self.breakers,
-                budgets=self.budgets,
-                first_tokens=FirstTokens(self.clock),
-                gate=Gate(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics()),
-            ),
-        )
+        limiter = Gate(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics())
+        client, first_tokens = cast(UpstreamClient, upstreams), FirstTokens(self.clock)
+        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, limiter, first_tokens, self.clock)
 
     def call(self, *allowed_models: str) -> Call:
         """Return a call for "best" by a team that may use all models, or these."""
@@ -134,14 +125,16 @@ class Scene:
     async def told(self, *allowed_models: str) -> str:
         """Return what such a call is told when no target answers."""
         with pytest.raises((UpstreamFailure, Overloaded)) as raised:
-            await send_along_route(self.services, self.call(*allowed_models), self.route, AttemptLog())
+            await self.dispatcher.try_targets(
+                self.dispatcher.begin(self.call(*allowed_models), self.route, AttemptLog())
+            )
         return str(raised.value.message)
 
     async def ask(self, route: Route | None = None) -> tuple[str, list[str]]:
         """Return which region answered, or the failure's code, and the outcomes of all attempts."""
         log = AttemptLog()
         try:
-            answering = await send_along_route(self.services, self.call(), route or self.route, log)
+            answering = await self.dispatcher.try_targets(self.dispatcher.begin(self.call(), route or self.route, log))
         except (UpstreamFailure, Overloaded) as exc:
             return str(exc.code), [attempt.outcome for attempt in log.attempts]
         return answering.target.endpoint.region, [attempt.outcome for attempt in log.attempts]
@@ -205,7 +198,7 @@ async def test_what_is_away_is_passed_by_at_no_cost() -> None:
     while len(scene.breakers.health()) < 3:
         await scene.ask()
     asked, spent = len(upstreams.asked), scene.budgets.all()["regions"].spent
-    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
 
     assert await scene.ask() == ("overloaded", [])
     assert (len(upstreams.asked), scene.budgets.all()["regions"].spent) == (asked, spent)
@@ -218,12 +211,12 @@ async def test_limits_of_all_keys_are_passed_on_unasked() -> None:
     scene = Scene(upstreams)
     first = await scene.ask()
     scene.clock.move(3.0)
-    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
     scene.clock.move(4.1)
 
     assert first == ("rate_limit_exceeded", ["rate_limited"] * 5)
     assert isinstance(away, UpstreamBusy) and away.headers["retry-after"] == "4"
-    assert refusal(scene.services, scene.call(), scene.route, scene.breakers.health()) is None
+    assert scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health()) is None
 
 
 async def test_each_model_that_was_tried_is_named_with_why_it_did_not_answer() -> None:
@@ -253,7 +246,7 @@ async def test_with_nothing_left_to_ask_each_model_is_named() -> None:
     for target in scene.route.targets:
         await scene.breakers.force_open(scene.breakers.watch(target), "a test")
 
-    away = refusal(scene.services, scene.call(), scene.route, scene.breakers.health())
+    away = scene.dispatcher.refusal(scene.call(), scene.route, scene.breakers.health())
 
     why = "its breaker is open, until an administrator resets it."
     assert away is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -19,11 +18,11 @@ from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings, Retries
 from gateway.inference.attempt import AttemptLog
-from gateway.inference.attempts import send_along_route
-from gateway.inference.failover import MOST_REPLICAS, Source
+from gateway.inference.dispatcher import Dispatcher
+from gateway.inference.failover import MOST_REPLICAS, FailoverStream
 from gateway.inference.limiter import Gate
-from gateway.inference.services import Services
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
@@ -115,17 +114,9 @@ class Scene:
         self.budgets = RetryBudgets()
         metrics = Metrics()
         gate = Gate(registry, targets, self.breakers, QueueSettings(), self.clock, metrics)
-        services = SimpleNamespace(
-            clock=self.clock,
-            providers=registry,
-            client=self,
-            breakers=self.breakers,
-            budgets=self.budgets,
-            first_tokens=FirstTokens(self.clock),
-            gate=gate,
-            metrics=metrics,
-        )
-        self.services = cast(Services, services)
+        self.registry, self.metrics = registry, metrics
+        client, first_tokens = cast(UpstreamClient, self), FirstTokens(self.clock)
+        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, gate, first_tokens, self.clock)
         self.call = Call(
             request_id=self.clock.new_id(),
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
@@ -146,10 +137,15 @@ class Scene:
             raise failure
         return replica
 
+    async def begin(self) -> FailoverStream:
+        """Ask along the route, and return the reply's events."""
+        context = self.dispatcher.begin(self.call, self.route, self.log)
+        answering = await self.dispatcher.try_targets(context)
+        return FailoverStream(self.dispatcher, context, answering, self.clock, self.metrics)
+
     async def read(self) -> list[Event]:
         """Return every event of the reply. Raises UpstreamFailure as its reader would see it."""
-        answering = await send_along_route(self.services, self.call, self.route, self.log)
-        self.source = Source(self.services, self.call, self.route, answering, self.log)
+        self.source = await self.begin()
         events = [*self.source.first]
         while not (events and isinstance(events[-1], ReplyEnd)):
             events += await self.source.next_events(has_grown=True)
@@ -232,7 +228,7 @@ async def test_a_replica_that_is_away_is_passed_by() -> None:
 async def test_without_budget_or_time_nobody_is_asked(limit: str) -> None:
     """A continuation is an extra attempt of its call, and ends with it."""
     scene = Scene(Replica([said("a", 1), BROKEN]), Replica([said("b", 2), END]))
-    budget = scene.budgets.of(scene.services.providers.settings("own"))
+    budget = scene.budgets.of(scene.registry.settings("own"))
 
     def spend() -> None:
         if limit == "time":
@@ -345,8 +341,7 @@ async def test_a_replica_that_says_that_it_lives_is_waited_for(place: int, waits
     scene = Scene(Replica([said("He"), lives, lives, END]))
     scene.replicas["spare"].pieces = [said("He"), lives, lives, END]
     scene.route = replace(scene.route, targets=scene.route.targets[place:])
-    answering = await send_along_route(scene.services, scene.call, scene.route, scene.log)
-    source = Source(scene.services, scene.call, scene.route, answering, scene.log)
+    source = await scene.begin()
     replica = list(scene.replicas.values())[place]
     replica.waits.clear()
     for _ in range(3):

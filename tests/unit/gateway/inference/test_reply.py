@@ -19,19 +19,20 @@ from billing.journal.journal import Journal
 from gateway.calls.accounting import Account
 from gateway.calls.call import Call, record_for
 from gateway.calls.hooks import HookMaker, ReplyHook
-from gateway.calls.journaling import Keeper
 from gateway.core.background import Background
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings
-from gateway.inference.attempt import Answering, AttemptLog
+from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
+from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import Gate
-from gateway.inference.reply import Ending, Reply
-from gateway.inference.services import Services
+from gateway.inference.reply import Ending, KeepEnding, Reply
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.connection import Take
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.deadline import Deadline
+from gateway.upstreams.resilience.retry import RetryBudgets
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamFiltered, UpstreamTimeout
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -87,6 +88,14 @@ class Books:
         self.told.append(("release", 0))
 
 
+class Noted:
+    """A dispatcher that asks no other upstream."""
+
+    def note_broken(self, context: AttemptContext, answering: Answering, failure: UpstreamFailure) -> None:
+        """Put down how the answer ended."""
+        context.log.broke(failure.outcome)
+
+
 class Scene:
     """A reply on a real journal, with everything around it at hand."""
 
@@ -98,6 +107,9 @@ class Scene:
         gpu_hour: int | None = None,
         is_ours: bool = False,
         first: Target | None = None,
+        keep_ending: KeepEnding | None = None,
+        is_batch_item: bool = False,
+        owes_parts: bool = True,
     ) -> None:
         self.clock = SetClock()
         self.journal = Journal.open(folder, clock=self.clock)
@@ -111,6 +123,7 @@ class Scene:
             endpoint="chat.completions",
             request=request,
             routing=RoutingOptions(),
+            is_batch_item=is_batch_item,
             created_at=self.clock.now(),
             started=self.clock.monotonic(),
         )
@@ -118,7 +131,7 @@ class Scene:
         target = Target(spec, Endpoint("here", "http://upstream"))
         route = Route("small", (target,) if first is None else (first, target), "named")
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=())
-        self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books))
+        self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books), owes_parts=owes_parts)
         self.account.open(record_for(call, self.account.hold, route, route.targets[0], Status.FAILED))
         provider = ProviderSettings(
             name="upstream",
@@ -131,13 +144,13 @@ class Scene:
         self.gate = Gate(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
         events = OpenAIFormat().open_events(request)
         begun = events.feed(self.upstream.pieces.pop(0))
-        answering = Answering(target, provider, begun, events, cast(Any, self.upstream))
-        answering.let_go = partial(self.gate.release, self.gate.take(call, target))
-        guard = SimpleNamespace(note_filtered=lambda call: None)
-        services = SimpleNamespace(
-            clock=self.clock, background=self.background, keeper=Keeper(), gate=self.gate, moderator=guard
-        )
-        self.reply = Reply(cast(Services, services), call, route, self.account, answering, AttemptLog(), hooks)
+        let_go = partial(self.gate.release, self.gate.take(call, target))
+        answering = Answering(target, provider, begun, events, cast(Any, self.upstream), let_go=let_go)
+        closer: Any = SimpleNamespace(note_filtered=lambda call: None, settle=Account.settle)
+        context = AttemptContext(call, route, AttemptLog(), Deadline(60.0), RetryBudgets().of(provider))
+        source = FailoverStream(cast(Any, Noted()), context, answering, self.clock, Metrics())
+        made = [make(call, target) for make in hooks]
+        self.reply = Reply(context, self.account, source, made, closer, self.clock, keep_ending)
 
     async def finish(self) -> None:
         """Close the reply and wait for what goes on behind it."""
@@ -289,9 +302,8 @@ def test_with_an_idempotency_key_a_part_is_owed_where_the_call_ended_itself(
     """What an upstream breaks is asked for again and paid once; what the call brings about costs what was sent."""
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", TEXT % b"b")
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", owes_parts=False)
         scene.upstream.breaks_with = failure
-        scene.account.owes_parts = False  # as with a key
         with pytest.raises(UpstreamFailure):
             async for _ in scene.reply.pieces():
                 pass
@@ -399,12 +411,10 @@ def test_a_killed_call_is_booked_at_the_target_that_answered(folder: Path, reads
 
     async def scene() -> None:
         away = Target(model("large", provider="elsewhere"), Endpoint("there", "http://away"))
-        scene = Scene(folder, TEXT % b"a", TEXT % b"b", first=away)
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", first=away, owes_parts=reads == "a stream")
         if reads == "a stream":
             async for _ in scene.reply.pieces():
                 break
-        else:
-            scene.account.owes_parts = False
         scene.account.note_progress()
         scene.journal.close()  # the process is gone
 
@@ -435,7 +445,8 @@ def test_a_call_that_is_killed_before_a_word_names_the_target_that_answered(fold
             break
         scene.account.note_progress()
         answering = scene.reply._source.answering
-        answering.target = replace(answering.target, endpoint=Endpoint("beside", "http://another"))
+        elsewhere = replace(answering.target, endpoint=Endpoint("beside", "http://another"))
+        scene.reply._source.answering = replace(answering, target=elsewhere)
         scene.account.note_progress()
         scene.journal.close()
         assert adopted(folder / "two", scene.clock).provider_endpoint == "beside http://another"
@@ -515,8 +526,7 @@ def test_an_ending_is_kept_before_the_books_close(folder: Path) -> None:
         kept.append((reply.account.is_closed, reply.record.output_tokens, ending))
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
-        scene.reply.keep_ending = keep
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE, keep_ending=keep)
         out = [events async for events in scene.reply.pieces()]
         await scene.finish()
 
@@ -533,8 +543,7 @@ def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
         raise UpstreamError("not now")
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
-        scene.reply.keep_ending = refuse
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE, keep_ending=refuse)
         out: list[Event] = []
         with pytest.raises(UpstreamError):
             async for events in scene.reply.pieces():
@@ -551,12 +560,13 @@ def test_an_ending_that_may_have_been_kept_is_left_to_whoever_finds_out(folder: 
     """Its process ends while Postgres does not say: no books are closed, nothing is settled, as if it were killed."""
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE)
         asked = asyncio.Event()
 
         async def keep(reply: Reply, ending: Ending) -> None:
             asked.set()
             await asyncio.Event().wait()
+
+        scene = Scene(folder, TEXT % b"a", FINISH + USAGE + DONE, keep_ending=keep)
 
         async def read() -> None:
             try:
@@ -565,7 +575,6 @@ def test_an_ending_that_may_have_been_kept_is_left_to_whoever_finds_out(folder: 
             finally:
                 scene.reply.close()
 
-        scene.reply.keep_ending = keep
         reading = asyncio.create_task(read())
         await asked.wait()
         reading.cancel()
@@ -673,9 +682,15 @@ def test_a_whole_answer_that_may_not_go_out_is_an_error(folder: Path, is_batch_i
         kept.append(ending)
 
     async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", TEXT % b"x", FINISH + USAGE + DONE, hooks=(forbid,))
-        scene.reply.call = replace(scene.reply.call, is_batch_item=is_batch_item)
-        scene.reply.keep_ending = keep
+        scene = Scene(
+            folder,
+            TEXT % b"a",
+            TEXT % b"x",
+            FINISH + USAGE + DONE,
+            hooks=(forbid,),
+            is_batch_item=is_batch_item,
+            keep_ending=keep,
+        )
         with pytest.raises(ContentPolicyViolation) as refused:
             await scene.reply.collect()
         await scene.finish()

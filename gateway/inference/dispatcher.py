@@ -1,0 +1,262 @@
+# Tries the targets of a route until one gives a first token, or a whole reply. Until then a failure moves on: to the
+# target's next key, to the model's next endpoint, to the route's next model; or, where there is no other endpoint, to
+# another try at the same one. From then on the answer is committed.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from random import random
+
+from msgspec.structs import replace
+
+from gateway.calls.call import Call
+from gateway.calls.unanswered import Tried, none_may_be_asked, told_of_all
+from gateway.core.clock import Clock
+from gateway.core.settings import ProviderSettings
+from gateway.inference.attempt import (
+    Answering,
+    AttemptContext,
+    AttemptLog,
+    asking_of,
+    is_success,
+    read_answer,
+    streams_from,
+)
+from gateway.inference.limiter import Gate
+from gateway.overload.slots import Slot
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breakers import Breakers, Permit
+from gateway.upstreams.resilience.deadline import Deadline
+from gateway.upstreams.resilience.first_tokens import FirstTokens
+from gateway.upstreams.resilience.keys import TargetAway
+from gateway.upstreams.resilience.retry import OF_THE_KEY, RetryBudgets, next_pause
+from gateway.upstreams.wire.base import Resume
+from gateway.upstreams.wire.errors import (
+    UpstreamFailure,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamTooLong,
+    UpstreamUnable,
+)
+from gateway.upstreams.wire.quirks import Manners
+from protocol.errors import ServiceError
+from protocol.serving.off_loop import off_loop
+from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
+from router.prompt_size.bounds import output_limit
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
+from router.prompt_size.prompt_lengths import prompt_characters
+
+LESSONS = 2  # that one call may find out of a target's quirks
+
+
+class Dispatcher:
+    """Sends calls to upstreams, in three rungs: along the route, with retries at one target, once."""
+
+    def __init__(
+        self,
+        providers: ProviderRegistry,
+        client: UpstreamClient,
+        breakers: Breakers,
+        budgets: RetryBudgets,
+        limiter: Gate,
+        first_tokens: FirstTokens,
+        clock: Clock,
+    ) -> None:
+        self._providers = providers
+        self._client = client
+        self._breakers = breakers
+        self._budgets = budgets
+        self._limiter = limiter
+        self._first_tokens = first_tokens
+        self._clock = clock
+
+    def begin(self, call: Call, route: Route, log: AttemptLog) -> AttemptContext:
+        """Return what the attempts of a call share."""
+        first = self._providers.settings(route.targets[0].model.provider)
+        budget = self._budgets.of(first)
+        budget.deposit(self._clock.monotonic())
+        return AttemptContext(call, route, log, Deadline(call.started + first.timeouts.total), budget)
+
+    def go_on(
+        self, context: AttemptContext, route: Route, provider: ProviderSettings, resume: Resume
+    ) -> AttemptContext:
+        """Return what the attempts share that go on with a broken reply of ``provider`` along the rest of its route."""
+        deadline = Deadline(context.call.started + provider.timeouts.total)
+        return replace(context, route=route, deadline=deadline, budget=self._budgets.of(provider), resume=resume)
+
+    async def try_targets(
+        self, context: AttemptContext, slot: Slot | None = None, failure: UpstreamFailure | None = None
+    ) -> Answering:
+        """Try the targets in order and return the first that answers.
+
+        ``slot`` is held at the first of them, unless there is a ``failure``: what became of the call before. Raises the
+        last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or UpstreamBusy: no
+        target may be asked.
+        """
+        tried: list[Tried] = []
+        unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
+        too_short = 0  # tokens of the longest context that the prompt did not fit into
+        for place, target in enumerate(context.route.targets):
+            if target.model.name in unable or target.model.context <= too_short:
+                continue
+            if failure is not None and not self._may_move_on(context, target, failure):
+                break
+            try:
+                if place > 0 or failure is not None:
+                    slot = self._limiter.take(context.call, target, goes_on=context.resume is not None)
+                return self._in_slot(await self._send_with_retries(context, place), slot)
+            except UpstreamFailure as exc:
+                self._limiter.release(slot)
+                if not exc.moves_on:
+                    raise
+                if isinstance(exc, UpstreamUnable):
+                    unable.add(target.model.name)
+                if isinstance(exc, UpstreamTooLong):
+                    too_short = max(too_short, target.model.context)
+                tried.append((target, exc))
+                failure = exc
+            except TargetAway as exc:
+                self._limiter.release(slot)
+                tried.append((target, exc))
+            except BaseException:
+                self._limiter.release(slot)
+                raise
+        raise none_may_be_asked(context.call, tried) if failure is None else told_of_all(context.call, tried, failure)
+
+    async def _send_with_retries(self, context: AttemptContext, place: int) -> Answering:
+        """Ask the target at ``place``: with each of its keys, without a field that it refuses, and again after a fault
+        that may pass, as the budget allows.
+
+        Raises UpstreamFailure, or TargetAway when it may not be asked at all.
+        """
+        breakers, clock, log, call = self._breakers, self._clock, context.log, context.call
+        target = context.route.targets[place]
+        provider = self._providers.settings(target.model.provider)
+        tries = lessons = 0
+        permit = await breakers.enter(target, self._tokens_for_limits(call))
+        started = clock.monotonic()
+        manners = known = self._providers.manners.of(target, started)
+        while True:
+            try:
+                answering = await self._send_once(context, target, permit, manners)
+            except UpstreamFailure as exc:
+                now = clock.monotonic()
+                log.add(target, exc.outcome, now - started)
+                better = _bettered(manners, exc, provider, call) if lessons < LESSONS else None
+                if better is not None:
+                    manners, started, lessons = better, now, lessons + 1
+                    continue
+                breakers.failed(permit, exc, call.caller.team.id, prompt_characters(call.request))
+                if not exc.moves_on:
+                    raise
+                failure = exc
+            except BaseException:
+                log.add(target, "abandoned", clock.monotonic() - started)  # its client left, or we are closing
+                breakers.abandoned(permit)
+                raise
+            else:
+                breakers.succeeded(permit)
+                began = clock.monotonic()
+                log.add(target, "ok", began - started)
+                if answering.events is not None and not tries and call.routing.tier is Tier.INTERACTIVE:
+                    self._first_tokens.note(target, began - started)
+                found = None if manners == known else manners
+                return replace(answering, permit=permit, began=began, found=found)
+            if failure.outcome in OF_THE_KEY:
+                if not breakers.has_other_key(permit) or not context.budget.take_move(now):
+                    raise failure
+            else:
+                tries += 1
+                left, has_sibling = context.deadline.left(now), self._has_sibling(context.route, place)
+                retries = provider.retries
+                pause = next_pause(failure, tries, retries, time_left=left, dice=random(), has_sibling=has_sibling)
+                if pause is None or not context.budget.take_retry(now):
+                    raise failure
+                await asyncio.sleep(pause)
+            permit = await self._enter_again(call, target, failure)
+            started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
+
+    async def _send_once(self, context: AttemptContext, target: Target, permit: Permit, manners: Manners) -> Answering:
+        """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
+        call = context.call
+        provider = self._providers.settings(target.model.provider)
+        wire = self._providers.format(target.model.provider)
+        streams = streams_from(call, provider)
+        # What its hold covers: a spare may be smaller than the model asked.
+        limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
+        asking = asking_of(context, target, provider, permit, manners, limit)
+        usual = provider.timeouts.first_token if streams else provider.timeouts.total
+        patience = context.deadline.within(usual, self._clock.monotonic())
+        ends = asyncio.get_running_loop().time() + patience
+        built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
+        try:
+            response = await self._client.send(built, provider.timeouts.connect, patience)
+            self._breakers.heard(permit, response.headers)
+            answering = await read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
+            return replace(answering, dropped=built.dropped) if built.dropped else answering
+        except UpstreamTimeout as exc:
+            if patience < 0.9 * usual:  # earlier attempts took its time
+                exc.outcome = "deadline"
+            raise
+        except asyncio.CancelledError:
+            context.log.left(is_received=built.delivery.is_whole and (response is None or is_success(response)))
+            raise
+
+    def refusal(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> ServiceError | None:
+        """Return what to tell a call none of whose targets may be asked now; ``None`` when one may."""
+        if not health or not all(health.get(target.key, HEALTHY).is_open for target in route.targets):
+            return None
+        away = [(target, exc) for target in route.targets if (exc := self._breakers.why_away(target)) is not None]
+        return none_may_be_asked(call, away) if len(away) == len(route.targets) else None
+
+    def note_broken(self, context: AttemptContext, answering: Answering, failure: UpstreamFailure) -> None:
+        """Put down whose answer it was that broke."""
+        context.log.broke(failure.outcome)
+        if answering.permit is not None:
+            team, size = context.call.caller.team.id, prompt_characters(context.call.request)
+            self._breakers.broke(answering.permit, answering.began, failure, team, size)
+
+    def _in_slot(self, answering: Answering, slot: Slot | None) -> Answering:
+        """Have an answer keep its slot for as long as it comes."""
+        if answering.whole is not None:
+            self._limiter.release(slot)
+        elif slot is not None:
+            return replace(answering, let_go=partial(self._limiter.release, slot))
+        return answering
+
+    def _has_sibling(self, route: Route, place: int) -> bool:
+        """Whether the model has another endpoint further along the route that may be asked."""
+        model = route.targets[place].model
+        later = [target for target in route.targets[place + 1 :] if target.model is model]
+        return any(self._breakers.why_away(target) is None and not self._limiter.is_full(target) for target in later)
+
+    def _may_move_on(self, context: AttemptContext, target: Target, failure: UpstreamFailure) -> bool:
+        now = self._clock.monotonic()
+        is_full = context.resume is None and self._limiter.is_full(target)
+        if is_full or self._breakers.why_away(target) is not None:
+            return True  # it costs nothing to pass it by
+        # The budget is against storms on what is ill; a model that lacks a parameter, or tokens of context, is well.
+        return context.deadline.left(now) > 0 and (
+            isinstance(failure, UpstreamRefused) or context.budget.take_move(now)
+        )
+
+    async def _enter_again(self, call: Call, target: Target, failure: UpstreamFailure) -> Permit:
+        """Return leave for another try at a target. Raises ``failure`` when there is none any more."""
+        try:
+            return await self._breakers.enter(target, self._tokens_for_limits(call))
+        except TargetAway:
+            raise failure from None
+
+    def _tokens_for_limits(self, call: Call) -> int:
+        """Return about how many tokens a call counts against its upstream's limits; 1 while no key is near one."""
+        return 1 + prompt_characters(call.request) // USUAL_TOKEN_BYTES if self._breakers.knows_limits else 1
+
+
+def _bettered(manners: Manners, refusal: UpstreamFailure, provider: ProviderSettings, call: Call) -> Manners | None:
+    """Return how a target can be asked that refuses a field, where it can be asked without."""
+    if provider.format != "openai" or not isinstance(refusal, UpstreamRefused):
+        return None
+    return manners.bettered_by(refusal, call.native is not None)

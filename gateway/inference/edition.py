@@ -1,0 +1,50 @@
+# What the configuration says, and what was built of it. A call keeps the edition that it began with to its end, and
+# with it models, prices and endpoints; when the configuration is read again, those that begin then get another.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gateway.core.settings import Settings
+from gateway.inference.answer import Inference
+from gateway.inference.counting import PromptCounter
+from gateway.inference.idempotency import AnsweredOnce
+from gateway.upstreams.registry import ProviderRegistry
+from router.catalog.catalog import Catalog
+
+
+class Edition(Struct, frozen=True, eq=False, kw_only=True):
+    """What calls go by that begin under one reading of tollgate.yaml."""
+
+    settings: Settings
+    catalog: Catalog
+    providers: ProviderRegistry
+    inference: Inference
+    answered_once: AnsweredOnce
+    prompt_counter: PromptCounter
+
+
+Build = Callable[[Settings, ProviderRegistry], Edition]
+Follow = Callable[[Edition], None]
+
+
+class Editions:
+    """The edition of calls that begin now, and all that goes by it."""
+
+    def __init__(self, first: Edition, build: Build) -> None:
+        self.current = first
+        self._build = build
+        self._followers: list[Follow] = []
+
+    def follow(self, follow: Follow) -> None:
+        """Have ``follow`` called with each edition to come."""
+        self._followers.append(follow)
+
+    def change(self, settings: Settings) -> None:
+        """Go by another configuration from now on, and have everything that is shared follow."""
+        providers = ProviderRegistry(settings.providers, before=self.current.providers)
+        self.current = self._build(settings, providers)
+        for follow in self._followers:
+            follow(self.current)

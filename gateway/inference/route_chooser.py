@@ -1,0 +1,76 @@
+# Which targets a call may go to, and in which order, by the configuration that it began with and by what is known of
+# the targets at this moment. The rules are the router's, which is pure.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from gateway.calls.call import Call
+from gateway.calls.image_urls import ImageUrls
+from gateway.inference.limiter import Gate
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.first_tokens import FirstTokens
+from protocol.serving.off_loop import off_loop
+from router import Route, choose_route
+from router.catalog.catalog import Catalog
+from router.catalog.targets import TargetHealth
+from router.complexity.classifier import Complexity
+from router.ranking import Health
+from router.sampling import is_sampled, judge_named
+
+
+class RouteChooser:
+    """Chooses the routes of calls."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        providers: ProviderRegistry,
+        complexity: Complexity,
+        limiter: Gate,
+        breakers: Breakers,
+        first_tokens: FirstTokens,
+        images: ImageUrls,
+    ) -> None:
+        self._catalog = catalog
+        self._providers = providers
+        self._complexity = complexity
+        self._limiter = limiter
+        self._breakers = breakers
+        self._first_tokens = first_tokens
+        self._images = images
+
+    def health(self) -> Mapping[str, TargetHealth]:
+        """Return what is known of targets in trouble; a target that is missing is healthy."""
+        full, away = self._limiter.health(), self._breakers.health()
+        return {**full, **away} if full else away
+
+    def health_snapshot(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
+        """Return what the router goes by: ``health``, and how soon the others have lately answered."""
+        return self._first_tokens.beside(health)
+
+    def route_of(self, call: Call, snapshot: Health) -> Route:
+        """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
+        catalog = self._catalog
+        share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
+        spread = call.spread if catalog.is_replicated else 0.0
+        return choose_route(
+            *(call.request, call.routing, catalog, snapshot, self._complexity),
+            share=share,
+            spread=spread,
+            at=call.created_at,
+        )
+
+    async def choose(self, call: Call, health: Mapping[str, TargetHealth]) -> Route:
+        """Return the route of a call that is to be made, without targets that may not be shown its images. Raises as
+        ``choose_route`` does, and BadRequest."""
+        route = await off_loop(call.size, partial(self._judged_route, call, self.health_snapshot(health)))
+        return await self._images.fit(call.request, call.size, call.caller.team.id, route, self._providers)
+
+    def _judged_route(self, call: Call, snapshot: Health) -> Route:
+        route = self.route_of(call, snapshot)
+        if is_sampled(call.request_id):
+            route = judge_named(route, call.request, call.routing, self._catalog, self._complexity)
+        return route
