@@ -22,7 +22,7 @@ from gateway.core.parts import Parts
 from gateway.inference.edition import Editions
 from gateway.inference.recalibrations import Recalibrations
 from gateway.run.process import open_process
-from gateway.run.worker import batch_runner_of
+from gateway.run.worker import batch_runner_of, comparer_of
 from gateway.shadow.comparer import Comparer
 from gateway.shadow.store import ShadowCall, note_call
 from gateway.storage.books import Books
@@ -106,7 +106,7 @@ async def until(condition: Callable[[], Any], act: Callable[[], Any] | None = No
 
 async def test_answers_are_compared_and_give_a_curve(house: House, worker: Parts, upstream: ScriptedUpstream) -> None:
     """Streamed or not, each is asked of the large model and judged; rows, texts, money and curve are as promised."""
-    comparer = Comparer(worker)
+    comparer = comparer_of(worker)
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
         for number in range(6):
             body = {"model": "auto", "messages": [{"role": "user", "content": f"Which river, {number}?"}]}
@@ -150,7 +150,7 @@ async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route
 ) -> None:
     """The caller has the large model's answer and pays for it as ever; the small one's is compared unseen, and both
     sides of the threshold stand in the curve."""
-    comparer = Comparer(worker)
+    comparer = comparer_of(worker)
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
         body = {"model": "both", "messages": ASKED, "max_tokens": 20}
         answers = [
@@ -193,7 +193,7 @@ async def test_what_a_large_model_answered_is_asked_of_a_small_one_where_a_route
 
 async def test_what_the_house_asks_is_nothing_that_a_team_tried(house: House, worker: Parts) -> None:
     """It takes neither a place nor a request of the minute from its team, which pays for it all the same."""
-    comparer = Comparer(worker)
+    comparer = comparer_of(worker)
     key = await make_team(house.settings, "tight", LimitsInput(requests_per_minute=4, concurrent_requests=1))
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {key}"}) as client:
 
@@ -286,7 +286,7 @@ async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Parts) -> 
 async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Parts) -> None:
     """From calls over HTTP to a threshold that the next call meets: a hundred answers of the small model, each asked of
     the large one in the batch tier, none the same, all within the budget."""
-    comparer = Comparer(worker)
+    comparer = comparer_of(worker)
     others = await make_team(house.settings, "team_b")
     body = {"model": "own", "messages": ASKED, "max_tokens": 20}
     async with httpx.AsyncClient(base_url=house.url, timeout=30) as client:

@@ -37,7 +37,7 @@ class Slow(Finisher):
     """A store that answers when it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Any, None), "w")
+        super().__init__(cast(Any, None), cast(Any, None), "w", keep=86_400.0)
         self.may_answer = asyncio.Event()
 
     async def _write(self, ends: list[ItemResult]) -> set[str]:
@@ -73,7 +73,7 @@ class Noting(Finisher):
     """A store that notes how many answers come together."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Any, None), "w")
+        super().__init__(cast(Any, None), cast(Any, None), "w", keep=86_400.0)
         self.together: list[int] = []
 
     async def _write(self, ends: list[ItemResult]) -> set[str]:
