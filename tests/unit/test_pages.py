@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "docs" / "experiments"
 FOLDERS = ("docs", "router", "gateway", "gpu_backend")
+TREE = ("protocol", "billing", "router", "gateway", "gpu_backend", "tools", "benchmarks", "migrations", "tests")
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -47,6 +48,20 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page.write_text("[1](a.md) [2](a.md#what-x-costs) [3](a.md#gone) [4](gone.md) [5](https://example.com/gone.md)\n")
 
     assert broken_links(page) == ["a.md#gone", "gone.md"]
+
+
+def test_files_that_pages_name_exist() -> None:
+    """A test or module that moves takes its mentions along; experiments and the changelog tell of what was."""
+    tree = [path for folder in TREE for path in (ROOT / folder).rglob("*.py")]
+    files = [str(path.relative_to(ROOT)) for path in tree]
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in PAGES
+        if page.name not in ("CHANGELOG.md", "glossary.md") and EXPERIMENTS not in page.parents
+        for name in re.findall(r"`([\w/]+\.py)(?:::\w+)?`", page.read_text())
+        if not any(f"/{file}".endswith(f"/{name}") for file in files)
+    ]
+    assert missing == []
 
 
 def test_each_experiment_is_in_the_index() -> None:

@@ -55,6 +55,9 @@ RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving
     "distrust": "invalidate",
     "proposer": "draft_source",
     "drafter": "draft_model",
+    "fair_line": "fair_queue",
+    "held_calls": "call_recovery",
+    "unroll": "as_events",
 }
 PUBLIC_NAMES = {  # name as a whole: where it may stand
     "held_back": ("gateway/config/", "gateway/shadow/store.py", "gateway/storage/tables.py", "tests/"),
