@@ -19,7 +19,7 @@ from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breaker import Breaker, State, Verdict
-from gateway.upstreams.resilience.cooldown import Aside
+from gateway.upstreams.resilience.cooldown import Cooldown
 from gateway.upstreams.resilience.keys import KeyRing, TargetAway
 from gateway.upstreams.resilience.retry import verdict_of
 from gateway.upstreams.resilience.shared import DEADLINE, SharedBreakers, Watched
@@ -107,10 +107,10 @@ class Breakers:
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return the targets that are better not asked now, by ``Target.key``."""
-        if not self._open and not self._keys.asides:
+        if not self._open and not self._keys.cooldowns:
             return NO_TROUBLE
         now = self._clock.monotonic()
-        suspects = self._watched if self._keys.asides else self._open
+        suspects = self._watched if self._keys.cooldowns else self._open
         return {key: AWAY for key in suspects if self._goes_last(self._watched[key], now)}
 
     @property
@@ -136,7 +136,7 @@ class Breakers:
     def why_away(self, target: Target) -> TargetAway | None:
         """Return why ``target`` may not be asked now; ``None`` when, for all we know here, it may."""
         breaker = self.watch(target).breaker
-        if not breaker.condition.is_open and not self._keys.asides:
+        if not breaker.condition.is_open and not self._keys.cooldowns:
             return None
         now = self._clock.monotonic()
         if breaker.turns_away(now):
@@ -158,7 +158,7 @@ class Breakers:
     def failed(self, permit: Permit, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
         """The target did not answer ``team``'s call: count it, and put into cooldown what should be left alone."""
         watched, now = permit.watched, self._clock.monotonic()
-        if self._keys.set_aside(watched.target, permit.api_key, failure, now):
+        if self._keys.cool_down(watched.target, permit.api_key, failure, now):
             self._wake.set()
         # No prompt is to blame for a connection that did not come about.
         verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT or failure.outcome == "connect"
@@ -200,9 +200,9 @@ class Breakers:
         self._tell(watched)
         await self.sync()
 
-    def keys_aside(self, watched: Watched) -> list[Aside]:
+    def keys_aside(self, watched: Watched) -> list[Cooldown]:
         """Return why and until when keys are not used at a target; one for each such key."""
-        return self._keys.asides_of(watched.target, self._clock.monotonic())
+        return self._keys.cooldowns_of(watched.target, self._clock.monotonic())
 
     def states(self) -> list[tuple[tuple[str, str, str], State]]:
         """Return each target's labels and the state of its breaker."""
@@ -211,7 +211,7 @@ class Breakers:
 
     def count_refused_keys(self) -> dict[tuple[str, str], int]:
         """Return how many keys of each provider are in cooldown at all of its endpoints, by why."""
-        return self._keys.count_asides(self._clock.monotonic())
+        return self._keys.count_cooldowns(self._clock.monotonic())
 
     async def run(self) -> None:
         """Tell the other gateways and hear from them, until cancelled."""
@@ -227,7 +227,7 @@ class Breakers:
         """Tell the other gateways what is news here and learn what is elsewhere, in one trip."""
         async with self._syncing:
             try:
-                await self._shared.sync(self._watched.values(), self._keys.asides, self._clock.monotonic)
+                await self._shared.sync(self._watched.values(), self._keys.cooldowns, self._clock.monotonic)
             except REDIS_AWAY as exc:
                 self._stand_alone(exc)
                 return
@@ -246,7 +246,7 @@ class Breakers:
         self.is_alone = True
         for watched in self._watched.values():
             watched.breaker.others = ()
-        self._keys.asides.forget_ended(self._clock.monotonic())
+        self._keys.cooldowns.forget_ended(self._clock.monotonic())
 
     def _goes_last(self, watched: Watched, now: float) -> bool:
         return watched.breaker.turns_away(now) or not self._keys.has_good_one(watched.target, now)

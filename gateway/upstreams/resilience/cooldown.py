@@ -14,8 +14,8 @@ REFUSED_FOR = 300.0  # for a key that the provider refuses
 SPENT_FOR = 60.0  # for a key whose account is used up
 
 
-class Aside(Struct, frozen=True):
-    """One thing left alone, ``until`` monotonic seconds, and why.
+class Cooldown(Struct, frozen=True):
+    """One thing in cooldown, ``until`` monotonic seconds, and why.
 
     ``rate_limited`` and ``full`` are of one target, ``refused_key`` and ``spend_cap`` of a provider.
     """
@@ -24,52 +24,52 @@ class Aside(Struct, frozen=True):
     why: str
 
 
-class SetAside:
+class Cooldowns:
     """Everything in cooldown, by name. What is new waits in ``news`` for the other gateways to hear of it."""
 
     def __init__(self) -> None:
         self.news: set[str] = set()
-        self._asides: dict[str, Aside] = {}
+        self._cooldowns: dict[str, Cooldown] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._asides)
+        return bool(self._cooldowns)
 
-    def put(self, name: str, aside: Aside) -> None:
+    def put(self, name: str, cooldown: Cooldown) -> None:
         """Put something into cooldown, or for longer."""
-        known = self._asides.get(name)
-        if known is None or known.until < aside.until:
-            self._asides[name] = aside
+        known = self._cooldowns.get(name)
+        if known is None or known.until < cooldown.until:
+            self._cooldowns[name] = cooldown
             self.news.add(name)
 
-    def find(self, name: str, now: float) -> Aside | None:
+    def find(self, name: str, now: float) -> Cooldown | None:
         """Return why and until when something is in cooldown, if it is."""
-        if not self._asides or (aside := self._asides.get(name)) is None:
+        if not self._cooldowns or (cooldown := self._cooldowns.get(name)) is None:
             return None
-        if aside.until > now:
-            return aside
-        del self._asides[name]
+        if cooldown.until > now:
+            return cooldown
+        del self._cooldowns[name]
         return None
 
     def forget(self, names: Iterable[str]) -> None:
         """End the cooldowns of some names."""
         for name in names:
-            if self._asides.pop(name, None) is not None:
+            if self._cooldowns.pop(name, None) is not None:
                 self.news.add(name)
 
     def forget_ended(self, now: float) -> None:
         """Forget what is over; while Redis answers, what all know takes its place anyway."""
-        self._asides = {name: aside for name, aside in self._asides.items() if aside.until > now}
+        self._cooldowns = {name: cooldown for name, cooldown in self._cooldowns.items() if cooldown.until > now}
 
     def names(self) -> list[str]:
         """Return what is in cooldown, or was until lately."""
-        return list(self._asides)
+        return list(self._cooldowns)
 
-    def agree(self, shared: dict[str, Aside], told: Mapping[str, Aside | None]) -> None:
+    def agree(self, shared: dict[str, Cooldown], told: Mapping[str, Cooldown | None]) -> None:
         """Take over what all gateways know, who were ``told`` so much; what has changed here since then stays news."""
-        self.news -= {name for name, aside in told.items() if self._asides.get(name) == aside}
-        unsaid = {name: aside for name, aside in self._asides.items() if name in self.news}
+        self.news -= {name for name, cooldown in told.items() if self._cooldowns.get(name) == cooldown}
+        unsaid = {name: cooldown for name, cooldown in self._cooldowns.items() if name in self.news}
         unsaid_gone = self.news - unsaid.keys()
-        self._asides = {name: aside for name, aside in shared.items() if name not in unsaid_gone} | unsaid
+        self._cooldowns = {name: cooldown for name, cooldown in shared.items() if name not in unsaid_gone} | unsaid
 
 
 def at_target(target_key: str, api_key: str | None) -> str:

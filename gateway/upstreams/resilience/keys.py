@@ -14,8 +14,8 @@ from gateway.upstreams.resilience.cooldown import (
     REFUSED_FOR,
     SPENT_FOR,
     UNTOLD,
-    Aside,
-    SetAside,
+    Cooldown,
+    Cooldowns,
     at_provider,
     at_target,
     fingerprint,
@@ -45,7 +45,7 @@ class KeyRing:
     """The keys of all providers, and which of them rest where."""
 
     def __init__(self, registry: ProviderRegistry) -> None:
-        self.asides = SetAside()
+        self.cooldowns = Cooldowns()
         self.allowances = Allowances()
         self.registry = registry  # of the configuration that holds now
 
@@ -56,15 +56,15 @@ class KeyRing:
         """
         provider = target.model.provider
         key = self.registry.next_key_at(target)
-        if not self.asides and not self.allowances:
+        if not self.cooldowns and not self.allowances:
             return key
-        limits: list[Aside] = []
+        limits: list[Cooldown] = []
         short: list[str | None] = []
         poor: list[str | None] = []
         for _ in self._of(target):
-            if (limited := self.asides.find(at_target(target.key, key), now)) is not None:
+            if (limited := self.cooldowns.find(at_target(target.key, key), now)) is not None:
                 limits.append(limited)
-            elif self.asides.find(at_provider(provider, key), now) is not None:
+            elif self.cooldowns.find(at_provider(provider, key), now) is not None:
                 poor.append(key)
             elif tokens is not None and not self.allowances.covers(target.key, key, tokens, now):
                 short.append(key)
@@ -83,19 +83,19 @@ class KeyRing:
             self.allowances.hear(target.key, key, told, now)
             self._rest_if_empty(target, key, now)
 
-    def set_aside(self, target: Target, key: str | None, failure: UpstreamFailure, now: float) -> bool:
+    def cool_down(self, target: Target, key: str | None, failure: UpstreamFailure, now: float) -> bool:
         """Let rest what a failed attempt with ``key`` tells to leave alone; return whether it does."""
         provider = target.model.provider
         match failure.outcome:
             case "rate_limited" | "full" as why:
                 seconds = UNTOLD if failure.retry_after is None else min(LONGEST, failure.retry_after)
                 for one in (key,) if why == "rate_limited" else self._of(target):
-                    self.asides.put(at_target(target.key, one), Aside(now + seconds, why))
+                    self.cooldowns.put(at_target(target.key, one), Cooldown(now + seconds, why))
             case "refused_key" | "spend_cap" as why:
                 seconds = REFUSED_FOR if why == "refused_key" else SPENT_FOR
-                if self.asides.find(at_provider(provider, key), now) is None:
+                if self.cooldowns.find(at_provider(provider, key), now) is None:
                     log.error("key_set_aside", provider=provider, key=fingerprint(key), reason=why, seconds=seconds)
-                self.asides.put(at_provider(provider, key), Aside(now + seconds, why))
+                self.cooldowns.put(at_provider(provider, key), Cooldown(now + seconds, why))
             case _:
                 return False
         return True
@@ -103,30 +103,30 @@ class KeyRing:
     def use_again(self, target: Target) -> None:
         """End the cooldowns at ``target``, and at all of its provider's endpoints."""
         for key in self._of(target):
-            self.asides.forget((at_target(target.key, key), at_provider(target.model.provider, key)))
+            self.cooldowns.forget((at_target(target.key, key), at_provider(target.model.provider, key)))
         self.allowances.forget(target.key)
 
     def why_away(self, target: Target, now: float) -> TargetAway | None:
         """Return why no key may be used at ``target``: all are at a limit; ``None`` when one is not."""
-        limits = [self.asides.find(at_target(target.key, key), now) for key in self._of(target)]
+        limits = [self.cooldowns.find(at_target(target.key, key), now) for key in self._of(target)]
         return _away([limit for limit in limits if limit is not None], now) if all(limits) else None
 
     def has_good_one(self, target: Target, now: float, other_than: str | None = None) -> bool:
         """Whether there is a key that is in cooldown neither at ``target`` nor at its provider."""
         return any(self._find(target, key, now) is None for key in self._of(target) if key is None or key != other_than)
 
-    def asides_of(self, target: Target, now: float) -> list[Aside]:
+    def cooldowns_of(self, target: Target, now: float) -> list[Cooldown]:
         """Return why and until when keys are not used at a target; one for each such key."""
-        return [aside for key in self._of(target) if (aside := self._find(target, key, now)) is not None]
+        return [cooldown for key in self._of(target) if (cooldown := self._find(target, key, now)) is not None]
 
-    def count_asides(self, now: float) -> dict[tuple[str, str], int]:
+    def count_cooldowns(self, now: float) -> dict[tuple[str, str], int]:
         """Return how many keys of each provider are in cooldown at all of its endpoints, by why."""
         found = Counter[tuple[str, str]]()
         for provider in self.registry.names():
             for key in self.registry.settings(provider).api_keys:
-                aside = self.asides.find(at_provider(provider, key), now)
+                cooldown = self.cooldowns.find(at_provider(provider, key), now)
                 for why in ("refused_key", "spend_cap"):
-                    found[provider, why] += aside is not None and aside.why == why
+                    found[provider, why] += cooldown is not None and cooldown.why == why
         return found
 
     def _take(self, target: Target, key: str | None, tokens: int | None, now: float) -> str | None:
@@ -137,19 +137,19 @@ class KeyRing:
 
     def _rest_if_empty(self, target: Target, key: str | None, now: float) -> None:
         if (until := self.allowances.empty_until(target.key, key, now)) > now:
-            self.asides.put(at_target(target.key, key), Aside(min(until, now + LONGEST), "rate_limited"))
+            self.cooldowns.put(at_target(target.key, key), Cooldown(min(until, now + LONGEST), "rate_limited"))
 
     def _of(self, target: Target) -> tuple[str | None, ...]:
         return self.registry.settings_at(target).api_keys or (None,)
 
-    def _find(self, target: Target, key: str | None, now: float) -> Aside | None:
-        limited = self.asides.find(at_target(target.key, key), now)
-        return limited or self.asides.find(at_provider(target.model.provider, key), now)
+    def _find(self, target: Target, key: str | None, now: float) -> Cooldown | None:
+        limited = self.cooldowns.find(at_target(target.key, key), now)
+        return limited or self.cooldowns.find(at_provider(target.model.provider, key), now)
 
 
-def _away(limits: list[Aside], now: float) -> TargetAway:
+def _away(limits: list[Cooldown], now: float) -> TargetAway:
     """Return what to say of a target each of whose keys is at a limit."""
-    soonest = min(aside.until for aside in limits)
-    is_busy = all(aside.why == "rate_limited" for aside in limits)
+    soonest = min(cooldown.until for cooldown in limits)
+    is_busy = all(cooldown.why == "rate_limited" for cooldown in limits)
     reason = "its upstream's rate limit is reached" if is_busy else "its engine takes no more calls"
     return TargetAway(soonest - now, reason, is_busy=is_busy, is_limit=True)

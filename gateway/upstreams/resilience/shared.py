@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.upstreams.resilience.breaker import Breaker, Condition
-from gateway.upstreams.resilience.cooldown import Aside, SetAside
+from gateway.upstreams.resilience.cooldown import Cooldown, Cooldowns
 from gateway.upstreams.resilience.window import Tally
 from router.catalog.targets import Target
 
@@ -51,24 +51,25 @@ class SharedBreakers:
         self._script, self._deadline = redis.register_script(SCRIPT), deadline
         self._id = secrets.token_hex(6)
 
-    async def sync(self, all_watched: Iterable[Watched], asides: SetAside, monotonic: Callable[[], float]) -> None:
+    async def sync(self, all_watched: Iterable[Watched], cooldowns: Cooldowns, monotonic: Callable[[], float]) -> None:
         """Tell what is news and what was counted; take over what the gateways agree on."""
         watched = {one.id: one for one in all_watched}
         now = monotonic()
         offered = {one.id: one.breaker.generation for one in watched.values() if one.breaker.is_news}
-        told = {name: asides.find(name, now) for name in asides.news}
+        told = {name: cooldowns.find(name, now) for name in cooldowns.news}
         said = {
             "gateway": self._id,
             "fresh": FRESH,
             "reports": [report for one in watched.values() if (report := _report(one, now)) is not None],
             "conditions": {name: _offer(watched[name].breaker.condition, now) for name in offered},
             "asides": [
-                [name, aside.until - now, aside.why] if aside else [name, 0, ""] for name, aside in told.items()
+                [name, cooldown.until - now, cooldown.why] if cooldown else [name, 0, ""]
+                for name, cooldown in told.items()
             ],
         }
         answer = _understood(await self._call("sync", said))
         now = monotonic()
-        asides.agree({name: Aside(now + seconds, why) for name, seconds, why in answer.asides}, told)
+        cooldowns.agree({name: Cooldown(now + seconds, why) for name, seconds, why in answer.asides}, told)
         conditions = dict(answer.conditions)
         for name, one in watched.items():
             if one.breaker.generation == offered.get(name):

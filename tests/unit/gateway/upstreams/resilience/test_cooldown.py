@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from gateway.upstreams.resilience.cooldown import Aside, SetAside, at_provider, at_target
+from gateway.upstreams.resilience.cooldown import Cooldown, Cooldowns, at_provider, at_target
 
 
 def test_it_ends_by_itself_and_the_longest_counts() -> None:
     """The later end of two wins, and at that moment the thing is used again."""
-    asides = SetAside()
-    asides.put("a", Aside(10.0, "rate_limited"))
-    asides.put("a", Aside(5.0, "rate_limited"))
+    cooldowns = Cooldowns()
+    cooldowns.put("a", Cooldown(10.0, "rate_limited"))
+    cooldowns.put("a", Cooldown(5.0, "rate_limited"))
 
-    assert asides.find("a", 9.9) is not None
-    assert asides.find("a", 10.0) is None
+    assert cooldowns.find("a", 9.9) is not None
+    assert cooldowns.find("a", 10.0) is None
 
 
 def test_gateways_agree_without_losing_what_is_news() -> None:
     """What was said is known to all; what came meanwhile, or was taken back meanwhile, is not overruled."""
-    asides = SetAside()
-    asides.put("old", Aside(10.0, "rate_limited"))
-    asides.put("gone", Aside(10.0, "rate_limited"))
-    asides.put("more", Aside(10.0, "rate_limited"))
-    told = {name: asides.find(name, 0.0) for name in asides.news}
-    asides.put("more", Aside(30.0, "refused_key"))
-    asides.put("fresh", Aside(20.0, "rate_limited"))
-    asides.forget(["gone"])
-    asides.agree({name: Aside(10.0, "x") for name in ("old", "gone", "more", "theirs")}, told)
+    cooldowns = Cooldowns()
+    cooldowns.put("old", Cooldown(10.0, "rate_limited"))
+    cooldowns.put("gone", Cooldown(10.0, "rate_limited"))
+    cooldowns.put("more", Cooldown(10.0, "rate_limited"))
+    told = {name: cooldowns.find(name, 0.0) for name in cooldowns.news}
+    cooldowns.put("more", Cooldown(30.0, "refused_key"))
+    cooldowns.put("fresh", Cooldown(20.0, "rate_limited"))
+    cooldowns.forget(["gone"])
+    cooldowns.agree({name: Cooldown(10.0, "x") for name in ("old", "gone", "more", "theirs")}, told)
 
-    assert sorted(asides.names()) == ["fresh", "more", "old", "theirs"]
-    assert asides.find("more", 20.0) == Aside(30.0, "refused_key")
-    assert asides.news == {"fresh", "gone", "more"}
+    assert sorted(cooldowns.names()) == ["fresh", "more", "old", "theirs"]
+    assert cooldowns.find("more", 20.0) == Cooldown(30.0, "refused_key")
+    assert cooldowns.news == {"fresh", "gone", "more"}
 
 
 def test_names_tell_nothing_of_a_key() -> None:
