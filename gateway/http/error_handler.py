@@ -14,13 +14,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing.core.store_errors import postgres_cannot_now
 from gateway.core.errors import EncodedBody
 from gateway.dialects.table import errors_for
+from gateway.http.exchange import LARGEST_BODY
 from gateway.http.unknown_urls import unknown_url
 from gateway.telemetry.refusals import Refusals
 from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 
 log = structlog.get_logger()
-
-LARGEST_BODY = 32 * 1024 * 1024  # bytes
 
 
 def render_error(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

@@ -13,8 +13,6 @@ from gateway.accounts.serializers import to_json
 from gateway.core.clock import Clock
 from gateway.core.parts import Parts
 from gateway.core.principals import Admin, Caller
-from gateway.http.error_handler import LARGEST_BODY
-from gateway.inference.edition import Edition, Editions
 from gateway.overload.body_memory import BodyRoom
 from gateway.storage.audit_log import Act
 from gateway.telemetry.tracing import Tracer
@@ -23,6 +21,7 @@ from protocol.serving.off_loop import HEAVY, off_loop
 
 AnyRequest = Request[Any, Any, Any]
 
+LARGEST_BODY = 32 * 1024 * 1024  # bytes
 USUAL_PAGE = 100
 LONGEST_PAGE = 1000
 
@@ -76,12 +75,6 @@ def is_traced(request: AnyRequest) -> bool:
     """Whether calls are traced here."""
     parts: Parts = request.app.state.parts
     return parts.find(Tracer) is not None
-
-
-def edition_of(request: AnyRequest) -> Edition:
-    """Return what a call goes by that begins now: the configuration, and what was built of it."""
-    editions: Editions = request.app.state.editions
-    return editions.current
 
 
 def caller_of(request: AnyRequest) -> Caller:

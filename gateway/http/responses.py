@@ -14,13 +14,9 @@ import structlog
 from gateway.calls.call import Call
 from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.dialects.table import BY_NAME
+from gateway.http.inference_port import Ending, InferencePort, Keep, KeepEnding, OpenReply
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
-from gateway.idempotency.stored_answers import NOT_KEPT, StoredAnswer
-from gateway.inference.edition import Edition
-from gateway.inference.idempotency import LARGEST_KEPT, Keep
-from gateway.inference.reply import Ending, KeepEnding, Reply
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.refusals import Refusals
+from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, StoredAnswer
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.inference import WholeReply
@@ -40,10 +36,10 @@ class ReplyResponse:
     This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
     """
 
-    def __init__(self, edition: Edition, metrics: Metrics, refusals: Refusals, call: Call, writer: ReplyWriter) -> None:
-        self._edition = edition
-        self._metrics = metrics
-        self._refusals = refusals
+    def __init__(self, inference: InferencePort, call: Call, writer: ReplyWriter) -> None:
+        self._edition = inference.editions.current
+        self._in_flight = inference.in_flight
+        self._note_refusal = inference.note_refusal
         self._call = call
         self._writer = writer
         self._scope: Any = None  # of the request, once it is answered
@@ -70,7 +66,7 @@ class ReplyResponse:
     async def _run_and_keep(self, call: Call, send: Any, keep: Keep) -> None:
         recorder = RecordingWriter(self._writer)
 
-        async def keep_ending(reply: Reply, ending: Ending) -> None:
+        async def keep_ending(reply: OpenReply, ending: Ending) -> None:
             recorder.end(reply, ending)
             await keep(recorder.answer(reply), reply.record)
 
@@ -79,7 +75,7 @@ class ReplyResponse:
     async def _send_whole(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
     ) -> None:
-        self._metrics.in_flight.inc()
+        self._in_flight.inc()
         try:
             reply = await self._edition.inference.answer(call, client, keep_ending)
             try:
@@ -90,13 +86,13 @@ class ReplyResponse:
             finally:
                 _close_reply(reply, client)
         finally:
-            self._metrics.in_flight.dec()
+            self._in_flight.dec()
 
     async def _stream(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
     ) -> None:
         sender = StreamSender(send, self._edition.settings.keep_alive, self._writing())
-        self._metrics.in_flight.inc()
+        self._in_flight.inc()
         try:
             reply = await self._edition.inference.answer(call, client, keep_ending)
             try:
@@ -118,7 +114,7 @@ class ReplyResponse:
             log.exception("reply_failed", request_id=self._call.request_id)
             await sender.send(self._write_error(ServiceError("The answer broke off inside the gateway.")))
         finally:
-            self._metrics.in_flight.dec()
+            self._in_flight.dec()
             sender.close()
         await sender.end()
 
@@ -129,11 +125,11 @@ class ReplyResponse:
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
-        self._refusals.note(self._scope, error)
+        self._note_refusal(self._scope, error)
         return self._writer.error(error)
 
 
-def _close_reply(reply: Reply, client: Client) -> None:
+def _close_reply(reply: OpenReply, client: Client) -> None:
     """Close a reply by whichever way it ended."""
     if client.has_left:
         reply.abandon()
@@ -149,7 +145,7 @@ class RecordingWriter:
         self._size = 0  # bytes
         self._end = b""
 
-    def end(self, reply: Reply, ending: Ending) -> None:
+    def end(self, reply: OpenReply, ending: Ending) -> None:
         """Write the end of the answer: the last events of a stream, or a plain answer's whole."""
         if isinstance(ending, list):
             self._end = self._remember(self._writer.pieces(reply, ending))
@@ -158,7 +154,7 @@ class RecordingWriter:
             whole, usage = ending
             self._end = self._remember(self._writer.whole(reply, whole, usage))
 
-    def answer(self, reply: Reply) -> StoredAnswer:
+    def answer(self, reply: OpenReply) -> StoredAnswer:
         """Return all that was written, as it is kept, or ``NOT_KEPT`` if that is too long to be kept."""
         if self._size > LARGEST_KEPT:
             return NOT_KEPT
@@ -189,14 +185,14 @@ class RecordingWriter:
         return body
 
 
-def answer_headers(reply: Reply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
+def answer_headers(reply: OpenReply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
     """Return the headers of a plain answer with ``body``, or of a stream."""
     if body is not None:
         return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
     return [*EVENT_STREAM, *reply_headers(reply)]
 
 
-def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
+def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
     """Return the headers that every answer to an inference call carries."""
     log = reply.log
     ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
@@ -217,7 +213,7 @@ def reply_headers(reply: Reply) -> list[tuple[bytes, bytes]]:
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
 
-def set_limit(reply: Reply) -> int | None:
+def set_limit(reply: OpenReply) -> int | None:
     """Return the output limit that the caller did not name: a budget's, or that of a model which says less."""
     asked, most = getattr(reply.call.request, "output_limit", None), reply.target.model.max_output
     return most if asked is not None and asked > most else reply.call.fitted_output

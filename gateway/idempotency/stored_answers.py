@@ -13,6 +13,7 @@ from gateway.core.errors import StoredAnswerUnreadable
 from gateway.storage.encryption import Sealer, Unsealable
 from protocol.serving.off_loop import in_parallel
 
+LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept
 HEAVY = 256 * 1024  # bytes; larger answers are packed outside the event loop
 
 log = structlog.get_logger(__name__)

@@ -39,13 +39,12 @@ from gateway.core.errors import AnswerNotKept, CallTakenOver, IdempotencyKeyInUs
 from gateway.core.settings import Settings
 from gateway.idempotency.replay_buffer import Send, Tape
 from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running
-from gateway.idempotency.stored_answers import NOT_KEPT, Claim, Place, StoredAnswer
+from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from protocol.errors import Overloaded, ServiceError
 from protocol.serving.off_loop import off_loop
 
-LARGEST_KEPT = 16 * 1024 * 1024  # bytes; a longer answer passes through, and only that it was given is kept
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
 CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored while Postgres is away
 MOST_REFUSALS = 5  # times that Postgres may refuse to store an answer before it is given up

@@ -20,7 +20,9 @@ from gateway.core.version import VERSION
 from gateway.http.connections import ConnectionLimit
 from gateway.http.cors import cors_of
 from gateway.http.direct import Direct
-from gateway.http.error_handler import LARGEST_BODY, render_error
+from gateway.http.error_handler import render_error
+from gateway.http.exchange import LARGEST_BODY
+from gateway.http.inference_port import InferencePort
 from gateway.http.middleware import Telemetry
 from gateway.http.routes import HANDLERS
 from gateway.inference.edition import Editions
@@ -45,13 +47,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with open_process(settings, clock, drain) as parts:
-            editions, metrics = parts.get(Editions), parts.get(Metrics)
+            editions, metrics, refusals = parts.get(Editions), parts.get(Metrics), parts.get(Refusals)
             app.state.parts, app.state.editions = parts, editions
+            app.state.inference = InferencePort(editions, metrics.in_flight, refusals.note)
             if reloader is not None:
                 reloader.begin(editions, metrics, clock)
             if connections is not None:
                 connections.begin(editions, metrics, clock)
-            telemetry.metrics, telemetry.refusals = metrics, parts.get(Refusals)
+            telemetry.metrics, telemetry.refusals = metrics, refusals
             yield
 
     app = _Litestar(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.core.keys import new_key
-from gateway.http.error_handler import LARGEST_BODY
+from gateway.http.exchange import LARGEST_BODY
 from gateway.overload.body_memory import OF_A_TEAM
 from protocol.serving.off_loop import HEAVY
 from tests.support.house import House, make_team, serving

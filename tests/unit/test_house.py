@@ -107,6 +107,17 @@ def test_folders_are_small() -> None:
     assert holding["gateway"] <= 8
 
 
+def test_the_route_of_a_chat_needs_few_modules() -> None:
+    """It knows the pipeline by what it asks of it, not by its modules."""
+    names = {name_of(path): path for package in MAY_USE for path in modules_of(package)}
+    found, waiting = set[str](), {"gateway.http.routes.chat"}
+    while waiting:
+        found |= waiting
+        waiting = {needed for name in waiting for needed in needs_of(names[name], names)} - found
+
+    assert len(found) - 1 <= 120
+
+
 def told_folders() -> list[str]:
     """Return the folders of docs/architecture.md in their order, lowest first."""
     return re.findall(r"^\| `([\w/]+)/` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)

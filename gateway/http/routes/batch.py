@@ -19,7 +19,8 @@ from gateway.batch.store import cancel_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
 from gateway.core.clock import Clock
 from gateway.http.batch_submission import BatchSubmission
-from gateway.http.exchange import AnyRequest, answer, caller_of, edition_of, openai_page, part_of, read_body, read_query
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, part_of, read_body, read_query
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge

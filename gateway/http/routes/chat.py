@@ -10,11 +10,10 @@ from gateway.accounts.auth import team_guard
 from gateway.dialects.endpoint import ApiEndpoint
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS
-from gateway.http.exchange import AnyRequest, edition_of, part_of
+from gateway.http.exchange import AnyRequest
+from gateway.http.inference_port import inference_of
 from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.refusals import Refusals
 
 
 def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
@@ -22,8 +21,7 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
 
     async def answer_call(request: AnyRequest) -> ASGIApp:
         call = await read_call(request, endpoint)
-        metrics, refusals = part_of(request, Metrics), part_of(request, Refusals)
-        return ReplyResponse(edition_of(request), metrics, refusals, call, endpoint.writer_of(call))
+        return ReplyResponse(inference_of(request), call, endpoint.writer_of(call))
 
     answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
     declare = post(

@@ -10,7 +10,8 @@ from litestar import Response, post
 from gateway.accounts.auth import team_guard
 from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT as MESSAGES
-from gateway.http.exchange import AnyRequest, caller_of, edition_of, part_of, read_body
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.http.inference_requests import note_model
 from protocol.decoding import decode
 from protocol.messages import CountRequest

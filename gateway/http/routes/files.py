@@ -17,12 +17,12 @@ from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import batch_of_output
 from gateway.batch.upload import FORM_ROOM, receive_file
 from gateway.batch.views import file_view
+from gateway.http.current_edition import edition_of
 from gateway.http.exchange import (
     LONGEST_PAGE,
     AnyRequest,
     answer,
     caller_of,
-    edition_of,
     openai_page,
     part_of,
     read_parameters,

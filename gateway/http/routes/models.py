@@ -11,7 +11,8 @@ from litestar.params import FromPath
 from gateway.accounts.auth import team_or_admin_guard
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
-from gateway.http.exchange import AnyRequest, edition_of, part_of, principal_of
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, part_of, principal_of
 from gateway.storage.readiness import Readiness
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel

@@ -12,7 +12,8 @@ from msgspec import Struct
 from gateway.accounts.auth import team_guard
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.checks import require
-from gateway.http.exchange import AnyRequest, edition_of, part_of, read_body
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, part_of, read_body
 from gateway.moderation.classifier.classifier import FLAGGED
 from gateway.moderation.moderator import Moderator
 from protocol.chat import ImagePart, TextPart

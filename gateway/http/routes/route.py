@@ -18,7 +18,8 @@ from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS, endpoint_of_body
-from gateway.http.exchange import AnyRequest, answer, edition_of, read_body
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, answer, read_body
 from gateway.http.inference_requests import call_of, note_model
 from gateway.inference.admission import legs_of
 from protocol.decoding import decode_with_extra

@@ -12,7 +12,8 @@ from gateway.accounts.auth import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller
-from gateway.http.exchange import AnyRequest, answer, edition_of, part_of, principal_of, read_parameters
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, answer, part_of, principal_of, read_parameters
 from gateway.http.routes.usage import team_in_question
 from gateway.inference.recalibrations import Recalibrations
 from gateway.shadow.store import comparisons_of, counts_of

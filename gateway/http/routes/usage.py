@@ -16,11 +16,11 @@ from gateway.accounts.serializers import dollars, limits_view, moment_of
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
+from gateway.http.current_edition import edition_of
 from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
-    edition_of,
     part_of,
     principal_of,
     read_parameters,

@@ -10,7 +10,8 @@ from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.core.days import read_day
-from gateway.http.exchange import AnyRequest, act_of, answer, edition_of, part_of, read_query
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_query
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid
 from gateway.storage.database import Database
 from protocol.decoding import decode

@@ -11,7 +11,8 @@ from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import dollars, moment
 from gateway.core.clock import Clock
 from gateway.fleet.instances import STALE_AFTER
-from gateway.http.exchange import AnyRequest, answer, edition_of, part_of, read_parameters
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, answer, part_of, read_parameters
 from gateway.storage.database import Database
 from router.catalog.catalog import Catalog
 

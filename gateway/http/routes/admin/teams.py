@@ -12,7 +12,8 @@ from gateway.accounts.serializers import audit_view, key_view, list_view, made_v
 from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
-from gateway.http.exchange import AnyRequest, act_of, answer, edition_of, now_of, part_of, read_query, read_whole
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query, read_whole
 from gateway.storage.audit_log import list_acts
 from gateway.storage.database import Database
 from protocol.decoding import decode

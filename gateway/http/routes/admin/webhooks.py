@@ -10,7 +10,8 @@ from gateway.accounts.serializers import callback_view, list_view, webhook_secre
 from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
-from gateway.http.exchange import AnyRequest, act_of, answer, edition_of, now_of, part_of, read_query
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query
 from gateway.outbox.store import find_callback, list_callbacks, reopen
 from gateway.storage.audit_log import record_act
 from gateway.storage.database import Database
