@@ -390,7 +390,7 @@ def test_a_flood_of_tiny_requests_is_refused_at_the_door(client: httpx.Client) -
     assert [answer.status_code for answer in (flood, prose, deep)] == [413, 202, 400]
 
 
-def test_a_model_that_answers_503_holds_up_nobody_else(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
+def test_a_model_that_answers_503_holds_up_no_other(house: FaultHouse, team_of: Callable[..., httpx.Client]) -> None:
     """Neither other batches of its team, though it came first, nor other teams', nor others in one batch with it."""
     client, neighbour = team_of(), team_of()
     broken = submitted(client, *(f"Question {n}" for n in range(300)), model="broken")
@@ -469,7 +469,7 @@ ALL, ALONE = ["one", "poison", "two"], ["poison"]
         pytest.param([ALL, ALL, ALONE, ALONE, ALONE], [0] * 5, marks=pytest.mark.soak, id="all"),
     ],
 )
-def test_a_request_that_kills_its_workers_ends_and_takes_nobody_with_it(
+def test_a_request_that_kills_its_workers_ends_and_takes_no_other_with_it(
     house: FaultHouse, team_of: Callable[..., httpx.Client], deaths: list[list[str]], forgotten: list[int]
 ) -> None:
     """Five workers die of it, the last three with nothing beside it: it fails, and its neighbours are answered.

@@ -269,7 +269,7 @@ def test_a_replica_that_is_full_is_passed_by(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("model", "n"), [("lone", 1), ("tired", 1), ("llama", 2)])
 @pytest.mark.parametrize("path", CLASSIC)
-def test_what_nobody_can_go_on_with_ends_in_an_error_chunk(scene: Scene, path: str, model: str, n: int) -> None:
+def test_what_no_replica_can_continue_ends_in_an_error_chunk(scene: Scene, path: str, model: str, n: int) -> None:
     """No other replica, none that takes it, or several replies in one: what came, an error, no [DONE], one row."""
     scene.dying.cut = 1500
     told = scene.ask(path, model, n=n)
@@ -283,7 +283,7 @@ def test_what_nobody_can_go_on_with_ends_in_an_error_chunk(scene: Scene, path: s
     assert row.gpu_cost_nanousd == row.output_tokens * 1_000_000 * SECONDS
 
 
-def test_a_reply_whose_end_came_needs_nobody(scene: Scene) -> None:
+def test_a_reply_whose_end_came_needs_no_continuation(scene: Scene) -> None:
     """Its finish reason is here, only its count is not: whole, and counted by its tokens."""
     whole = scene.ask("chat/completions", "lone")
     scene.dying.cut = scene.dying.heard.index(b'"finish_reason":"stop"') + 60

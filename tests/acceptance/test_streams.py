@@ -120,7 +120,7 @@ def test_what_is_refused_in_a_stream_is_counted_too(slow_house: House, upstream:
     assert after == before + 1
 
 
-def test_a_slow_reader_slows_its_own_upstream_and_nobody_else(slow_house: House, upstream: ScriptedUpstream) -> None:
+def test_a_slow_reader_slows_its_own_upstream_and_no_other(slow_house: House, upstream: ScriptedUpstream) -> None:
     """What it does not read waits upstream, not here; the time it takes is not its upstream's silence."""
     long = {**ASK, "model": "large"}
     upstream.script(Script(text=" ".join(["w" * 40_000] * 1_000)), model="large")

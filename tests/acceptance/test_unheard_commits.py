@@ -35,7 +35,7 @@ def house(way: PostgresProxy, redis_url: str, upstream: ScriptedUpstream, tmp_pa
         yield house
 
 
-def test_a_correction_is_counted_though_nobody_heard_that_it_was_booked(house: House, way: PostgresProxy) -> None:
+def test_a_correction_is_counted_though_its_commit_was_unheard(house: House, way: PostgresProxy) -> None:
     """Said again it changes nothing in the ledger; the counters, which nobody told, are built anew."""
     team = PayingTeam(house, usd_per_day=10)
     team.ask()

@@ -82,7 +82,7 @@ async def rows_of(database_url: str, prefix: str, expected: int) -> dict[str, li
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_key_is_paid_once_whoever_is_killed(house: FaultHouse, seed: int) -> None:
+def test_every_key_is_paid_once_whichever_process_is_killed(house: FaultHouse, seed: int) -> None:
     """After a kill at a random moment each key has one charged row, that of the answer; other tries cost nothing."""
     (team_key,) = house.make_team(f"team-{seed}", {}, [{}]).values()
     dice = random.Random(seed)

@@ -61,7 +61,7 @@ async def test_a_gateway_alone_goes_by_what_it_saw(clock: SetClock) -> None:
     await background.drain(5)
 
 
-async def test_a_house_may_pause_nobody(redis: Redis, clock: SetClock) -> None:
+async def test_a_deployment_may_pause_no_team(redis: Redis, clock: SetClock) -> None:
     """Zero blocks: any number is fine."""
     watch, _ = watch_of(redis, clock)
     watch.follow(AbuseSettings(blocks=0))

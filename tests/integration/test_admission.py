@@ -232,7 +232,7 @@ async def test_a_completion_that_names_no_limit_has_a_default(parts: Parts) -> N
     assert fitted.fitted_output == 16
 
 
-async def test_a_call_that_nobody_waits_for_waits_rather_than_be_cut(parts: Parts) -> None:
+async def test_a_call_without_a_waiting_client_waits_rather_than_be_cut(parts: Parts) -> None:
     """An item of a batch takes less than the whole only where waiting would not bring it."""
     limits = Limits(nanousd_per_day=budget_for(1_024) + budget_for(700))
     await parts.admission.admit(*call_of(parts, chat(), team=limits))

@@ -403,7 +403,7 @@ async def test_a_worker_that_ends_gives_back_what_runs(
     assert (await row(database, callback_id))["delivered_at"] is not None
 
 
-async def test_a_slow_receiver_holds_up_nobody_else(
+async def test_a_slow_receiver_holds_up_no_other(
     database: Database, clock: SetClock, secret: str, receiver: Receiver, worker: Callable[[], Deliverer]
 ) -> None:
     """However much waits for it, it has a few places, no transaction waits with it, and others pass by."""

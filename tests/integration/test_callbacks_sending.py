@@ -220,7 +220,7 @@ async def test_whatever_else_comes_is_a_failure(receiver: Receiver, act: bytes, 
     assert result.error and "yyy" not in result.error and "nonsense" not in result.error
 
 
-async def test_nobody_there_is_a_failure() -> None:
+async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
     """A port that nobody listens on."""
     result = await Sender(Guard(LOOPBACK)).send("http://127.0.0.1:9/", HEADERS, b"{}", NOW)
 

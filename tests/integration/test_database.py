@@ -46,7 +46,7 @@ async def test_the_question_is_no_part_of_the_transaction(database: Database, mo
         assert (await connection.execute(text("SHOW transaction_isolation"))).scalar_one() == "repeatable read"
 
 
-async def test_whoever_was_just_heard_is_not_asked(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_just_answered_is_not_asked(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under load the question costs nothing."""
     async with database.begin() as connection:
         await connection.execute(text("SELECT 1"))

@@ -137,9 +137,7 @@ async def test_connections_ended_in_mid_transaction_lose_and_double_nothing(data
     assert await count(database) == (9000, 9000)
 
 
-async def test_adopted_calls_are_spent_once_though_nobody_heard_that_they_were_written(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_adopted_calls_are_spent_once_though_their_commit_was_unheard(database: Database, tmp_path: Path) -> None:
     """Written again they are not new: their rows and what they spent are there, once."""
     dead = Journal.open(tmp_path, clock=Clock())
     close_calls(dead, 3)

@@ -159,7 +159,7 @@ async def test_two_watchers_count_no_time_twice(
         assert await scenes[0].hours() == {seen.instance_id: seen.alive_us}
 
 
-async def test_one_that_does_not_answer_keeps_nobody_waiting(
+async def test_one_that_does_not_answer_keeps_no_other_waiting(
     database: Database, redis: Redis, client: UpstreamClient, folder: Path
 ) -> None:
     """A dead address, and an engine with another secret: the third is seen all the same; it is said once."""

@@ -98,7 +98,7 @@ async def test_watchers_that_race_add_nothing_twice(database: Database) -> None:
     assert line.busy_hours == 35 / 3600
 
 
-async def test_time_in_which_nobody_looked_is_caught_up_with(database: Database) -> None:
+async def test_time_without_a_look_is_caught_up_with(database: Database) -> None:
     """Watchers were away for three hours, and the first look at a replica counts from its start."""
     await book(database, look("a", 1800, at=NOON - 3 * 3600), look("a", 1800 + 3 * 3600, at=NOON))
 
@@ -177,7 +177,7 @@ async def test_a_replica_without_a_price_has_no_line(database: Database) -> None
     assert line.hours == 60 / 3600
 
 
-async def test_calls_where_nobody_was_seen_have_a_line_of_their_own(database: Database) -> None:
+async def test_calls_where_no_replica_was_seen_have_a_line_of_their_own(database: Database) -> None:
     """No watcher ran on that day: the sums still hold, and the line says where to look."""
     await call(database, 500, MIDNIGHT + 60)
     await book(database, look("a", 60))

@@ -185,7 +185,7 @@ async def test_a_killed_postgres_loses_no_call(tmp_path: Path) -> None:
         await database.close()
 
 
-async def test_a_record_that_cannot_be_stored_holds_up_nobody(database: Database, tmp_path: Path) -> None:
+async def test_a_record_that_cannot_be_stored_holds_up_no_other(database: Database, tmp_path: Path) -> None:
     """A text that Postgres does not know goes to a file for people; the other calls of the batch are written."""
     clock = SetClock()
     journal = Journal.open(tmp_path, clock=clock)
@@ -221,7 +221,7 @@ async def test_a_record_that_cannot_be_put_aside_waits_alone(database: Database,
 
 
 @pytest.mark.parametrize("fault", [{"created_at": 1e18}, {"user_tag": "\ud800"}, {"total_ms": "long"}])
-async def test_a_record_that_cannot_be_made_a_row_holds_up_nobody(
+async def test_a_record_that_cannot_be_made_a_row_holds_up_no_other(
     database: Database, tmp_path: Path, fault: dict[str, object]
 ) -> None:
     """Whatever one record raises on its way to Postgres, it alone is put aside."""

@@ -88,7 +88,7 @@ def test_a_command_says_that_the_schema_is_missing(new_database_url: str, tmp_pa
     assert done.returncode == 1 and done.stderr.strip().endswith("; run `tollgate migrate` first")
 
 
-def test_nobody_waits_behind_a_migration_that_waits(new_database_url: str) -> None:
+def test_no_call_waits_behind_a_migration_that_waits(new_database_url: str) -> None:
     """A forgotten transaction keeps a table from it; it steps aside again and again, so that others read on."""
     migrations.downgrade(new_database_url, "0012")
 

@@ -145,7 +145,7 @@ def test_the_step_to_leases_waits_for_old_processes_to_stop(new_database_url: st
         ({"status": "failed", "cost_nanousd": 0}, None),
     ],
 )
-async def test_a_row_that_cannot_be_true_is_refused_whoever_writes_it(
+async def test_a_row_that_cannot_be_true_is_refused_from_every_writer(
     database: Database, clock: SetClock, change: dict[str, Any], fact: str | None
 ) -> None:
     """Its day is that of its id, its status is known, nothing is negative, and only charged calls cost."""

@@ -283,7 +283,7 @@ async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Parts) -> 
     assert await rows(house, "SELECT sum(reserved_nanousd)::int AS nano FROM held_back") == [{"nano": 1_000}]
 
 
-async def test_what_a_team_measured_moves_its_calls_and_nobody_elses(house: House, worker: Parts) -> None:
+async def test_what_a_team_measured_moves_its_calls_and_no_others(house: House, worker: Parts) -> None:
     """From calls over HTTP to a threshold that the next call meets: a hundred answers of the small model, each asked of
     the large one in the batch tier, none the same, all within the budget."""
     comparer = comparer_of(worker)

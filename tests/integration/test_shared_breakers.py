@@ -230,7 +230,7 @@ async def test_a_wiped_redis_hears_it_again(gateways: Gateways, redis: Redis) ->
 
 
 @pytest.mark.parametrize("report", ["", "[]", "{}", "[0]", "[0,[[9,9,{}]]]", '[0,[["x",0,{}],[0,0,{}],[0,0,{}]]]'])
-async def test_what_another_version_reports_disturbs_nobody(gateways: Gateways, redis: Redis, report: str) -> None:
+async def test_what_another_version_reports_disturbs_no_gateway(gateways: Gateways, redis: Redis, report: str) -> None:
     """During an upgrade gateways of two versions share a Redis: what cannot be read is left out."""
     one, clock = gateways.make()
     two, other = gateways.make()

@@ -58,6 +58,7 @@ RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving
     "fair_line": "fair_queue",
     "held_calls": "call_recovery",
     "unroll": "as_events",
+    "somebody": "the thing of the system that does it",
 }
 PUBLIC_NAMES = {  # name as a whole: where it may stand
     "held_back": ("gateway/config/", "gateway/shadow/store.py", "gateway/storage/tables.py", "tests/"),

@@ -248,7 +248,7 @@ BOUND: dict[str, Any] = {
 }
 
 
-def test_bounds_that_bind_nobody_are_told_in_words() -> None:
+def test_bounds_that_are_not_binding_are_told_in_words() -> None:
     """Claude refuses them in a schema that it is held to; a tool that is not strict keeps its own."""
     form = JsonSchemaFormat(JsonSchema("a", BOUNDED, strict=True))
     strict, loose = Tool(Function("f", None, BOUNDED, strict=True)), Tool(Function("g", None, BOUNDED))

@@ -108,7 +108,7 @@ async def test_a_body_of_any_size_arrives_whole(upstream: ScriptedUpstream, clie
     assert [seen.body == body for seen in upstream.requests] == [True, True]
 
 
-async def test_a_port_where_nobody_listens_cannot_be_reached(client: UpstreamClient) -> None:
+async def test_a_port_without_a_listener_cannot_be_reached(client: UpstreamClient) -> None:
     """A refused connection is no reset: nothing was sent."""
     request = UpstreamRequest("POST", f"http://127.0.0.1:{free_port()}/v1/chat/completions", HEADERS, b"{}")
     with pytest.raises(UpstreamError) as caught:

@@ -126,7 +126,7 @@ async def test_a_connection_is_not_kept_for_ever(client: UpstreamClient, monkeyp
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["with the answer", "later"])
-async def test_bytes_that_nobody_asked_for_are_no_answer(client: UpstreamClient, late: bool) -> None:
+async def test_bytes_that_were_not_asked_for_are_no_answer(client: UpstreamClient, late: bool) -> None:
     """A second answer to one request is never read as that to the next, which may be another team's."""
 
     async def play(_: int, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

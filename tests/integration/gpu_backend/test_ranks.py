@@ -128,7 +128,9 @@ def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_rank_that_cannot_make_a_graph_keeps_nobody_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_that_cannot_make_a_graph_keeps_no_other_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It finds out while each computes for itself; all go on without graphs, and say the same."""
     folder = write_tiny_model(tmp_path, MODEL)
     alone = _replies(model_loop(folder, **SETTINGS))

@@ -134,7 +134,7 @@ def test_a_bad_grammar_fails_alone(llama: Path) -> None:
     assert len(answers["x", 0].token_ids) == 20
 
 
-def test_nobody_waits_for_a_grammar_but_its_own_request(llama: Path) -> None:
+def test_only_its_own_request_waits_for_a_grammar(llama: Path) -> None:
     """While one is compiled, steps go on, it can be aborted, its id is taken, and a drain waits for it."""
     loop = model_loop(llama)
     answers: dict[tuple[str, int], Answer] = {}

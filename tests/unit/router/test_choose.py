@@ -299,7 +299,7 @@ def test_among_equal_costs_the_sooner_first_token_leads() -> None:
     assert names(choose_route(chat(), RoutingOptions(), known, health, easy).targets) == ["b@one", "a@one"]
 
 
-def test_of_whom_nobody_knows_takes_turns_with_the_soonest() -> None:
+def test_a_target_of_unknown_speed_takes_turns_with_the_soonest() -> None:
     """Else a target that has answered once would have all calls, or none."""
     known = catalog(*(model(name) for name in "abc"), small=("a", "b", "c"))
     a, b, _ = (target.key for target in known.targets())

@@ -131,7 +131,7 @@ def test_a_route_holds_only_what_can_serve(
 
 
 @given(st.data(), catalogs(), requests, wishes, st.floats(0, 1))
-def test_nobody_is_refused_while_something_fits(
+def test_no_request_is_refused_while_something_fits(
     data: st.DataObject, known: Catalog, request: Request, options: RoutingOptions, score: float
 ) -> None:
     """A refusal means that no model which the name may mean can serve the request, whatever their health.

@@ -68,7 +68,7 @@ CALL = ToolCall("call_1", FunctionCall("get_weather", '{"city": "' + "Lima " * 4
         "a text to embed",
     ],
 )
-def test_a_prompt_that_nobody_counted_is_charged_for_about_what_it_has(
+def test_a_prompt_that_was_not_counted_is_charged_for_about_what_it_has(
     request_: Request, least: int, most: int
 ) -> None:
     """Not a quarter of the most that it could be, of which a hold is made: that is twelve thousand for a picture."""

@@ -31,7 +31,7 @@ def test_a_task_that_swallows_its_cancellation_ends_all_the_same() -> None:
     assert eaten == 2
 
 
-def test_what_fails_behind_a_request_disturbs_nobody() -> None:
+def test_what_fails_behind_a_request_disturbs_no_other() -> None:
     """A failure is logged; the rest is finished before the house closes."""
     done: list[str] = []
 

@@ -77,7 +77,7 @@ def test_an_engine_that_has_room_again_is_filled_again() -> None:
     assert slots == 288
 
 
-def test_somebody_always_gets_through() -> None:
+def test_some_call_always_gets_through() -> None:
     """However long the queue inside, and whoever's it is."""
     assert slots_from(report(1, 500), 1, 1) == 1
     assert slots_from(report(256, 500), 0, None) == 1

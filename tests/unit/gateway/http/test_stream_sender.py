@@ -30,7 +30,7 @@ class Heard:
         return [message["body"] for message in self.messages[1:]]
 
 
-def test_whoever_speaks_is_not_interrupted() -> None:
+def test_a_stream_that_speaks_is_not_interrupted() -> None:
     """No comment where words come often enough; the body ends once."""
 
     async def scene() -> None:

@@ -225,7 +225,7 @@ async def test_a_replica_that_is_away_is_passed_by() -> None:
 
 
 @pytest.mark.parametrize("limit", ["budget", "time"])
-async def test_without_budget_or_time_nobody_is_asked(limit: str) -> None:
+async def test_without_budget_or_time_no_replica_is_asked(limit: str) -> None:
     """A continuation is an extra attempt of its call, and ends with it."""
     scene = Scene(Replica([said("a", 1), BROKEN]), Replica([said("b", 2), END]))
     budget = scene.budgets.of(scene.registry.settings("own"))
@@ -243,7 +243,7 @@ async def test_without_budget_or_time_nobody_is_asked(limit: str) -> None:
     assert list(scene.asked) == ["r0"]
 
 
-async def test_a_client_that_leaves_in_the_pause_leaves_nobody_speaking() -> None:
+async def test_a_client_that_leaves_in_the_pause_leaves_no_upstream_speaking() -> None:
     """The replica that was to go on is closed, and its attempt abandoned."""
     second = Replica([HANGS])
     scene = Scene(Replica([said("a", 1), BROKEN]), second)

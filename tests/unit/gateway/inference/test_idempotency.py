@@ -150,7 +150,7 @@ def test_a_tape_plays_what_is_said_and_ends() -> None:
     asyncio.run(scene())
 
 
-def test_a_call_waits_for_nobody_until_too_much_waits() -> None:
+def test_a_call_waits_for_no_reader_until_too_much_waits() -> None:
     """A client that does not read holds the call up only when more waits for it than the tape has room for."""
 
     async def scene() -> None:

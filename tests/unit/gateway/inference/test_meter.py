@@ -134,7 +134,7 @@ def test_a_whole_answer_with_words_is_never_charged_for_none(told: int | None, o
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_prompt_that_nobody_counted_is_charged_no_more_than_was_held_for_it(is_whole: bool) -> None:
+def test_a_prompt_that_was_not_counted_is_charged_no_more_than_was_held_for_it(is_whole: bool) -> None:
     """A quarter of the bytes is about right for prose; a page of spaces has fewer tokens, and was held for fewer."""
     said = " " * 20_000
     meter = meter_of(said=said)

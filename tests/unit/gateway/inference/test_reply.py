@@ -331,7 +331,7 @@ def test_what_is_only_estimated_never_exceeds_the_hold(folder: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_reply_nobody_read_costs_nothing(folder: Path) -> None:
+def test_a_reply_that_was_not_read_costs_nothing(folder: Path) -> None:
     """The client left before anything was sent: the hold goes back whole, the row says failed."""
 
     async def scene() -> None:
@@ -556,7 +556,7 @@ def test_an_ending_that_is_not_kept_is_no_answer(folder: Path) -> None:
     asyncio.run(scene())
 
 
-def test_an_ending_that_may_have_been_kept_is_left_to_whoever_finds_out(folder: Path) -> None:
+def test_an_ending_that_may_have_been_kept_is_left_to_the_process_that_finds_out(folder: Path) -> None:
     """Its process ends while Postgres does not say: no books are closed, nothing is settled, as if it were killed."""
 
     async def scene() -> None:

@@ -150,7 +150,7 @@ def replied(call: ToolCall) -> ChatReply:
     return ChatReply(choices=(Choice(index=0, message=message, finish_reason=FinishReason.TOOL_CALLS),))
 
 
-def test_what_nobody_sees_stretches_no_passage() -> None:
+def test_what_no_reader_sees_stretches_no_passage() -> None:
     """A key with a hundred invisible characters after each of its own is in one window."""
     choice = _Choice()
     windows = [window for sign in "AKIAIOSFODNN7EXAMPLE" for window in choice.take(Delta(text=sign + "\u200b" * 100))]

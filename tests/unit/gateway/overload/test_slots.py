@@ -189,7 +189,7 @@ def turn_by_turn(queues: SlotQueues, slot: Slot, seconds: float, times: int) -> 
     return went
 
 
-def test_a_newcomer_goes_before_whoever_holds_much() -> None:
+def test_a_newcomer_goes_before_a_team_that_holds_much() -> None:
     """A team that begins to wait passes a flood of another team, however many of that wait and for how long."""
     queues, pool = SlotQueues(100, WAIT), SlotPool("one", 1)
     slot = pool.give("flood", 1.0, False, 0.0)
@@ -254,7 +254,7 @@ def test_long_calls_count_as_what_they_are() -> None:
     assert 0.9 < used["long"] / used["short"] < 1.2
 
 
-def test_priorities_order_a_team_and_let_nobody_starve() -> None:
+def test_priorities_order_a_team_and_let_no_call_starve() -> None:
     """High before normal before low, within a team; who waited for long goes before what comes later."""
     queues, pool = SlotQueues(100, WAIT), SlotPool("one", 1)
     slot = pool.give("a", 1.0, False, 0.0)

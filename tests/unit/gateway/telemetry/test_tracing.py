@@ -104,7 +104,7 @@ async def test_who_runs_it_names_the_service(monkeypatch: pytest.MonkeyPatch) ->
     assert named.resource.attributes["service.name"] == "gateway-of-a-team"
 
 
-async def test_nobody_waits_long_for_a_collector_that_is_away() -> None:
+async def test_no_call_waits_long_for_a_collector_that_is_away() -> None:
     """Closing ends soon where nobody listens, with whatever has not been taken."""
     tracer = Tracer(TraceExport("http://127.0.0.1:9"), 1.0)
     for _ in range(2000):

@@ -335,7 +335,7 @@ def test_every_field_of_a_request_is_held_for(kind: type[Struct]) -> None:
 
 
 @pytest.mark.parametrize("body", [{"type": "input_audio", "input_audio": {}}, {"type": "file", "file": {}}])
-def test_parts_that_nobody_priced_do_not_decode(body: dict[str, Any]) -> None:
+def test_parts_without_a_price_do_not_decode(body: dict[str, Any]) -> None:
     """Audio and files would cost what no usage of ours tells: they are refused, not dropped."""
     asked = {"model": "m", "messages": [{"role": "user", "content": [body]}]}
 

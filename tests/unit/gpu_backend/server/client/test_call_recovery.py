@@ -158,7 +158,7 @@ async def test_aborts_reach_replies_that_go_on() -> None:
         assert client.num_waiting == 0
 
 
-async def test_what_kills_processes_is_found_and_nobody_else_pays() -> None:
+async def test_what_kills_processes_is_found_and_no_other_call_pays() -> None:
     """Two deaths make suspects; let in one after the other, the one that kills again is given up alone."""
     engine = FakeEngine()
 
@@ -182,7 +182,7 @@ async def test_what_kills_processes_is_found_and_nobody_else_pays() -> None:
         assert client.restarts == 3
 
 
-async def test_nobody_waits_for_ever_for_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_call_waits_for_ever_for_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that loads too long leaves the client to look elsewhere."""
     monkeypatch.setattr(engine_client, "RESUMES_WITHIN", 0.02)
     engine = FakeEngine()

@@ -90,7 +90,7 @@ async def test_a_refusal_ends_the_whole_call() -> None:
         assert client.num_waiting == 0
 
 
-async def test_events_for_nobody_are_ignored() -> None:
+async def test_events_for_unknown_requests_are_ignored() -> None:
     """The engine may have said something before it heard of the abort."""
     engine = FakeEngine()
     async with running(engine) as client:
