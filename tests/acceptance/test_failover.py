@@ -289,7 +289,7 @@ def test_when_all_are_limited_the_limit_passes(front: House, eu: ScriptedUpstrea
     assert len(eu.requests) == 1
 
 
-def test_a_refused_key_is_set_aside_and_told(front: House, us: ScriptedUpstream) -> None:
+def test_a_refused_key_is_in_cooldown_and_told(front: House, us: ScriptedUpstream) -> None:
     """The next key is used; the metric says so; nobody hears 401."""
     us.script("refused-key", api_key="sk-other")
     answers = [ask(front) for _ in range(6)]

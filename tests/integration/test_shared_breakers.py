@@ -197,7 +197,7 @@ async def test_a_rate_limit_sets_one_key_at_one_endpoint_aside_everywhere(gatewa
     assert {(await two.enter(HERE)).api_key for _ in range(4)} == {"sk-one", "sk-two"}  # a minute at the most
 
 
-async def test_a_refused_key_is_set_aside_at_all_endpoints(gateways: Gateways) -> None:
+async def test_a_refused_key_is_in_cooldown_at_all_endpoints(gateways: Gateways) -> None:
     """The provider refuses it, so no endpoint is asked with it; when all are refused one is tried all the same."""
     (one, _), (two, _) = gateways.make(), gateways.make()
     first = await one.enter(HERE)

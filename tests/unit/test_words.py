@@ -59,8 +59,16 @@ RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving
     "held_calls": "call_recovery",
     "unroll": "as_events",
     "somebody": "the thing of the system that does it",
+    "whoever": "the thing of the system that does it",
+    "send_politely": "send_once",
+    "house_report": "admin_report",
+    "run_house": "run_stack",
+    "set_aside": "cooldown",
 }
 PUBLIC_NAMES = {  # name as a whole: where it may stand
+    "tollgate_keys_set_aside": ("gateway/telemetry/", "tests/"),
+    "keys_set_aside": ("gateway/", "tests/"),
+    "key_set_aside": ("gateway/upstreams/resilience/keys.py", "tests/"),
     "held_back": ("gateway/config/", "gateway/shadow/store.py", "gateway/storage/tables.py", "tests/"),
     "held_back_created_at_idx": ("gateway/storage/tables.py",),
     "held_back_open_idx": ("gateway/storage/tables.py",),

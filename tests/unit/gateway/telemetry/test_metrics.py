@@ -38,7 +38,7 @@ def shown(metrics: Metrics) -> list[str]:
     return metrics.render().decode().splitlines()
 
 
-async def test_a_provider_that_is_gone_has_no_key_set_aside(breakers: Breakers, registry: ProviderRegistry) -> None:
+async def test_a_provider_that_is_gone_has_no_key_in_cooldown(breakers: Breakers, registry: ProviderRegistry) -> None:
     """Whoever took a refused key's provider out of the file is not told of that key for ever."""
     metrics = Metrics()
     metrics.targets.follow(breakers, RetryBudgets(), list)
