@@ -35,6 +35,11 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
+def _code() -> list[Path]:
+    paths = [path for folder in TREE for path in (ROOT / folder).rglob("*.*")]
+    return [path for path in paths if path.suffix in (".py", ".lua", ".sql")]
+
+
 def test_links_of_pages_lead_somewhere() -> None:
     """A file that moves, or a heading that is renamed, takes the links to it along."""
     broken = {str(page.relative_to(ROOT)): found for page in PAGES if (found := broken_links(page))}
@@ -52,8 +57,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 def test_files_that_pages_name_exist() -> None:
     """A test or module that moves takes its mentions along; experiments and the changelog tell of what was."""
-    tree = [path for folder in TREE for path in (ROOT / folder).rglob("*.py")]
-    files = [str(path.relative_to(ROOT)) for path in tree]
+    files = [str(path.relative_to(ROOT)) for path in _code() if path.suffix == ".py"]
     missing = [
         f"{page.relative_to(ROOT)}: {name}"
         for page in PAGES
@@ -62,6 +66,15 @@ def test_files_that_pages_name_exist() -> None:
         if not any(f"/{file}".endswith(f"/{name}") for file in files)
     ]
     assert missing == []
+
+
+def test_names_of_the_architecture_are_in_the_code() -> None:
+    """A class or function that is renamed takes the page that tells of it along."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    code = {word for path in _code() for word in re.findall(r"\w+", path.read_text())}
+    told = {name for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", page) if not name.endswith(".py")}
+
+    assert {name for name in told if not set(name.split(".")) <= code} == set()
 
 
 def test_each_experiment_is_in_the_index() -> None:
