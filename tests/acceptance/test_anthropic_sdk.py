@@ -115,7 +115,7 @@ def test_a_request_keeps_its_form_where_the_upstream_speaks_it(client: Anthropic
     assert sent["top_k"] == 5
 
 
-def test_images_tools_and_wishes_reach_an_openai_upstream(client: Anthropic, upstream: ScriptedUpstream) -> None:
+def test_images_tools_and_options_reach_an_openai_upstream(client: Anthropic, upstream: ScriptedUpstream) -> None:
     """What a message asks for is asked in OpenAI's words; errors and images of tools are not lost."""
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
     call: Any = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bern"}}

@@ -260,7 +260,7 @@ def test_a_team_of_a_route_alone_hears_why_a_model_is_left_out(house: House) -> 
         ({"quality": 0.5, "x-quality": 0.6}, "disagree"),
     ],
 )
-def test_a_wish_that_cannot_be_read_is_refused_with_what_would_be_right(
+def test_a_routing_option_that_cannot_be_read_is_refused_with_what_would_be_right(
     client: httpx.Client, said: dict[str, Any], words: str
 ) -> None:
     """In the body as in headers; null says nothing."""

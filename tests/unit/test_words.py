@@ -64,6 +64,8 @@ RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving
     "house_report": "admin_report",
     "run_house": "run_stack",
     "set_aside": "cooldown",
+    "ability": "capability",
+    "ceilings": "hardware_peaks",
 }
 PUBLIC_NAMES = {  # name as a whole: where it may stand
     "tollgate_keys_set_aside": ("gateway/telemetry/", "tests/"),

@@ -414,7 +414,7 @@ def test_a_refusal_names_what_is_lacking_and_who_could(request_: Request, lacks:
     assert caught.value.message.endswith("Models that can: able.")
 
 
-def test_auto_passes_over_models_that_lack_an_ability() -> None:
+def test_auto_passes_over_models_that_lack_a_capability() -> None:
     """What a small model cannot do goes to a large one without asking how hard it is."""
     known = catalog(SMALL, model("large", capabilities=EVERYTHING), small=("small",), large=("large",))
 

@@ -80,7 +80,7 @@ def test_every_step_tells_its_least_time_once_the_device_is_measured(runner: Run
     assert before == 0 < after < 1
 
 
-def test_ceilings_are_measured_on_the_spot() -> None:
+def test_hardware_peaks_are_measured_on_the_spot() -> None:
     """A copy and a product of random numbers give two rates that no machine is without."""
     measured = measure_peaks(torch.device("cpu"), torch.float32, 1 << 20, 64, repeats=4)
 
