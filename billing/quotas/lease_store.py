@@ -92,11 +92,8 @@ class LeaseStore(Protocol):
     async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
         """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
 
-    async def take(
-        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
-    ) -> Taken:
-        """Draw room: for each ask all it needs or nothing. ``with_sums``: a refusal tells what all leases have spent
-        and what lies unused, which takes a look at each of them."""
+    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
+        """Draw room: for each ask all it needs or nothing."""
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
         """Set what an owner has given back; returns its beat, 0 if it was not counted, or ``None`` if it has ended."""
@@ -141,9 +138,7 @@ class PostgresLeases:
         found_at = None if row.found_at is None else float(row.found_at)
         return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()), float(row.server))
 
-    async def take(
-        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
-    ) -> Taken:
+    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
         """Draw room. Of a tight balance the statement commits before the disk has it, so that all owners who want it
         do not wait for the disk one after the other; then this one waits for the disk, beside them."""
         needs = [(number, need) for number, ask in enumerate(asks) for need in ask]
@@ -157,7 +152,6 @@ class PostgresLeases:
             "wants": [need.want for _, need in needs],
             "holds": [need.hold for _, need in needs],
             "share": share,
-            "with_sums": with_sums,
             "moment": self._moment(),
             "clock": datetime.fromtimestamp(self._clock.now(), UTC),
         }
@@ -228,7 +222,7 @@ TAKE = text("""
     SELECT CAST(take_room(
         :owner, :day, CAST(:asks AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
         CAST(:needs AS bigint[]), CAST(:wants AS bigint[]), CAST(:holds AS bigint[]), :share,
-        :with_sums, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
+        CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
     ) AS text)
 """)
 TELL = text("""

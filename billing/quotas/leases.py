@@ -28,6 +28,8 @@ NOON = 43_200.0  # seconds of a day
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
 ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
+LEAST_ASKS = 3  # for the same
+STOPPED = 0.5  # seconds beyond a deadline: this process was stopped or busy, and not the database late
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use
 GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
@@ -36,7 +38,10 @@ RECENT = 60.0  # seconds that "recent" looks back
 MOST_RETURNS = 500  # leases told in one statement
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
 MOST_LOOKS = 1000  # scopes that one turn looks at: a millisecond; with more of them each has its turn less often
-SUMS_FOR = 0.25  # seconds in which a scope's sums over all leases, told with one refusal, do for the next
+REFUSED_FOR = 0.25  # seconds in which what the database told with a refusal refuses other calls of the team, too
+OWNER_APART = 0.00025  # seconds between asks for each living owner: two hundred ask for one balance every 50 ms
+ANSWERS_APART = 4  # times what the last answer took: a database that is slow is asked less often
+LONGEST_PACE = 0.25  # seconds
 
 NO_LEASE = LeaseRow("", "", 0, 0, 0)
 
@@ -108,6 +113,15 @@ class _Waiting(Struct, eq=False):
     request: HoldRequest
     answer: asyncio.Future[RefusedHold | None]
     until: float  # loop time
+    asked: int = 0  # times
+
+
+class _Refusal(Struct, frozen=True):
+    """What the database told when it gave a team nothing."""
+
+    until: float  # loop time
+    day: int
+    taken: Taken
 
 
 class Leases:
@@ -130,7 +144,8 @@ class Leases:
         self._tight: dict[Room, None] = {}
         self._untold: dict[Room, None] = {}  # what was returned of them is to be told
         self._for_tomorrow: dict[str, None] = {}  # scopes used since noon, without a lease for tomorrow
-        self._sums: dict[str, tuple[float, dict[tuple[str, str], Balance]]] = {}  # by scope; and until when (loop time)
+        self._refused: dict[str, _Refusal] = {}  # by team: the last one that was told
+        self._took = 0.0  # seconds, by the last answer to an ask
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
         self._waiting: dict[str, deque[_Waiting]] = {}  # by team, first come, first served
@@ -141,14 +156,18 @@ class Leases:
 
     def try_hold(self, request: HoldRequest) -> bool:
         """Hold what the request may cost in all of its scopes, if this process has the room."""
-        return request.team_id not in self._waiting and self._try(request)
+        return not self._waiting.get(request.team_id) and self._try(request)
 
     async def hold(self, request: HoldRequest) -> RefusedHold | None:
         """Hold it with room that the database gives, or return why there is none. Waits a quarter of a second for room
         that others hold unused."""
         loop = asyncio.get_running_loop()
+        if (known := self._refused_by(request, loop.time())) is not None:
+            return known
         waiting = _Waiting(request, loop.create_future(), loop.time() + WAIT_FOR_ROOM)
-        self._waiting.setdefault(request.team_id, deque()).append(waiting)
+        line = self._waiting.setdefault(request.team_id, deque())
+        line.append(waiting)
+        self._serve(line)
         if request.team_id not in self._asking:
             self._asking[request.team_id] = asyncio.create_task(self._ask_for(request.team_id))
         try:
@@ -232,8 +251,8 @@ class Leases:
                     self._tight.pop(room, None)
             if not rooms:
                 del self._rooms[day]
-        at = asyncio.get_running_loop().time() - 2 * ASK_WITHIN  # an answer that is on its way may need them
-        self._sums = {scope: sums for scope, sums in self._sums.items() if sums[0] > at}
+        at = asyncio.get_running_loop().time()
+        self._refused = {team: refusal for team, refusal in self._refused.items() if refusal.until > at}
         self._tell_soon()
 
     def _look(self, pair: Pair, seconds: float, ahead: int) -> bool:
@@ -365,8 +384,8 @@ class Leases:
         line = self._waiting[team_id]
         try:
             while line:
-                if not await self._ask(line):  # a call that comes within the pause shares the next answer
-                    await asyncio.sleep(ASK_AGAIN)
+                if pause := await self._ask(line):  # calls that come within it share the next answer
+                    await asyncio.sleep(pause)
         except BaseException as exc:
             for waiting in line:
                 if not waiting.answer.done():
@@ -377,18 +396,16 @@ class Leases:
 
     def _serve(self, line: deque[_Waiting]) -> None:
         """Let callers in that wait, as far as what has just become free reaches; first come, first served."""
-        for waiting in line:
-            if not waiting.answer.done():
-                if not self._try(waiting.request):
-                    return
-                waiting.answer.set_result(None)
+        while line and (line[0].answer.done() or self._try(line[0].request)):
+            served = line.popleft()
+            if not served.answer.done():
+                served.answer.set_result(None)
 
-    async def _ask(self, line: deque[_Waiting]) -> bool:
-        """Ask once; return whether a caller was served, or may be by asking again at once."""
-        while line and line[0].answer.done():
-            line.popleft()
+    async def _ask(self, line: deque[_Waiting]) -> float:
+        """Ask once; return how long not to ask again, in seconds."""
+        self._serve(line)
         if not line:
-            return True
+            return 0.0
         day = day_of(line[0].request.request_id)
         asked = [one for one in line if not one.answer.done() and day_of(one.request.request_id) == day]
         rooms = self._of(asked)
@@ -398,7 +415,7 @@ class Leases:
         if taken is None or taken.refused is not None:
             for waiting in asked:
                 self._end_without(waiting, taken)
-            return True
+            return 0.0
         self._take_in(taken, day, rooms)
         has_grown = sum(room.granted for room in rooms) > before
         now = asyncio.get_running_loop().time()
@@ -412,26 +429,53 @@ class Leases:
                 refused.append(waiting)
         for waiting in refused:
             why, may_come = self._refusal(waiting.request, taken)
-            patience = ROOM_IS_THERE if why is None else 0.0
-            if may_come and waiting.until + patience > now:
+            waiting.asked += 1
+            # Where the room is there it is asked for again, however late it is: this process may have been stopped.
+            is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
+            if may_come and (is_there or waiting.until > now):
                 continue
             waiting.answer.set_result(why or _unknown(waiting.request))
-        for waiting in asked:
-            if waiting.answer.done():
-                line.remove(waiting)
-        if any(room.is_tight for room in rooms):
-            self._return_soon()
-        return has_grown or not refused
+        if refused:
+            self._refused[refused[0].request.team_id] = _Refusal(now + REFUSED_FOR, day, taken)
+        tight = [room for room in rooms if room.is_tight]
+        for room in tight:
+            self._give_back(room, 0)
+        if self._untold:
+            self._tell_soon()
+        if refused and not has_grown:
+            return max(ASK_AGAIN, self._pace)
+        return self._pace if tight else 0.0
 
-    async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
+    @property
+    def _pace(self) -> float:
+        """Seconds between asks for a tight balance, and until what is not used of it goes back. Many owners share one
+        database, and what it cannot answer in time costs it as much as what it can."""
+        return min(LONGEST_PACE, max(self.living * OWNER_APART, ANSWERS_APART * self._took))
+
+    def _refused_by(self, request: HoldRequest, now: float) -> RefusedHold | None:
+        """Return why a request has no room, where the database has told just now that its team has none, nor has any
+        owner that could give some back."""
+        last = self._refused.get(request.team_id)
+        if last is None or last.until < now or last.day != day_of(request.request_id):
+            return None
+        why, may_come = self._refusal(request, last.taken)
+        is_known = why is not None and _caps(why.scope)[why.limit] == why.cap
+        return why if is_known and not may_come else None
+
+    async def _take(self, asked: Sequence[_Waiting], *, may_repeat: bool = True) -> Taken | None:
         """Ask the database; ``None`` when it does not answer."""
-        if not self.may_ask or day_of(asked[0].request.request_id) <= self._forgotten:
+        day, loop = day_of(asked[0].request.request_id), asyncio.get_running_loop()
+        if not self.may_ask or day <= self._forgotten:
             return Taken(refused="clock")
         if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
+        began = loop.time()
         try:
-            taken = await self._draw(day_of(asked[0].request.request_id), list(self._asks(asked)))
+            taken = await self._draw(day, list(self._asks(asked)))
         except POSTGRES_AWAY as exc:
+            was_stopped = isinstance(exc, TimeoutError) and loop.time() - began > ASK_WITHIN + STOPPED
+            if was_stopped and may_repeat:
+                return await self._take(asked, may_repeat=False)
             if not self.is_away:
                 log.error("leases_unreachable", error=repr(exc))
             self.is_away = True
@@ -441,29 +485,20 @@ class Leases:
 
     async def _draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
         sent, share, text = self.acknowledged, self.share / self.living, (EPOCH + timedelta(days=day)).isoformat()
-        loop, scopes = asyncio.get_running_loop(), {need.scope for ask in asks for need in ask}
-        with_sums = any(scope not in self._sums or self._sums[scope][0] < loop.time() for scope in scopes)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             async with asyncio.timeout(ASK_WITHIN):
-                taken = await self._store.take(self.owner, text, asks, share, with_sums=with_sums)
+                taken = await self._store.take(self.owner, text, asks, share)
         except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
             needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
             self._unread[day, needs] = self._clock.monotonic() + DONE_WITHIN
             raise
+        finally:
+            self._took = loop.time() - began
         self.heard(sent, taken.beat)
-        if any(balance.spent is not None for balance in taken.balances or ()):
-            self._sums |= {scope: (loop.time() + SUMS_FOR, {}) for scope in scopes}
-        return replace(taken, balances=list(map(self._with_sums, taken.balances or ())))
-
-    def _with_sums(self, balance: Balance) -> Balance:
-        """Keep what a refusal tells of all leases, or fill in what the one before has told."""
-        sums, key = self._sums.get(balance.scope, (0.0, {}))[1], (balance.unit, balance.period)
-        if balance.spent is not None:
-            sums[key] = balance
-        elif key in sums:
-            return replace(balance, spent=sums[key].spent, unused=sums[key].unused)
-        return balance
+        return taken
 
     def _asks(self, asked: Sequence[_Waiting]) -> Iterator[list[Need]]:
         """Yield what each call lacks after those before it; the first asks for as much as is worth having."""
@@ -526,7 +561,8 @@ class Leases:
                 unflushed = max(0, room.used - lease.spent)
                 used = (balance.spent or 0) + balance.corrected + unflushed
                 tight_for = balance.tight_for or 0.0
-                may_come = may_come and tight_for < TIGHT_LATELY and wanted <= headroom + (balance.unused or 0)
+                is_moving = tight_for < TIGHT_LATELY or self._pace > ASK_AGAIN  # what is unused goes back that late
+                may_come = may_come and is_moving and wanted <= headroom + (balance.unused or 0)
                 found.append(_refused(scope, limit, balance, used, ours, wanted))
         if not found:
             return None, True
@@ -551,7 +587,7 @@ class Leases:
     def _return_soon(self) -> None:
         if self._returning is None:
             loop = asyncio.get_running_loop()
-            self._returning = loop.call_later(GIVE_BACK_AFTER, self._return_tight)
+            self._returning = loop.call_later(max(GIVE_BACK_AFTER, self._pace), self._return_tight)
 
     def _return_tight(self) -> None:
         self._returning = None
@@ -590,9 +626,17 @@ def _limit_of(balance: Balance) -> LimitName:
     return LimitName.USD_PER_DAY if len(balance.period) == len("2026-11-22") else LimitName.USD_PER_MONTH
 
 
-def _is_capped(scope: Scope) -> bool:
+def _caps(scope: Scope) -> dict[LimitName, int | None]:
     limits = scope.limits
-    return any(cap is not None for cap in (limits.tokens_per_day, limits.nanousd_per_day, limits.nanousd_per_month))
+    return {
+        LimitName.TOKENS_PER_DAY: limits.tokens_per_day,
+        LimitName.USD_PER_DAY: limits.nanousd_per_day,
+        LimitName.USD_PER_MONTH: limits.nanousd_per_month,
+    }
+
+
+def _is_capped(scope: Scope) -> bool:
+    return any(cap is not None for cap in _caps(scope).values())
 
 
 def _refused(scope: Scope, limit: LimitName, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
@@ -613,14 +657,11 @@ def _refused(scope: Scope, limit: LimitName, balance: Balance, used: int, ours: 
 def _unknown(request: HoldRequest) -> RefusedHold:
     """Return the refusal of a call whose limits cannot be checked now."""
     scope = next(filter(_is_capped, request.scopes), request.scopes[0])
-    limits = scope.limits
-    caps = (
-        (LimitName.TOKENS_PER_DAY, limits.tokens_per_day, request.tokens),
-        (LimitName.USD_PER_DAY, limits.nanousd_per_day, request.cost_nanousd),
-        (LimitName.USD_PER_MONTH, limits.nanousd_per_month, request.cost_nanousd),
+    limit, cap = next(
+        ((limit, cap) for limit, cap in _caps(scope).items() if cap is not None), (LimitName.USD_PER_DAY, 0)
     )
-    limit, cap, wanted = next((one for one in caps if one[1] is not None), (LimitName.USD_PER_DAY, 0, 0))
+    wanted = request.tokens if limit is LimitName.TOKENS_PER_DAY else request.cost_nanousd
     return RefusedHold(
-        scope=scope, limit=limit, cap=cap or 0, used=0, held=0, wanted=wanted, retry_after=1.0,
+        scope=scope, limit=limit, cap=cap, used=0, held=0, wanted=wanted, retry_after=1.0,
         is_settled=False, alone_exceeds=False, is_unknown=True,
     )  # fmt: skip

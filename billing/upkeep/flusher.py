@@ -28,6 +28,8 @@ LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a
 GATHER = 0.05  # seconds to wait for more, once something closed
 CROWD = 8  # rows in one go, from which on it pays to wait longer: a transaction costs the same for one and for hundreds
 GATHER_CROWD = 0.5  # seconds to wait then; what a report of usage may lack is a second or two
+GATHER_EACH = 0.005  # seconds to wait for each living owner: however many there are, they flush 200 times a second
+GATHER_MOST = 1.0  # seconds
 ADOPT_EVERY = 10.0  # seconds between looks for journals of dead processes
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
 FLUSH_WITHIN = 30.0  # seconds for one batch, whatever it hangs on; it is tried again
@@ -146,7 +148,9 @@ class Flusher:
         try:
             async with asyncio.timeout(1.0):  # wait_for could swallow a cancellation
                 await self._wake.wait()
-            await asyncio.sleep(GATHER if self._gathered < CROWD else GATHER_CROWD)
+            owners = 1 if self._leases is None else self._leases.living
+            least = GATHER if self._gathered < CROWD else GATHER_CROWD
+            await asyncio.sleep(max(least, min(GATHER_MOST, owners * GATHER_EACH)))
         except TimeoutError:
             pass
         self._wake.clear()

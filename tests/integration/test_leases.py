@@ -519,6 +519,31 @@ async def test_calls_go_on_inside_leases_while_postgres_is_away(house: House) ->
         assert asked == [0]
 
 
+async def test_a_process_that_was_stopped_does_not_take_the_database_for_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadlines are over when it goes on, and the answer that came meanwhile is lost: it asks once more."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases = await house.process("a")
+    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.3)
+    monkeypatch.setattr("billing.quotas.leases.STOPPED", 0.1)
+    take = leases._store.take
+    asks: list[float] = []
+
+    async def take_slowly(*args: Any) -> Any:
+        asks.append(time.monotonic())
+        if len(asks) == 1:
+            asyncio.get_running_loop().call_later(0.05, time.sleep, 1.0)
+            await asyncio.sleep(0.2)
+        return await take(*args)
+
+    monkeypatch.setattr(leases._store, "take", take_slowly)
+    await house.hold(leases)
+
+    assert len(asks) == 2
+    assert not leases.is_away
+
+
 async def test_a_capped_scope_without_room_hears_so_at_once(house: House) -> None:
     """The first caller waits for the database's deadline; those after it are told without asking again."""
     await house.limit(team=Limits(tokens_per_day=100_000))

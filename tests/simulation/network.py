@@ -139,17 +139,13 @@ class SimStore:
         """Say that an owner lives."""
         return await self._line.ask("beat", lambda model, moment: model.beat(owner, watermark, backlog, moment))
 
-    async def take(
-        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, *, with_sums: bool = True
-    ) -> Taken:
+    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
         """Draw room."""
         clock = self._now()
         take = self._line.world.take
         return await self._line.ask(
             "take",
-            lambda model, moment: take(
-                lambda: model.take_room(owner, day, asks, share, moment, clock, with_sums=with_sums), day, clock
-            ),
+            lambda model, moment: take(lambda: model.take_room(owner, day, asks, share, moment, clock), day, clock),
         )
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:

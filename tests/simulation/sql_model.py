@@ -112,15 +112,14 @@ class SqlModel:
         return Beat(row.beat, moment, living, self.failovers.get(1), sorted(tight), self.server)
 
     def take_room(
-        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float,
-        *, with_sums: bool = True,
-    ) -> Taken:  # fmt: skip
+        self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float, moment: float, clock: float
+    ) -> Taken:
         """Draw room: for each ask all it needs or nothing."""
         self._statement()
         needs = [need for ask in asks for need in ask]
         scopes = {need.scope for need in needs}
         if not any(ask and all(self._may_fit(need, day) for need in ask) for ask in asks):
-            return self._answer(owner, day, scopes, None, moment, with_sums=with_sums)
+            return self._answer(owner, day, scopes, None, moment, with_sums=True)
         beat = self._touch(owner, seen_at=moment)
         if beat is None:
             return Taken(refused="ended")
@@ -154,7 +153,7 @@ class SqlModel:
                 holds[key] = max(holds.get(key, 0), need.hold)
         for key, hold in holds.items():
             self._note_tightness(key, hold, share, moment)
-        return self._answer(owner, day, scopes, beat, moment, with_sums=was_refused and with_sums)
+        return self._answer(owner, day, scopes, beat, moment, with_sums=was_refused)
 
     def give_back(self, owner: str, returns: Sequence[Told], moment: float) -> int | None:
         """Set what an owner has given back."""
