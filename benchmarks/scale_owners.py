@@ -92,10 +92,10 @@ def keep_owners(place: Place, pipe: Connection, shared: Array[c_longlong]) -> No
 
     ``shared``: what calls of the team at its cap hold and have used, and how many of them wait, over all processes.
     """
-    uvloop.run(Keeper(place, pipe, shared).run())
+    uvloop.run(OpenCalls(place, pipe, shared).run())
 
 
-class Keeper:
+class OpenCalls:
     """The owners of this process."""
 
     def __init__(self, place: Place, pipe: Connection, shared: Any) -> None:

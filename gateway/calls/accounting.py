@@ -15,7 +15,7 @@ from router.prompt_size.prompt_bounds import PromptBound
 NOTHING = Settlement(Usage(), 0)
 
 
-class Account:
+class CallAccounting:
     """One call's hold and journal entries. ``close`` counts once; what comes later changes nothing."""
 
     def __init__(

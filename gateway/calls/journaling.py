@@ -9,7 +9,7 @@ from itertools import count
 
 import structlog
 
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 
 log = structlog.get_logger()
 
@@ -17,21 +17,21 @@ SLICE = 0.1  # seconds
 PROGRESS_EVERY = 10  # slices
 
 
-class Keeper:
+class OpenCalls:
     """Every open account of this process, and the loop that looks after them."""
 
     def __init__(self) -> None:
-        self._accounts: dict[Account, int] = {}  # and which slice is theirs
+        self._accounts: dict[CallAccounting, int] = {}  # and which slice is theirs
         self._places = count()
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def add(self, account: Account) -> None:
+    def add(self, account: CallAccounting) -> None:
         """Look after ``account`` from now on."""
         self._accounts[account] = next(self._places)
 
-    def remove(self, account: Account) -> None:
+    def remove(self, account: CallAccounting) -> None:
         """Forget ``account``; it is settled."""
         self._accounts.pop(account, None)
 
@@ -44,7 +44,7 @@ class Keeper:
                 except Exception:  # one call's accounting must not stop the others'
                     log.exception("progress_not_noted", request_id=account.hold.request.request_id)
 
-    async def _slices(self, every: int) -> AsyncIterator[list[Account]]:
+    async def _slices(self, every: int) -> AsyncIterator[list[CallAccounting]]:
         """Yield, slice by slice, the accounts whose turn it is: each once in ``every`` slices."""
         loop = asyncio.get_running_loop()
         due = loop.time()

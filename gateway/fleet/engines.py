@@ -11,7 +11,7 @@ import math
 from gateway.core.clock import Clock
 from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
 from gateway.inference.edition import Edition
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import SlotPool
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -53,7 +53,7 @@ def _queue_wanted(report: EngineLoad) -> int:
 class EngineWatch:
     """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
 
-    def __init__(self, edition: Edition, limiter: Gate, client: UpstreamClient, clock: Clock) -> None:
+    def __init__(self, edition: Edition, limiter: TargetLimiter, client: UpstreamClient, clock: Clock) -> None:
         self._limiter = limiter
         self._client = client
         self._clock = clock

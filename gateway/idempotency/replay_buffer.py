@@ -14,7 +14,7 @@ Message = dict[str, Any]  # ASGI's
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Tape:
+class ReplayBuffer:
     """Written by the task that runs the call, played by the one that serves its client."""
 
     def __init__(self, room: int) -> None:

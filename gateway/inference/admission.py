@@ -13,9 +13,9 @@ from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, Headroom, Hold, Hold
 from billing.core.prices import most_cost
 from billing.journal.journal import Journal
 from billing.quotas.quotas import Quotas
-from gateway.calls.accounting import NOTHING, Account
+from gateway.calls.accounting import NOTHING, CallAccounting
 from gateway.calls.call import Call, scopes_of
-from gateway.calls.journaling import Keeper
+from gateway.calls.journaling import OpenCalls
 from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.core.clock import Clock
 from gateway.core.principals import Caller
@@ -33,13 +33,13 @@ FITTINGS = 3  # times that a call is made to fit: others may take the room betwe
 class Admission:
     """Opens the accounting of calls, and ends it."""
 
-    def __init__(self, quotas: Quotas, journal: Journal, keeper: Keeper, clock: Clock) -> None:
+    def __init__(self, quotas: Quotas, journal: Journal, open_calls: OpenCalls, clock: Clock) -> None:
         self._quotas = quotas
         self._journal = journal
-        self._keeper = keeper
+        self._open_calls = open_calls
         self._clock = clock
 
-    async def admit(self, call: Call, route: Route) -> tuple[Call, Account]:
+    async def admit(self, call: Call, route: Route) -> tuple[Call, CallAccounting]:
         """Hold the call's largest cost on ``route``; return the call as it goes on, and its open account.
 
         Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit
@@ -67,8 +67,8 @@ class Admission:
             hold = await self._quotas.open(replace(request, legs=legs))
         if isinstance(hold, RefusedHold):
             raise self._refusal(hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
-        account = Account(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
-        self._keeper.add(account)
+        account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
+        self._open_calls.add(account)
         return call, account
 
     @asynccontextmanager
@@ -91,10 +91,10 @@ class Admission:
         finally:
             self._quotas.settle(hold, NOTHING)
 
-    def settle(self, account: Account) -> None:
+    def settle(self, account: CallAccounting) -> None:
         """Settle the hold of a call whose account is closed, and stop looking after it."""
         account.settle()
-        self._keeper.remove(account)
+        self._open_calls.remove(account)
 
     def _refusal(self, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
         error = refusal_error(refused, fits)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from billing.core.records import Status
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
@@ -17,7 +17,7 @@ from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.failover import FailoverStream
-from gateway.inference.limiter import Gate, Turn
+from gateway.inference.limiter import SlotGrant, TargetLimiter
 from gateway.inference.reply import KeepEnding, Reply
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
@@ -42,7 +42,7 @@ class Replies:
         self._metrics = metrics
 
     def open(
-        self, context: AttemptContext, account: Account, answering: Answering, keep_ending: KeepEnding | None
+        self, context: AttemptContext, account: CallAccounting, answering: Answering, keep_ending: KeepEnding | None
     ) -> Reply:
         """Return the open reply."""
         try:
@@ -61,7 +61,7 @@ class Inference:
     def __init__(
         self,
         chooser: RouteChooser,
-        limiter: Gate,
+        limiter: TargetLimiter,
         admission: Admission,
         dispatcher: Dispatcher,
         replies: Replies,
@@ -115,7 +115,7 @@ class Inference:
             raise check.violation
         return reply
 
-    async def _turn_of(self, call: Call) -> Turn:
+    async def _turn_of(self, call: Call) -> SlotGrant:
         """Choose the call's route, and wait until it may go along."""
         self._moderator.refuse_paused(call)
         if call.owes_parts:
@@ -131,7 +131,7 @@ class Inference:
     def _end_unanswered(
         self,
         context: AttemptContext,
-        account: Account,
+        account: CallAccounting,
         check: InputCheck[Answering] | None,
         client: Client,
         exc: BaseException,

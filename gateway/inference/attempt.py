@@ -21,7 +21,7 @@ from gateway.upstreams.resilience.deadline import Deadline
 from gateway.upstreams.resilience.retry import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.quirks import Manners
+from gateway.upstreams.wire.quirks import Quirks
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.inference import WholeReply
@@ -44,7 +44,7 @@ class Answering(Struct, frozen=True, eq=False):
     dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
     permit: Permit | None = None  # under which it was asked,
     began: float = 0.0  # and when it began to answer, in monotonic seconds
-    found: Manners | None = None  # how it was asked, where that is not what is known of its target
+    found: Quirks | None = None  # how it was asked, where that is not what is known of its target
     let_go: Callable[[], None] | None = None  # gives back the slot that it holds
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ def asking_of(
     target: Target,
     provider: ProviderSettings,
     permit: Permit,
-    manners: Manners,
+    quirks: Quirks,
     limit: int | None,
 ) -> Asking:
     """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there."""
@@ -120,7 +120,7 @@ def asking_of(
         native=call.native,
         extra=extra,
         left_out=tuple(name for name in call.extra if name not in extra),
-        manners=manners,
+        quirks=quirks,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.routing.tier.value,

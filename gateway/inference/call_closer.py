@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from billing.core.prices import cost_of
 from billing.core.records import Status, UsageRecord
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.estimate import charged_prompt_tokens
 from gateway.core.clock import Clock
@@ -17,7 +17,7 @@ from gateway.moderation.moderator import Moderator
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracer
 from gateway.upstreams.registry import ProviderRegistry
-from gateway.upstreams.wire.quirks import Manners
+from gateway.upstreams.wire.quirks import Quirks
 from protocol.usage import Usage
 from router.catalog.targets import Target, Tier
 from router.prompt_size.bounds import output_tokens_most
@@ -43,7 +43,7 @@ class CallCloser:
         self._tracer = tracer
         self._clock = clock
 
-    def settle(self, account: Account) -> None:
+    def settle(self, account: CallAccounting) -> None:
         """Settle the hold of a call whose account is closed."""
         self._admission.settle(account)
 
@@ -51,13 +51,13 @@ class CallCloser:
         """Note that an upstream's own content filter ended a reply."""
         self._moderator.note_filtered(call)
 
-    def learn(self, call: Call, target: Target, found: Manners, record: UsageRecord) -> None:
+    def learn(self, call: Call, target: Target, found: Quirks, record: UsageRecord) -> None:
         """Ask a target that gave a whole answer so from now on, unless it went past the limit that it was told under
         another name."""
         if record.output_tokens <= output_tokens_most(call.request, target.model):
-            self._providers.manners.learn(target, found, self._clock.monotonic())
+            self._providers.quirks.learn(target, found, self._clock.monotonic())
 
-    def close_unanswered(self, context: AttemptContext, account: Account, status: Status) -> None:
+    def close_unanswered(self, context: AttemptContext, account: CallAccounting, status: Status) -> None:
         """Close the account of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
         forbidden. All but the second cost nothing."""
         call, route, log = context.call, context.route, context.log

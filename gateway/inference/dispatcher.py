@@ -24,7 +24,7 @@ from gateway.inference.attempt import (
     read_answer,
     streams_from,
 )
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -41,7 +41,7 @@ from gateway.upstreams.wire.errors import (
     UpstreamTooLong,
     UpstreamUnable,
 )
-from gateway.upstreams.wire.quirks import Manners
+from gateway.upstreams.wire.quirks import Quirks
 from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
@@ -61,7 +61,7 @@ class Dispatcher:
         client: UpstreamClient,
         breakers: Breakers,
         budgets: RetryBudgets,
-        limiter: Gate,
+        limiter: TargetLimiter,
         first_tokens: FirstTokens,
         clock: Clock,
     ) -> None:
@@ -138,16 +138,16 @@ class Dispatcher:
         tries = lessons = 0
         permit = await breakers.enter(target, self._tokens_for_limits(call))
         started = clock.monotonic()
-        manners = known = self._providers.manners.of(target, started)
+        quirks = known = self._providers.quirks.of(target, started)
         while True:
             try:
-                answering = await self._send_once(context, target, permit, manners)
+                answering = await self._send_once(context, target, permit, quirks)
             except UpstreamFailure as exc:
                 now = clock.monotonic()
                 log.add(target, exc.outcome, now - started)
-                better = _bettered(manners, exc, provider, call) if lessons < LESSONS else None
+                better = _adapted(quirks, exc, provider, call) if lessons < LESSONS else None
                 if better is not None:
-                    manners, started, lessons = better, now, lessons + 1
+                    quirks, started, lessons = better, now, lessons + 1
                     continue
                 breakers.failed(permit, exc, call.caller.team.id, prompt_characters(call.request))
                 if not exc.moves_on:
@@ -163,7 +163,7 @@ class Dispatcher:
                 log.add(target, "ok", began - started)
                 if answering.events is not None and not tries and call.routing.tier is Tier.INTERACTIVE:
                     self._first_tokens.note(target, began - started)
-                found = None if manners == known else manners
+                found = None if quirks == known else quirks
                 return replace(answering, permit=permit, began=began, found=found)
             if failure.outcome in OF_THE_KEY:
                 if not breakers.has_other_key(permit) or not context.budget.take_move(now):
@@ -179,7 +179,7 @@ class Dispatcher:
             permit = await self._enter_again(call, target, failure)
             started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
 
-    async def _send_once(self, context: AttemptContext, target: Target, permit: Permit, manners: Manners) -> Answering:
+    async def _send_once(self, context: AttemptContext, target: Target, permit: Permit, quirks: Quirks) -> Answering:
         """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
         call = context.call
         provider = self._providers.settings(target.model.provider)
@@ -187,7 +187,7 @@ class Dispatcher:
         streams = streams_from(call, provider)
         # What its hold covers: a spare may be smaller than the model asked.
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
-        asking = asking_of(context, target, provider, permit, manners, limit)
+        asking = asking_of(context, target, provider, permit, quirks, limit)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, self._clock.monotonic())
         ends = asyncio.get_running_loop().time() + patience
@@ -255,8 +255,8 @@ class Dispatcher:
         return 1 + prompt_characters(call.request) // USUAL_TOKEN_BYTES if self._breakers.knows_limits else 1
 
 
-def _bettered(manners: Manners, refusal: UpstreamFailure, provider: ProviderSettings, call: Call) -> Manners | None:
+def _adapted(quirks: Quirks, refusal: UpstreamFailure, provider: ProviderSettings, call: Call) -> Quirks | None:
     """Return how a target can be asked that refuses a field, where it can be asked without."""
     if provider.format != "openai" or not isinstance(refusal, UpstreamRefused):
         return None
-    return manners.bettered_by(refusal, call.native is not None)
+    return quirks.adapted_to(refusal, call.native is not None)

@@ -37,7 +37,7 @@ from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.core.errors import AnswerNotKept, CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
 from gateway.core.settings import Settings
-from gateway.idempotency.replay_buffer import Send, Tape
+from gateway.idempotency.replay_buffer import ReplayBuffer, Send
 from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running
 from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, Claim, Place, StoredAnswer
 from gateway.telemetry.meters import counter_of
@@ -93,9 +93,9 @@ class AnsweredOnce:
         match found:
             case Claim():
                 self._count("run")
-                tape = Tape(LARGEST_KEPT)
-                self._background.spawn(self._run_to_the_end(call, found, run, tape))
-                await tape.play(send, write_error)
+                replay = ReplayBuffer(LARGEST_KEPT)
+                self._background.spawn(self._run_to_the_end(call, found, run, replay))
+                await replay.play(send, write_error)
             case Answered() if found.answer == NOT_KEPT:
                 self._count("not_kept")
                 raise AnswerNotKept(
@@ -144,7 +144,7 @@ class AnsweredOnce:
                 "Ask again later."
             ) from exc
 
-    async def _run_to_the_end(self, call: Call, claim: Claim, run: Run, tape: Tape) -> None:
+    async def _run_to_the_end(self, call: Call, claim: Claim, run: Run, replay: ReplayBuffer) -> None:
         """Run a claimed call, whether or not a client listens. What it did not store is free for the next that asks,
         before its client hears of a failure.
         """
@@ -154,7 +154,7 @@ class AnsweredOnce:
 
         async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
             nonlocal is_stored
-            is_stored = await self._keep(claim, answer, record, tape)
+            is_stored = await self._keep(claim, answer, record, replay)
             if not is_stored:
                 log.warning("idempotent_call_taken_over", request_id=call.request_id)
                 self._count("taken_over")
@@ -162,19 +162,19 @@ class AnsweredOnce:
 
         try:
             with store.leased(claim):
-                await run(call, tape.send, keep)
+                await run(call, replay.send, keep)
         except Exception as exc:
             error = exc
-            if not (tape.is_heard or isinstance(exc, ServiceError)):
+            if not (replay.is_heard or isinstance(exc, ServiceError)):
                 log.exception("unexpected_error", request_id=call.request_id)
         except asyncio.CancelledError:
-            tape.end(Unavailable("The gateway is closing. Send the call again with the same Idempotency-Key."))
+            replay.end(Unavailable("The gateway is closing. Send the call again with the same Idempotency-Key."))
             raise
         if not is_stored:
             await self._release(claim)
-        tape.end(error)
+        replay.end(error)
 
-    async def _keep(self, claim: Claim, answer: StoredAnswer, record: UsageRecord, tape: Tape) -> bool:
+    async def _keep(self, claim: Claim, answer: StoredAnswer, record: UsageRecord, replay: ReplayBuffer) -> bool:
         """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
         While Postgres is away it is unknown whether it was stored, so this goes on until Postgres says. The client is
@@ -184,7 +184,7 @@ class AnsweredOnce:
         away = Overloaded(
             "The answer cannot be stored right now and may have been charged. Ask again with the same Idempotency-Key."
         )
-        patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, tape.end, away)
+        patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, replay.end, away)
         store, pause, refusals = self._store, 0.1, 0
         try:
             while True:

@@ -31,7 +31,7 @@ FULL = TargetHealth(is_full=True)
 BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
 
-class Turn(Struct, frozen=True):
+class SlotGrant(Struct, frozen=True):
     """Leave to go along a route. Its first target is the one where ``slot`` is held, if its slots are counted."""
 
     route: Route
@@ -39,7 +39,7 @@ class Turn(Struct, frozen=True):
     waited: float = 0.0  # seconds
 
 
-class Gate:
+class TargetLimiter:
     """Every target's slots as this process hands them out, and the calls that wait for one."""
 
     def __init__(
@@ -90,24 +90,24 @@ class Gate:
             self._targets.setdefault(pool, target)
         self._note_full()
 
-    def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn | None:
+    def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> SlotGrant | None:
         """Return leave to go at once, to the first target with a free slot; ``None`` when the call has to wait."""
         if not self._pools:
-            return Turn(route)
+            return SlotGrant(route)
         able = self._shared(self._able(route, health), call)
         for target in able:
             pool = self._pools.get(target.key)
             if pool is None:
-                return Turn(_beginning_with(target, route))
+                return SlotGrant(_beginning_with(target, route))
             if pool.has_free:
-                return Turn(_beginning_with(target, route), self._give(pool, call))
-        return None if able else Turn(route)
+                return SlotGrant(_beginning_with(target, route), self._give(pool, call))
+        return None if able else SlotGrant(route)
 
     def can_wait(self, route: Route) -> bool:
         """Whether a call none of whose targets may be asked can wait for one that said when it takes calls again."""
         return bool(self._queue.per_team and self._resting(route))
 
-    async def wait(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> Turn:
+    async def wait(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> SlotGrant:
         """Return leave to go once it is the call's turn at a target of its route, all of which are full.
 
         Raises Overloaded when its team's queue is full, or when the wait is over. A call that is cancelled gives its
@@ -141,7 +141,7 @@ class Gate:
             histogram_of(self._metrics.queue_wait, *labels).observe(waited)
         if queued.slot is None:
             raise self._shed(call, route, targets, "expired")
-        return Turn(_beginning_with(targets[queued.slot.pool], route), queued.slot, waited)
+        return SlotGrant(_beginning_with(targets[queued.slot.pool], route), queued.slot, waited)
 
     def take(self, call: Call, target: Target, *, goes_on: bool = False) -> Slot | None:
         """Return a slot for another attempt, or ``None`` where none is needed. Raises TargetAway when all are held.
@@ -182,7 +182,7 @@ class Gate:
         if slots != pool.limit:
             self._wake(self._queues.resize(pool, slots, self._clock.monotonic()))
 
-    def rooms(self) -> Iterable[SlotPool]:
+    def slot_pools(self) -> Iterable[SlotPool]:
         """Return every target's slots that are counted."""
         return dict.fromkeys(self._pools.values())
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from msgspec.structs import replace
 
 from billing.core.records import CHARGED, Served, Status, UsageRecord
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import record_for, served_by
 from gateway.calls.hooks import ReplyHook
@@ -43,7 +43,7 @@ class Reply:
     def __init__(
         self,
         context: AttemptContext,
-        account: Account,
+        account: CallAccounting,
         source: FailoverStream,
         hooks: Sequence[ReplyHook],
         closer: CallCloser,

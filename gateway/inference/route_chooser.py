@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.calls.call import Call
 from gateway.calls.image_urls import ImageUrls
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
@@ -29,7 +29,7 @@ class RouteChooser:
         catalog: Catalog,
         providers: ProviderRegistry,
         complexity: Complexity,
-        limiter: Gate,
+        limiter: TargetLimiter,
         breakers: Breakers,
         first_tokens: FirstTokens,
         images: ImageUrls,

@@ -15,7 +15,7 @@ from gateway.accounts.auth import Authenticator
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
 from gateway.calls.image_urls import ImageUrls
-from gateway.calls.journaling import Keeper
+from gateway.calls.journaling import OpenCalls
 from gateway.core.background import Background, stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
@@ -31,7 +31,7 @@ from gateway.inference.counting import PromptCounter
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.edition import Edition, Editions
 from gateway.inference.idempotency import AnsweredOnce
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.abuse import AbuseWatch
@@ -80,7 +80,7 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         catalog, providers = settings.catalog(), ProviderRegistry(settings.providers)
         breakers, budgets = Breakers(providers, catalog.targets(), clock, background, redis), RetryBudgets()
         first_tokens = FirstTokens(clock)
-        gate = Gate(providers, catalog.targets(), breakers, settings.queue, clock, metrics)
+        limiter = TargetLimiter(providers, catalog.targets(), breakers, settings.queue, clock, metrics)
         await breakers.sync()  # what is open is known before the first call
         sealer = Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers)
         idempotency = IdempotencyStore(database, clock, sealer, retention=settings.retention.idempotency)
@@ -96,28 +96,28 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         tracer = _open_tracer(settings.tracing)
         hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, moderator), sampler.watch)
         hooks = hooks if tracer is None else (*hooks, tracer.watch)
-        keeper, early_leaves, images = Keeper(), EarlyLeaves(clock), ImageUrls()
-        admission = Admission(books.quotas, books.journal, keeper, clock)
+        open_calls, early_leaves, images = OpenCalls(), EarlyLeaves(clock), ImageUrls()
+        admission = Admission(books.quotas, books.journal, open_calls, clock)
 
         def edition_of(settings: Settings, providers: ProviderRegistry) -> Edition:
             """Build what calls go by that begin under these settings."""
             catalog = settings.catalog()
-            chooser = RouteChooser(catalog, providers, complexity, gate, breakers, first_tokens, images)
-            dispatcher = Dispatcher(providers, client, breakers, budgets, gate, first_tokens, clock)
+            chooser = RouteChooser(catalog, providers, complexity, limiter, breakers, first_tokens, images)
+            dispatcher = Dispatcher(providers, client, breakers, budgets, limiter, first_tokens, clock)
             closer = CallCloser(admission, providers, moderator, metrics, tracer, clock)
             replies = Replies(dispatcher, closer, hooks, clock, metrics)
             return Edition(
                 settings=settings,
                 catalog=catalog,
                 providers=providers,
-                inference=Inference(chooser, gate, admission, dispatcher, replies, closer, moderator, early_leaves),
+                inference=Inference(chooser, limiter, admission, dispatcher, replies, closer, moderator, early_leaves),
                 answered_once=AnsweredOnce(settings, idempotency, background, clock, metrics),
                 prompt_counter=PromptCounter(catalog, providers, client, breakers, moderator, images),
             )
 
         editions = Editions(edition_of(settings, providers), edition_of)
         watcher = InstanceWatcher(editions.current, client, database, redis, clock)
-        engines = EngineWatch(editions.current, gate, client, clock)
+        engines = EngineWatch(editions.current, limiter, client, clock)
 
         def follow(edition: Edition) -> None:
             """Have what all editions share go by another one."""
@@ -125,7 +125,7 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
             moderator.follow(edition.settings.safety)
             breakers.follow(edition.providers, targets)
             budgets.follow(edition.settings.providers)
-            gate.follow(edition.providers, targets, edition.settings.queue)
+            limiter.follow(edition.providers, targets, edition.settings.queue)
             books.follow(edition.settings)
             idempotency.follow(edition.settings.retention.idempotency)
             watcher.follow(edition)
@@ -141,18 +141,30 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         )
         auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
         metrics.books.follow(books)
-        metrics.targets.follow(breakers, budgets, gate.rooms)
+        metrics.targets.follow(breakers, budgets, limiter.slot_pools)
         metrics.config_loaded.set(clock.now())
         kept = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
-        seen = (auth, idempotency, keeper, breakers, policy_events, abuse, recalibrations)
+        seen = (auth, idempotency, open_calls, breakers, policy_events, abuse, recalibrations)
         for part in (*kept, *seen, metrics, refusals, watcher, engines):
             task = asyncio.create_task(_keep_going(part.run))
             stack.push_async_callback(stop_all, [task])
         readiness = Readiness(database, redis, books.journal, clock)
         optional = () if tracer is None else (tracer,)
         yield Parts(
-            *(editions, clock, database, books, client, breakers, budgets, gate, moderator, complexity, recalibrations),
-            *(auth, metrics, refusals, drain, BodyRoom(), readiness, idempotency, keeper, background),
+            *(
+                editions,
+                clock,
+                database,
+                books,
+                client,
+                breakers,
+                budgets,
+                limiter,
+                moderator,
+                complexity,
+                recalibrations,
+            ),
+            *(auth, metrics, refusals, drain, BodyRoom(), readiness, idempotency, open_calls, background),
             *optional,
         )
         await background.drain(drain.settle_within)

@@ -10,7 +10,7 @@ from gateway.core.settings import ProviderSettings
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.base import Provider
-from gateway.upstreams.wire.quirks import KnownManners
+from gateway.upstreams.wire.quirks import KnownQuirks
 from router.catalog.targets import Endpoint, Target
 
 FORMATS: dict[str, Provider] = {"openai": OpenAIFormat(), "anthropic": AnthropicFormat()}
@@ -25,7 +25,7 @@ class ProviderRegistry:
 
     def __init__(self, providers: dict[str, ProviderSettings], before: ProviderRegistry | None = None) -> None:
         self._settings = providers
-        self.manners: KnownManners = before.manners if before is not None else KnownManners()
+        self.quirks: KnownQuirks = before.quirks if before is not None else KnownQuirks()
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._retired: dict[tuple[str, Endpoint], ProviderSettings] = {}  # by places that are no longer named
         if before is not None:

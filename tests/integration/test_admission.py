@@ -19,7 +19,7 @@ from billing.core.prices import Price
 from billing.journal.journal import Journal
 from billing.quotas.lease_store import PostgresLeases
 from gateway.calls.call import Call
-from gateway.calls.journaling import Keeper
+from gateway.calls.journaling import OpenCalls
 from gateway.core.principals import Caller, Team
 from gateway.inference.admission import Admission
 from gateway.storage.database import Database
@@ -44,16 +44,16 @@ SMALL = model("small")  # $1 in, $2 out; answers of up to 1,024 tokens
 class Parts:
     """What admission needs, and admission."""
 
-    def __init__(self, quotas: LimitedQuotas, journal: Journal, keeper: Keeper, clock: SetClock) -> None:
-        self.quotas, self.keeper, self.clock = quotas, keeper, clock
-        self.admission = Admission(quotas, journal, keeper, clock)
+    def __init__(self, quotas: LimitedQuotas, journal: Journal, open_calls: OpenCalls, clock: SetClock) -> None:
+        self.quotas, self.open_calls, self.clock = quotas, open_calls, clock
+        self.admission = Admission(quotas, journal, open_calls, clock)
 
 
 @pytest.fixture
 async def parts(quotas: LimitedQuotas, clock: SetClock, tmp_path: Path) -> AsyncIterator[Parts]:
     """What admission needs of them."""
     journal = Journal.open(tmp_path, clock=clock)
-    yield Parts(quotas, journal, Keeper(), clock)
+    yield Parts(quotas, journal, OpenCalls(), clock)
     journal.close()
 
 
@@ -294,9 +294,9 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
     if not leaving.cancelled():
         account = leaving.result()[1]
         parts.quotas.release(account.hold)
-        parts.keeper.remove(account)
+        parts.open_calls.remove(account)
 
-    assert (leases.running, len(rates._counted), len(parts.keeper)) == (0, 0, 0)
+    assert (leases.running, len(rates._counted), len(parts.open_calls)) == (0, 0, 0)
     assert len(released) <= 1
     await rates.tell()
     cast(SetClock, parts.clock).move(0.3)  # what is free again is told
@@ -323,7 +323,7 @@ async def test_without_postgres_a_capped_call_is_told_to_come_again(parts: Parts
     error = caught.value
     assert (error.status, error.code, error.headers["retry-after"]) == (503, "overloaded", "1")
     assert "cannot be checked just now" in error.message and "x-should-retry" not in error.headers
-    assert quotas.leases.running == len(parts.keeper) == len({known, inside, uncapped})
+    assert quotas.leases.running == len(parts.open_calls) == len({known, inside, uncapped})
     quotas.leases._store, quotas.leases.is_away = store, False  # as the next beat finds
     await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
     await away.close()

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.fleet.engines import IDLE_EVERY, EngineWatch
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -47,10 +47,10 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
         )
         registry = ProviderRegistry({"own": own})
         targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
-        gate = Gate(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
+        limiter = TargetLimiter(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}))
-        watch = EngineWatch(edition, gate, client, clock)
-        [room] = gate.rooms()
+        watch = EngineWatch(edition, limiter, client, clock)
+        [room] = limiter.slot_pools()
         before = room.limit
         await watch.look_once()
         looked = room.limit

@@ -20,7 +20,7 @@ from billing.quotas.rates import RateLimits
 from billing.upkeep.audit import audit
 from billing.upkeep.flusher import Flusher
 from billing.upkeep.owner import Owner, owner_id
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.idempotency.store import Answered, IdempotencyStore
 from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.storage.database import Database
@@ -70,7 +70,7 @@ class Scene:
         assert isinstance(hold, Hold)
         self.claim = Claim(PLACE, b"digest", hold.request.request_id)
         assert await self.store.claim(self.claim) == self.claim
-        self.account = Account(hold, self.journal, self.quotas, owes_parts=False)
+        self.account = CallAccounting(hold, self.journal, self.quotas, owes_parts=False)
         unknown = {"status": Status.FAILED, "input_tokens": 0, "cached_input_tokens": 0, "output_tokens": 0}
         named = {"owner": self.owner.id, "held_tokens": 500, "held_nanousd": 1000}
         self.account.open(make_record(hold.request.request_id, cost_nanousd=0, **unknown, **named))

@@ -16,7 +16,7 @@ from gateway.core.parts import Parts
 from gateway.core.settings import BreakerPolicy, QuotaSettings, Retention, Retries, Settings
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.edition import Editions
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.run.process import open_process
 from gateway.run.reload import Reloader
 from gateway.telemetry.metrics import Metrics
@@ -84,7 +84,7 @@ async def test_all_that_is_shared_follows(parts: Parts, settings: Settings) -> N
     assert watched.target.endpoint == there
     assert (watched.breaker.policy.min_requests, watched.breaker.window.seconds) == (3, 7.0)
     assert budget.share == 0.5
-    assert [room.limit for room in parts.get(Gate).rooms()] == [4]
+    assert [room.limit for room in parts.get(TargetLimiter).slot_pools()] == [4]
     assert parts.get(IdempotencyStore)._retention == 60.0
     assert list(before.catalog.models) == ["small", "large"] and list(editions.current.catalog.models) == ["small"]
     permit = await breakers.enter(old_target)  # a call that began before may still ask

@@ -1,4 +1,4 @@
-# A small balancer of real connections, with the manners of nginx and Caddy: it takes turns among the gateways that are
+# A small balancer of real connections, with the quirks of nginx and Caddy: it takes turns among the gateways that are
 # ready, looks at /health/ready, and tries another gateway only where a connection was refused, never where a request
 # may have been read. Half of the requests go over connections that it keeps, half over new ones. What it could not
 # hand through whole, it notes.

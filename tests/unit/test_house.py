@@ -201,3 +201,28 @@ def test_the_project_speaks_of_itself_alone() -> None:
             wrong += [f"{name.decode()}: {word.decode()}" for word in words if word in text]
 
     assert wrong == []
+
+
+MOST_COLLABORATORS = 8
+EDGES = ("gateway/http/", "gateway/run/", "gateway/core/parts.py")
+
+
+@pytest.mark.parametrize("package", ["protocol", "billing", "router", "gateway"])
+def test_no_object_takes_a_bag(package: str) -> None:
+    """An object or function takes at most eight collaborators, by name; ``Parts`` is asked for at the edges alone."""
+    crowded = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in modules_of(package)
+        if not path.is_relative_to(ROOT / "gateway/commands")  # typer reads a command's options off its arguments
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and len([each for each in node.args.args if each.arg not in ("self", "cls")]) > MOST_COLLABORATORS
+    ]
+    reaching = [
+        str(path.relative_to(ROOT))
+        for path in modules_of(package)
+        if "gateway.core.parts" in imports_of(path) and not str(path.relative_to(ROOT)).startswith(EDGES)
+    ]
+
+    assert crowded == []
+    assert reaching == []

@@ -66,6 +66,10 @@ RETIRED_NAMES = {  # as words within an identifier, however it is spelt: `giving
     "set_aside": "cooldown",
     "ability": "capability",
     "ceilings": "hardware_peaks",
+    "known_manners": "known_quirks",
+    "usual_manners": "usual_quirks",
+    "tape": "replay_buffer",
+    "services_of": "part_of, edition_of",
 }
 PUBLIC_NAMES = {  # name as a whole: where it may stand
     "tollgate_keys_set_aside": ("gateway/telemetry/", "tests/"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
-from gateway.upstreams.wire.quirks import LEARNT_FOR, KnownManners, Manners, usual_manners
+from gateway.upstreams.wire.quirks import LEARNT_FOR, KnownQuirks, Quirks, usual_quirks
 from gateway.upstreams.wire.reading import read_retry_after
 from protocol.chat import (
     CacheControl,
@@ -140,7 +140,7 @@ def test_a_plain_request_has_no_stream_options() -> None:
 def test_the_limit_goes_by_the_name_that_the_upstream_knows(asked: dict[str, int], base_url: str, name: str) -> None:
     """OpenAI's newer models insist on the newer name; elsewhere the older one is known to all. Never both."""
     request = ChatRequest(model="m", messages=CHAT.messages, **asked)  # type: ignore[arg-type]
-    body = sent(request, manners=usual_manners(base_url))
+    body = sent(request, quirks=usual_quirks(base_url))
 
     assert {key: value for key, value in body.items() if key.startswith("max_")} == {name: 7}
 
@@ -165,10 +165,10 @@ def forbidden(*path: str, kind: str = "extra_forbidden", said: str = "") -> dict
 @pytest.mark.parametrize(
     ("refusal", "better"),
     [
-        (unknown("max_completion_tokens"), Manners("max_tokens")),
-        (forbidden("max_completion_tokens"), Manners("max_tokens")),
-        (unknown("stream_options"), Manners(stream_options=False)),
-        (forbidden("stream_options", "include_usage"), Manners(stream_options=False)),
+        (unknown("max_completion_tokens"), Quirks("max_tokens")),
+        (forbidden("max_completion_tokens"), Quirks("max_tokens")),
+        (unknown("stream_options"), Quirks(stream_options=False)),
+        (forbidden("stream_options", "include_usage"), Quirks(stream_options=False)),
         ({"error": {"message": "Unsupported value", "param": "max_completion_tokens", "code": "invalid_value"}}, None),
         (forbidden("max_completion_tokens", kind="less_than_equal"), None),
         ({"error": {"message": "max_completion_tokens is too large: 9. Unsupported."}}, None),
@@ -178,9 +178,9 @@ def forbidden(*path: str, kind: str = "extra_forbidden", said: str = "") -> dict
     ],
     ids=str,
 )  # fmt: skip
-def test_manners_are_found_in_refusals_of_a_field_as_such(refusal: dict[str, Any], better: Manners | None) -> None:
+def test_manners_are_found_in_refusals_of_a_field_as_such(refusal: dict[str, Any], better: Quirks | None) -> None:
     """A value that is refused is the caller's; a name that is refused is the gateway's."""
-    assert Manners().bettered_by(refused(refusal), is_native=False) == better
+    assert Quirks().adapted_to(refused(refusal), is_native=False) == better
 
 
 @pytest.mark.parametrize("name", ["max_completion_tokens", "stream_options", "reasoning_effort"])
@@ -199,36 +199,36 @@ def test_manners_are_found_in_refusals_of_a_field_as_such(refusal: dict[str, Any
 )
 def test_no_words_of_an_upstream_change_a_field(refusal: Callable[[str], dict[str, Any]], name: str) -> None:
     """A message may repeat what a caller wrote: only a place of its own in the refusal names a field."""
-    assert Manners().bettered_by(refused(refusal(name)), is_native=False) is None
+    assert Quirks().adapted_to(refused(refusal(name)), is_native=False) is None
 
 
 @pytest.mark.parametrize(
     ("refusal", "found"),
     [
         ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort"}},
-         Manners(effort=False, in_words=True)),
+         Quirks(effort=False, in_words=True)),
         ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort and more"}}, None),
-        (unknown("reasoning_effort", "This model's effort cannot be set."), Manners(effort=False)),
+        (unknown("reasoning_effort", "This model's effort cannot be set."), Quirks(effort=False)),
         ({"error": {"message": "Unsupported value: 'reasoning_effort' does not support 'xhigh' with this model.",
           "param": "reasoning_effort", "code": "unsupported_value"}}, None),
     ],
     ids=["older models'", "an echo", "our own engine's", "a value"],
 )  # fmt: skip
-def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, Any], found: Manners | None) -> None:
+def test_an_effort_that_is_our_translation_may_be_left_out(refusal: dict[str, Any], found: Quirks | None) -> None:
     """What Anthropic's clients say of thinking is a measure, not an order; a caller that named an effort hears the
     refusal."""
     failure = refused(refusal)
     native = MessagesRequest(
         model="m", max_tokens=9, messages=(Turn("user", "Hi"),), thinking=ThinkingEnabled(budget_tokens=1024)
     )
-    without = Manners(effort=False)
+    without = Quirks(effort=False)
 
-    assert Manners().bettered_by(failure, is_native=True) == found
-    assert without.bettered_by(failure, is_native=True) is None
-    assert Manners().bettered_by(failure, is_native=False) is None
+    assert Quirks().adapted_to(failure, is_native=True) == found
+    assert without.adapted_to(failure, is_native=True) is None
+    assert Quirks().adapted_to(failure, is_native=False) is None
     assert sent(to_chat(native), native=native)["reasoning_effort"] == "low"
-    assert "reasoning_effort" not in sent(to_chat(native), native=native, manners=without)
-    assert sent(to_chat(native), manners=without)["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in sent(to_chat(native), native=native, quirks=without)
+    assert sent(to_chat(native), quirks=without)["reasoning_effort"] == "low"
 
 
 @pytest.mark.parametrize("tools", [None, ()])
@@ -241,13 +241,13 @@ def test_what_is_said_of_no_tools_stays_here(tools: tuple[Tool, ...] | None) -> 
 
 def test_manners_are_learnt_for_an_hour() -> None:
     """What an upstream took once, it may take otherwise later; words alone are learnt for no other call."""
-    known = KnownManners()
-    known.learn(TARGET, Manners(effort=False, in_words=True), now=0.0)
-    assert known.of(TARGET, now=0.0) == Manners("max_tokens")
+    known = KnownQuirks()
+    known.learn(TARGET, Quirks(effort=False, in_words=True), now=0.0)
+    assert known.of(TARGET, now=0.0) == Quirks("max_tokens")
 
-    known.learn(TARGET, Manners("max_completion_tokens"), now=0.0)
-    assert known.of(TARGET, now=LEARNT_FOR - 1) == Manners("max_completion_tokens")
-    assert known.of(TARGET, now=LEARNT_FOR) == Manners("max_tokens")
+    known.learn(TARGET, Quirks("max_completion_tokens"), now=0.0)
+    assert known.of(TARGET, now=LEARNT_FOR - 1) == Quirks("max_completion_tokens")
+    assert known.of(TARGET, now=LEARNT_FOR) == Quirks("max_tokens")
 
 
 def test_unknown_fields_travel_only_when_allowed() -> None:

@@ -40,7 +40,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         path = "/embeddings"
     else:
         path = PATHS[type(request)]
-        options = StreamOptions(include_usage=True) if asking.streams and asking.manners.stream_options else None
+        options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
         request = replace(request, stream=asking.streams or None, stream_options=options)
     if isinstance(request, ChatRequest):
         request = _plain_chat(request, asking, dropped)
@@ -69,7 +69,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
 def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> ChatRequest:
     """Return a chat as the target is asked it; the names of what it does not know go into ``dropped``."""
     if not asking.self_hosted and (limit := request.output_limit) is not None:
-        is_newer = asking.manners.output_limit == "max_completion_tokens"
+        is_newer = asking.quirks.output_limit == "max_completion_tokens"
         limits = (None, limit) if is_newer else (limit, None)
         request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     messages = tuple(map(_plain, request.messages))
@@ -89,7 +89,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
                 "ask one of Anthropic's models.",
                 param="tools",
             )
-        if not asking.manners.effort and request.reasoning_effort is not None:
+        if not asking.quirks.effort and request.reasoning_effort is not None:
             dropped.append("thinking")
             request = replace(request, reasoning_effort=None)
     return request

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from gateway.upstreams.wire.errors import UpstreamFailure
-from gateway.upstreams.wire.quirks import Manners
+from gateway.upstreams.wire.quirks import Quirks
 from protocol.events import Event
 from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest
@@ -38,7 +38,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
     left_out: tuple[str, ...] = ()  # names of such fields that this provider may not be sent
-    manners: Manners = Manners()  # which names of fields the target takes
+    quirks: Quirks = Quirks()  # which names of fields the target takes
     tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
     tier: str = "interactive"

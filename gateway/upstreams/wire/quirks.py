@@ -33,7 +33,7 @@ OTHER_NAME: dict[OutputLimit, OutputLimit] = {
 }
 
 
-class Manners(Struct, frozen=True):
+class Quirks(Struct, frozen=True):
     """How one target wants to be asked."""
 
     output_limit: OutputLimit = "max_completion_tokens"
@@ -41,7 +41,7 @@ class Manners(Struct, frozen=True):
     effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
     in_words: bool = False  # by an upstream's words, which may echo a caller: good for the call that heard them alone
 
-    def bettered_by(self, refusal: UpstreamRefused, is_native: bool) -> Manners | None:
+    def adapted_to(self, refusal: UpstreamRefused, is_native: bool) -> Quirks | None:
         """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else.
 
         The field is believed where the refusal has it in a place of its own, never from prose: a text may repeat what
@@ -62,31 +62,31 @@ class Manners(Struct, frozen=True):
         return None
 
 
-class KnownManners:
+class KnownQuirks:
     """What was learnt of each target, and until when it holds. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, tuple[Manners, float]] = {}
+        self._learnt: dict[str, tuple[Quirks, float]] = {}
 
-    def of(self, target: Target, now: float) -> Manners:
+    def of(self, target: Target, now: float) -> Quirks:
         """Return how to ask a target."""
         if self._learnt and (learnt := self._learnt.get(target.key)) is not None and now < learnt[1]:
             return learnt[0]
-        return usual_manners(target.endpoint.base_url)
+        return usual_quirks(target.endpoint.base_url)
 
-    def learn(self, target: Target, manners: Manners, now: float) -> None:
-        """Ask a target by ``manners`` from now on: they brought a whole answer, within its limit and counted."""
-        if manners.in_words:
+    def learn(self, target: Target, quirks: Quirks, now: float) -> None:
+        """Ask a target by ``quirks`` from now on: they brought a whole answer, within its limit and counted."""
+        if quirks.in_words:
             return
-        self._learnt[target.key] = (manners, now + LEARNT_FOR)
-        usual = usual_manners(target.endpoint.base_url)
-        changed = [name for name in Manners.__struct_fields__ if getattr(manners, name) != getattr(usual, name)]
+        self._learnt[target.key] = (quirks, now + LEARNT_FOR)
+        usual = usual_quirks(target.endpoint.base_url)
+        changed = [name for name in Quirks.__struct_fields__ if getattr(quirks, name) != getattr(usual, name)]
         log.info("upstream_manners_learnt", target=target.key, fields=changed, seconds=LEARNT_FOR)
 
 
 @lru_cache(256)
-def usual_manners(base_url: str) -> Manners:
+def usual_quirks(base_url: str) -> Quirks:
     """Return how an upstream is asked of which nothing is known yet."""
     host = urlsplit(base_url).hostname or ""
     is_newer = any(host == name or host.endswith(f".{name}") for name in NEWER_NAME)
-    return Manners("max_completion_tokens" if is_newer else "max_tokens")
+    return Quirks("max_completion_tokens" if is_newer else "max_tokens")

@@ -6,8 +6,8 @@ import asyncio
 from itertools import pairwise
 from typing import Any, cast
 
-from gateway.calls.accounting import Account
-from gateway.calls.journaling import Keeper
+from gateway.calls.accounting import CallAccounting
+from gateway.calls.journaling import OpenCalls
 from gateway.core.background import stop_all
 
 
@@ -33,11 +33,11 @@ def test_every_running_call_is_noted_in_turn() -> None:
     """Each about once a second, at moments of its own; a closed one never."""
 
     async def scene() -> None:
-        keeper, books = Keeper(), [Books() for _ in range(100)]
+        keeper, books = OpenCalls(), [Books() for _ in range(100)]
         closed = Books()
         closed.is_closed = True
         for one in [*books, closed]:
-            keeper.add(cast(Account, one))
+            keeper.add(cast(CallAccounting, one))
         running = asyncio.create_task(keeper.run())
         while not all(one.noted for one in books):
             await asyncio.sleep(0.05)

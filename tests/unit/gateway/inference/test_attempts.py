@@ -20,7 +20,7 @@ from gateway.core.principals import Caller, Team
 from gateway.core.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
 from gateway.inference.attempt import AttemptLog
 from gateway.inference.dispatcher import Dispatcher
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -106,7 +106,7 @@ class Scene:
         self.breakers = Breakers(registry, targets, self.clock, Background(), Redis(port=1))
         self.breakers.is_alone = True
         self.budgets = RetryBudgets()
-        limiter = Gate(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics())
+        limiter = TargetLimiter(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics())
         client, first_tokens = cast(UpstreamClient, upstreams), FirstTokens(self.clock)
         self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, limiter, first_tokens, self.clock)
 

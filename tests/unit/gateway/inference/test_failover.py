@@ -20,7 +20,7 @@ from gateway.core.settings import ProviderSettings, QueueSettings, Retries
 from gateway.inference.attempt import AttemptLog
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.failover import MOST_REPLICAS, FailoverStream
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
@@ -113,10 +113,10 @@ class Scene:
         self.breakers.is_alone = True
         self.budgets = RetryBudgets()
         metrics = Metrics()
-        gate = Gate(registry, targets, self.breakers, QueueSettings(), self.clock, metrics)
+        limiter = TargetLimiter(registry, targets, self.breakers, QueueSettings(), self.clock, metrics)
         self.registry, self.metrics = registry, metrics
         client, first_tokens = cast(UpstreamClient, self), FirstTokens(self.clock)
-        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, gate, first_tokens, self.clock)
+        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, limiter, first_tokens, self.clock)
         self.call = Call(
             request_id=self.clock.new_id(),
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),

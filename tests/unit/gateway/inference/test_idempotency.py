@@ -11,7 +11,7 @@ import pytest
 from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
 from gateway.dialects.options import read_idempotency_key
-from gateway.idempotency.replay_buffer import Message, Tape
+from gateway.idempotency.replay_buffer import Message, ReplayBuffer
 from gateway.inference.idempotency import digest_of
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
@@ -132,40 +132,40 @@ def write_error(error: ServiceError) -> bytes:
     return f"error: {error.message}".encode()
 
 
-def test_a_tape_plays_what_is_said_and_ends() -> None:
+def test_a_replay_buffer_plays_what_is_said_and_ends() -> None:
     """Messages come in order, those said before the client listened too."""
 
     async def scene() -> None:
-        tape, client = Tape(100), Client()
-        await tape.send(part(b"a"))
-        playing = asyncio.create_task(tape.play(client.send, write_error))
+        replay, client = ReplayBuffer(100), Client()
+        await replay.send(part(b"a"))
+        playing = asyncio.create_task(replay.play(client.send, write_error))
         await asyncio.sleep(0)
-        await tape.send(part(b"b"))
-        tape.end()
+        await replay.send(part(b"b"))
+        replay.end()
         await playing
 
         assert [message["body"] for message in client.heard] == [b"a", b"b"]
-        assert not tape.is_heard
+        assert not replay.is_heard
 
     asyncio.run(scene())
 
 
 def test_a_call_waits_for_no_reader_until_too_much_waits() -> None:
-    """A client that does not read holds the call up only when more waits for it than the tape has room for."""
+    """A client that does not read holds the call up only when more waits for it than the replay has room for."""
 
     async def scene() -> None:
-        tape, client = Tape(10), Client()
+        replay, client = ReplayBuffer(10), Client()
         client.reads.clear()
-        playing = asyncio.create_task(tape.play(client.send, write_error))
+        playing = asyncio.create_task(replay.play(client.send, write_error))
         for _ in range(3):
-            await asyncio.wait_for(tape.send(part(b"12345")), 5)
+            await asyncio.wait_for(replay.send(part(b"12345")), 5)
             await asyncio.sleep(0)
-        stuck = asyncio.create_task(tape.send(part(b"12345")))
+        stuck = asyncio.create_task(replay.send(part(b"12345")))
         await asyncio.sleep(0.01)
         assert not stuck.done()
         client.reads.set()
         await asyncio.wait_for(stuck, 5)
-        tape.end()
+        replay.end()
         await playing
 
         assert len(client.heard) == 4
@@ -177,18 +177,18 @@ def test_a_client_that_left_holds_up_nothing() -> None:
     """Whoever waited for it goes on, and what is said from then on is dropped."""
 
     async def scene() -> None:
-        tape, client = Tape(4), Client()
+        replay, client = ReplayBuffer(4), Client()
         client.reads.clear()
-        playing = asyncio.create_task(tape.play(client.send, write_error))
-        await tape.send(part(b"1234"))
+        playing = asyncio.create_task(replay.play(client.send, write_error))
+        await replay.send(part(b"1234"))
         await asyncio.sleep(0)
-        stuck = asyncio.create_task(tape.send(part(b"12345")))
+        stuck = asyncio.create_task(replay.send(part(b"12345")))
         await asyncio.sleep(0.01)
         playing.cancel()
         await asyncio.wait_for(stuck, 5)
-        await asyncio.wait_for(tape.send(part(b"1" * 100)), 5)
+        await asyncio.wait_for(replay.send(part(b"1" * 100)), 5)
 
-        assert not tape.is_heard and client.heard == []
+        assert not replay.is_heard and client.heard == []
 
     asyncio.run(scene())
 
@@ -197,10 +197,10 @@ def test_a_failure_before_anything_was_sent_keeps_its_status() -> None:
     """It is raised for the one handler of errors."""
 
     async def scene() -> None:
-        tape, client = Tape(10), Client()
-        tape.end(ServiceError("no", status=502))
+        replay, client = ReplayBuffer(10), Client()
+        replay.end(ServiceError("no", status=502))
         with pytest.raises(ServiceError, match="no"):
-            await tape.play(client.send, write_error)
+            await replay.play(client.send, write_error)
 
         assert client.heard == []
 
@@ -211,12 +211,12 @@ def test_a_later_failure_is_written_into_the_stream() -> None:
     """The status is gone; the stream says it and ends. What comes after an end changes nothing."""
 
     async def scene() -> None:
-        tape, client = Tape(10), Client()
-        await tape.send(part(b"a"))
-        tape.end(ServiceError("later"))
-        tape.end()
-        await tape.send(part(b"b"))
-        await tape.play(client.send, write_error)
+        replay, client = ReplayBuffer(10), Client()
+        await replay.send(part(b"a"))
+        replay.end(ServiceError("later"))
+        replay.end()
+        await replay.send(part(b"b"))
+        await replay.play(client.send, write_error)
 
         assert [message["body"] for message in client.heard] == [b"a", b"error: later"]
         assert not client.heard[-1]["more_body"]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from billing.core.holds import Hold, HoldRequest, Settlement
 from billing.core.records import Status, UsageRecord
 from billing.journal.journal import Journal
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.hooks import HookMaker, ReplyHook
 from gateway.core.background import Background
@@ -25,7 +25,7 @@ from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings
 from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
 from gateway.inference.failover import FailoverStream
-from gateway.inference.limiter import Gate
+from gateway.inference.limiter import TargetLimiter
 from gateway.inference.reply import Ending, KeepEnding, Reply
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.connection import Take
@@ -131,7 +131,7 @@ class Scene:
         target = Target(spec, Endpoint("here", "http://upstream"))
         route = Route("small", (target,) if first is None else (first, target), "named")
         holding = HoldRequest(request_id=call.request_id, team_id="a", scopes=(), legs=())
-        self.account = Account(Hold(request=holding), self.journal, cast(Any, self.books), owes_parts=owes_parts)
+        self.account = CallAccounting(Hold(request=holding), self.journal, cast(Any, self.books), owes_parts=owes_parts)
         self.account.open(record_for(call, self.account.hold, route, route.targets[0], Status.FAILED))
         provider = ProviderSettings(
             name="upstream",
@@ -141,12 +141,12 @@ class Scene:
             concurrency=1,
         )
         registry = ProviderRegistry({"upstream": provider})
-        self.gate = Gate(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
+        self.limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), self.clock, Metrics())
         events = OpenAIFormat().open_events(request)
         begun = events.feed(self.upstream.pieces.pop(0))
-        let_go = partial(self.gate.release, self.gate.take(call, target))
+        let_go = partial(self.limiter.release, self.limiter.take(call, target))
         answering = Answering(target, provider, begun, events, cast(Any, self.upstream), let_go=let_go)
-        closer: Any = SimpleNamespace(note_filtered=lambda call: None, settle=Account.settle)
+        closer: Any = SimpleNamespace(note_filtered=lambda call: None, settle=CallAccounting.settle)
         context = AttemptContext(call, route, AttemptLog(), Deadline(60.0), RetryBudgets().of(provider))
         source = FailoverStream(cast(Any, Noted()), context, answering, self.clock, Metrics())
         made = [make(call, target) for make in hooks]
@@ -156,7 +156,7 @@ class Scene:
         """Close the reply and wait for what goes on behind it."""
         self.reply.close()
         await self.background.drain(1)
-        assert all(not room.held for room in self.gate.rooms())
+        assert all(not room.held for room in self.limiter.slot_pools())
 
 
 @pytest.fixture
