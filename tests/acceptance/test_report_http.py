@@ -107,9 +107,9 @@ def test_what_auto_saved(team: PayingTeam) -> None:
 def test_what_naming_a_large_model_cost(team: PayingTeam, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample of the calls that named one is judged, and the estimate says how large the sample is."""
     easy = [{"role": "user", "content": "Hi!"}]
-    monkeypatch.setattr("gateway.inference.answer.is_sampled", lambda _: False)
+    monkeypatch.setattr("gateway.inference.route_chooser.is_sampled", lambda _: False)
     team.ask("large", messages=easy)
-    monkeypatch.setattr("gateway.inference.answer.is_sampled", lambda _: True)
+    monkeypatch.setattr("gateway.inference.route_chooser.is_sampled", lambda _: True)
     team.ask("old-name", messages=easy)
     team.ask("small", messages=easy)
     team.settled()
