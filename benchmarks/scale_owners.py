@@ -20,7 +20,7 @@ from sqlalchemy import text
 
 from billing.core.holds import Hold, HoldRequest, Leg, Limits, Scope
 from billing.core.records import Status
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.core.clock import Clock
 from gateway.storage.books import Books, open_books
 from gateway.storage.database import Database
@@ -218,7 +218,7 @@ class OpenCalls:
     async def answer(self, owner: Owner, hold: Hold, key: str, lasts: float, cost: int) -> None:
         """Keep the accounts of a call that is answered after ``lasts`` seconds."""
         facts = {"team_id": hold.request.team_id, "key_id": key, "owner": hold.owner}
-        account = Account(hold, owner.books.journal, owner.books.quotas)
+        account = CallAccounting(hold, owner.books.journal, owner.books.quotas)
         request_id = hold.request.request_id
         account.open(make_record(request_id, status=Status.FAILED, cost_nanousd=0, output_tokens=0, **facts))
         await asyncio.sleep(lasts)
