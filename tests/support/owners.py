@@ -18,7 +18,7 @@ from billing.quotas.quotas import Quotas
 from billing.quotas.rates import DEADLINE, RateLimits
 from billing.upkeep.flusher import Flusher
 from billing.upkeep.owner import Owner, owner_id
-from gateway.calls.accounting import Account
+from gateway.calls.accounting import CallAccounting
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.storage.database import Database
@@ -48,17 +48,17 @@ class Process:
             legs=(Leg("a", tokens, cost),),
         )
 
-    async def begin(self, request: HoldRequest) -> Account:
+    async def begin(self, request: HoldRequest) -> CallAccounting:
         """Hold and open a call that must have room."""
         hold = await self.quotas.open(request)
         assert isinstance(hold, Hold), hold
-        account = Account(hold, self.journal, self.quotas)
+        account = CallAccounting(hold, self.journal, self.quotas)
         account.open(
             make_record(request.request_id, owner=hold.owner, output_tokens=0, status=Status.FAILED, cost_nanousd=0)
         )
         return account
 
-    def close(self, account: Account, *, tokens: int = 120, cost: int = 400_000) -> None:
+    def close(self, account: CallAccounting, *, tokens: int = 120, cost: int = 400_000) -> None:
         """Close a call in the journal."""
         hold = account.hold
         account.close(
