@@ -222,7 +222,7 @@ TAKE = text("""
     SELECT CAST(take_room(
         :owner, :day, CAST(:asks AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
         CAST(:needs AS bigint[]), CAST(:wants AS bigint[]), CAST(:holds AS bigint[]), :share,
-        CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
+        true, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
     ) AS text)
 """)
 TELL = text("""

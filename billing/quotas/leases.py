@@ -38,7 +38,6 @@ RECENT = 60.0  # seconds that "recent" looks back
 MOST_RETURNS = 500  # leases told in one statement
 TOMORROW_AT_ONCE = 5  # scopes, each second: what was used in the last hour is done long before midnight
 MOST_LOOKS = 1000  # scopes that one turn looks at: a millisecond; with more of them each has its turn less often
-REFUSED_FOR = 0.25  # seconds in which what the database told with a refusal refuses other calls of the team, too
 OWNER_APART = 0.00025  # seconds between asks for each living owner: two hundred ask for one balance every 50 ms
 ANSWERS_APART = 4  # times what the last answer took: a database that is slow is asked less often
 LONGEST_PACE = 0.25  # seconds
@@ -116,14 +115,6 @@ class _Waiting(Struct, eq=False):
     asked: int = 0  # times
 
 
-class _Refusal(Struct, frozen=True):
-    """What the database told when it gave a team nothing."""
-
-    until: float  # loop time
-    day: int
-    taken: Taken
-
-
 class Leases:
     """The leases of one process; single-threaded. Only ``hold``, ``take_tomorrow`` and ``tell`` do I/O."""
 
@@ -144,7 +135,6 @@ class Leases:
         self._tight: dict[Room, None] = {}
         self._untold: dict[Room, None] = {}  # what was returned of them is to be told
         self._for_tomorrow: dict[str, None] = {}  # scopes used since noon, without a lease for tomorrow
-        self._refused: dict[str, _Refusal] = {}  # by team: the last one that was told
         self._took = 0.0  # seconds, by the last answer to an ask
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
@@ -162,8 +152,6 @@ class Leases:
         """Hold it with room that the database gives, or return why there is none. Waits a quarter of a second for room
         that others hold unused."""
         loop = asyncio.get_running_loop()
-        if (known := self._refused_by(request, loop.time())) is not None:
-            return known
         waiting = _Waiting(request, loop.create_future(), loop.time() + WAIT_FOR_ROOM)
         line = self._waiting.setdefault(request.team_id, deque())
         line.append(waiting)
@@ -251,8 +239,6 @@ class Leases:
                     self._tight.pop(room, None)
             if not rooms:
                 del self._rooms[day]
-        at = asyncio.get_running_loop().time()
-        self._refused = {team: refusal for team, refusal in self._refused.items() if refusal.until > at}
         self._tell_soon()
 
     def _look(self, pair: Pair, seconds: float, ahead: int) -> bool:
@@ -435,8 +421,6 @@ class Leases:
             if may_come and (is_there or waiting.until > now):
                 continue
             waiting.answer.set_result(why or _unknown(waiting.request))
-        if refused:
-            self._refused[refused[0].request.team_id] = _Refusal(now + REFUSED_FOR, day, taken)
         tight = [room for room in rooms if room.is_tight]
         for room in tight:
             self._give_back(room, 0)
@@ -451,16 +435,6 @@ class Leases:
         """Seconds between asks for a tight balance, and until what is not used of it goes back. Many owners share one
         database, and what it cannot answer in time costs it as much as what it can."""
         return min(LONGEST_PACE, max(self.living * OWNER_APART, ANSWERS_APART * self._took))
-
-    def _refused_by(self, request: HoldRequest, now: float) -> RefusedHold | None:
-        """Return why a request has no room, where the database has told just now that its team has none, nor has any
-        owner that could give some back."""
-        last = self._refused.get(request.team_id)
-        if last is None or last.until < now or last.day != day_of(request.request_id):
-            return None
-        why, may_come = self._refusal(request, last.taken)
-        is_known = why is not None and _caps(why.scope)[why.limit] == why.cap
-        return why if is_known and not may_come else None
 
     async def _take(self, asked: Sequence[_Waiting], *, may_repeat: bool = True) -> Taken | None:
         """Ask the database; ``None`` when it does not answer."""

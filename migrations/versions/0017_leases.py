@@ -128,14 +128,14 @@ FUNCTIONS = {
     # wants. Asks are served in their order. A look without a lock refuses what surely has no room.
     #
     # ``share``: the most of what is left that goes into one lease beyond the need. ``holds``: the largest amounts that
-    # the rooms are asked for at once.
+    # the rooms are asked for at once. ``with_sums``: whether a refusal tells what is spent and unused, by all leases.
     # ``moment``: null for the server's own time; ``clock``: the caller's own. ``is_late`` in the answer: the disk may
     # not have it yet.
     #
     # A balance is tight where the share of what is left does not cover a hold: then nothing is given beyond the need.
     """take_room(
         owner text, day text, asks integer[], scopes text[], units text[], needs bigint[], wants bigint[],
-        holds bigint[], share double precision, moment timestamptz, clock timestamptz
+        holds bigint[], share double precision, with_sums boolean, moment timestamptz, clock timestamptz
     ) RETURNS json LANGUAGE plpgsql""": """
         DECLARE
             v_now timestamptz := coalesce(moment, clock_timestamp());
@@ -289,7 +289,7 @@ FUNCTIONS = {
                               ELSE lease.day >= CAST(balance.period || '-01' AS date)
                                AND lease.day < CAST(balance.period || '-01' AS date) + interval '1 month'
                               END
-                    ) AS use ON v_refused
+                    ) AS use ON v_refused AND with_sums
                     WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
                       AND balance.cap IS NOT NULL
                 )
