@@ -33,6 +33,7 @@ class ClaudeRules(Struct, frozen=True, kw_only=True):
     efforts: tuple[str, ...] = ALL_EFFORTS
     sampling: Sampling = Sampling.FREE
     takes_forced_tools: bool = True
+    takes_format: bool = True  # structured outputs: output_config.format
     takes_prefill: bool = True  # a last turn of the assistant's, which the reply goes on with
     max_output: int | None = None  # tokens
     has_newer_tokenizer: bool = False  # which makes more tokens of the same text
@@ -62,6 +63,7 @@ def rules_of(upstream_model: str) -> ClaudeRules:
         efforts=efforts,
         sampling=Sampling.FREE if version < (4, 1) else Sampling.ONE if version < (4, 7) else Sampling.NONE,
         takes_forced_tools=version < (5, 1) if line in ("fable", "mythos") else version < (5, 5),
+        takes_format=version >= ((4, 1) if line == "opus" else (4, 5)),
         takes_prefill=version < (4, 6),
         max_output=_max_output(line, version),
     )

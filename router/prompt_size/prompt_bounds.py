@@ -19,6 +19,7 @@ from protocol.chat import (
     ChatRequest,
     ImagePart,
     ImageUrl,
+    JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
     Message,
@@ -161,6 +162,8 @@ def _chat_bound(request: ChatRequest) -> PromptBound:
         added += TOOLS_TOKENS + TOOL_TOKENS * len(request.tools) + _add_indented(request.tools, texts)
     if isinstance(request.response_format, JsonSchemaFormat):
         added += TOOLS_TOKENS + _add_indented((request.response_format.json_schema,), texts)
+    elif isinstance(request.response_format, JsonObjectFormat):
+        added += TOOLS_TOKENS  # Claude is asked for it by a tool
     elif request.response_format is not None:
         added += MESSAGE_TOKENS
     return PromptBound(added, texts, images)

@@ -84,6 +84,53 @@ def test_an_answer_follows_a_schema(openai: OpenAI) -> None:
     assert json.loads(reply.choices[0].message.content or "").keys() == {"city"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_a_json_object(openai: OpenAI, stream: bool) -> None:
+    """Without a schema it comes as the input of a tool, and is written as the text that the caller asked for."""
+    asked: Any = {"model": "claude", "messages": ASK, "response_format": {"type": "json_object"}}
+    if stream:
+        chunks = list(openai.chat.completions.create(stream=True, **asked))
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        text, calls = "".join(delta.content or "" for delta in deltas), [delta.tool_calls for delta in deltas]
+        why = chunks[-1].choices[0].finish_reason
+    else:
+        choice = openai.chat.completions.create(**asked).choices[0]
+        text, calls, why = choice.message.content or "", [choice.message.tool_calls], choice.finish_reason
+
+    assert isinstance(json.loads(text), dict) and not any(calls) and why == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_keeps_the_callers_name(openai: OpenAI, upstream: ScriptedUpstream, stream: bool) -> None:
+    """A name and an id that Claude does not take go out in a safe form, and the name comes back as it was given."""
+    odd: Any = WEATHER | {"function": WEATHER["function"] | {"name": "städte.wetter"}}
+    call: Any = {"id": "functions.x:0", "type": "function", "function": {"name": "städte.wetter", "arguments": "{}"}}
+    turns = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "functions.x:0", "content": "fine"}, {"role": "user", "content": " "}]
+    asked: Any = {"model": "claude", "messages": turns, "tools": [odd], "tool_choice": "required"}
+    if stream:
+        chunks = [each for each in openai.chat.completions.create(stream=True, **asked) if each.choices]
+        pieces = [piece for each in chunks for piece in each.choices[0].delta.tool_calls or ()]
+        names = [piece.function.name for piece in pieces if piece.function and piece.function.name]
+    else:
+        message = openai.chat.completions.create(**asked).choices[0].message
+        names = [made.function.name for made in message.tool_calls or () if made.type == "function"]
+
+    assert names == ["städte.wetter"]
+    assert all("wetter_" in tool["name"] for tool in (upstream.requests[-1].body or {})["tools"])
+
+
+def test_wishes_that_claude_lacks_are_left_out_and_told(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """A nudge to tokens of another vocabulary is one; a ban is a meaning, and is refused by its name."""
+    asked: Any = {"model": "claude", "messages": ASK, "seed": 1, "logit_bias": {"7": 5}, "frequency_penalty": 0.1}
+    answer = openai.chat.completions.with_raw_response.create(**asked)
+    with pytest.raises(BadRequestError) as caught:
+        openai.chat.completions.create(**asked | {"logit_bias": {"7": -100}})
+
+    assert answer.headers["x-tollgate-dropped"] == "seed, frequency_penalty, logit_bias"
+    assert caught.value.param == "logit_bias" and len(upstream.requests) == 1
+
+
 def test_what_the_model_does_not_know_is_refused_by_name(openai: OpenAI, upstream: ScriptedUpstream) -> None:
     """The answer names the parameter, and nothing was asked upstream."""
     with pytest.raises(BadRequestError) as caught:

@@ -307,6 +307,8 @@ def _check_generation(body: Body) -> None:
         raise Violation(
             "This model does not support assistant message prefill. The conversation must end with a user message."
         )
+    if body.output_config is not None and body.output_config.format is not None and not takes.formats:
+        raise Violation("output_config.format: this model does not support structured outputs.")
     if body.max_tokens > takes.max_output:
         raise Violation(f"max_tokens: {body.max_tokens} > {takes.max_output}, which is the maximum for {body.model}")
 
@@ -320,21 +322,23 @@ class Generation(Strict, frozen=True, kw_only=True):
     thinks_unasked: bool = True
     forced_tools: bool = True
     prefill: bool = False
+    formats: bool = True
     max_output: int = 128_000
 
 
 OLD: dict[str, Any] = {"thinking": ("unsaid", "disabled"), "efforts": (), "samplers": 2}
-OLD |= {"thinks_unasked": False, "prefill": True}
+OLD |= {"thinks_unasked": False, "prefill": True, "formats": False}
 BUDGETED: dict[str, Any] = OLD | {"thinking": ("unsaid", "enabled", "disabled")}
+BOUND: dict[str, Any] = BUDGETED | {"samplers": 1, "formats": True}
 ALWAYS_ON: dict[str, Any] = {"thinking": ("unsaid", "adaptive"), "forced_tools": False}
 GENERATIONS = {
     "claude-3-haiku-20240307": Generation(**OLD | {"max_output": 4_096}),
     "claude-3-5-sonnet-20241022": Generation(**OLD | {"max_output": 8_192}),
     "claude-3-7-sonnet-20250219": Generation(**BUDGETED | {"max_output": 64_000}),
     "claude-sonnet-4-20250514": Generation(**BUDGETED | {"max_output": 64_000}),
-    "claude-opus-4-1-20250805": Generation(**BUDGETED | {"samplers": 1, "max_output": 32_000}),
-    "claude-sonnet-4-5-20250929": Generation(**BUDGETED | {"samplers": 1, "max_output": 64_000}),
-    "claude-haiku-4-5": Generation(**BUDGETED | {"samplers": 1, "max_output": 64_000}),
+    "claude-opus-4-1-20250805": Generation(**BOUND | {"max_output": 32_000}),
+    "claude-sonnet-4-5-20250929": Generation(**BOUND | {"max_output": 64_000}),
+    "claude-haiku-4-5": Generation(**BOUND | {"max_output": 64_000}),
     "claude-opus-4-6": Generation(
         thinking=("unsaid", "enabled", "adaptive", "disabled"),
         efforts=("low", "medium", "high", "max"),

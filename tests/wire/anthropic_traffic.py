@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
-from protocol.chat import FinishReason
+from protocol.chat import FinishReason, Function, JsonObjectFormat, Tool
 from protocol.usage import Usage
 from tests.wire.traffic import CHAT, Failing, Said, Streamed, Whole, WireFormat
 
@@ -16,6 +19,9 @@ USAGE = {**PROMPT, "output_tokens": 90, "output_tokens_details": {"thinking_toke
 COUNTED = Usage(
     input_tokens=1200, cached_input_tokens=1024, cache_write_tokens=100, output_tokens=90, reasoning_tokens=64
 )
+IN_JSON = replace(CHAT, response_format=JsonObjectFormat())
+ODD = replace(CHAT, tools=(Tool(Function("städte.wetter")),))
+SAFE = "st_dte_wetter_" + sha256("städte.wetter".encode()).hexdigest()[:16]
 WEATHER = ("toolu_a1", "weather", '{"city":"Zürich"}')
 CLOCK = ("toolu_b2", "clock", "{}")
 
@@ -134,6 +140,25 @@ STREAMED = (
         + end("tool_use"),
         Said(("Let me see.",), (FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED),
     ),
+    Streamed("an answer in JSON", IN_JSON,
+             start() + call(0, "toolu_a1", "json_answer", '{"city":', '"Zürich"}') + end("tool_use"),
+             Said(('{"city":"Zürich"}',), usage=COUNTED)),
+    Streamed("an answer in JSON, at once", IN_JSON,
+             start() + block(0, "tool_use", id="a", name="json_answer", input={"a": 1}) + end("tool_use"),
+             Said(('{"a":1}',), usage=COUNTED)),
+    Streamed("an empty answer in JSON", IN_JSON, start() + call(0, "a", "json_answer") + end("tool_use"),
+             Said(("{}",), usage=COUNTED)),
+    Streamed("two answers in JSON, of which the first counts", IN_JSON,
+             start() + call(0, "a", "json_answer", '{"a":1}') + call(1, "b", "json_answer", "{}") + end("tool_use"),
+             Said(('{"a":1}',), usage=COUNTED)),
+    Streamed("half an answer in JSON", IN_JSON, start() + call(0, "a", "json_answer", '{"a":') + end("max_tokens"),
+             Said(('{"a":',), (FinishReason.LENGTH,), usage=COUNTED)),
+    Streamed("words in place of JSON", IN_JSON, start() + WORDS + end(), GREETING),
+    Streamed("a call beside an answer in JSON", IN_JSON,
+             start() + call(0, *WEATHER[:2], WEATHER[2]) + call(1, "b", "json_answer", '{"a":1}') + end("tool_use"),
+             Said(('{"a":1}',), (FinishReason.TOOL_CALLS,), calls=(WEATHER,), usage=COUNTED)),
+    Streamed("a tool by its safe name", ODD, start() + call(0, "a", SAFE, "{}") + end("tool_use"),
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=(("a", "städte.wetter", "{}"),), usage=COUNTED)),
     Streamed("cut in mid-stream", CHAT, start() + WORDS, UNFINISHED, "cut"),
     Streamed("cut inside an event", CHAT, start() + WORDS + end()[:40], UNFINISHED, "cut"),
     Streamed("message_stop without a reason", CHAT, start() + WORDS + event("message_stop"), UNFINISHED, "cut"),
@@ -165,6 +190,16 @@ WHOLE = (
           body([{"type": "tool_use", "id": WEATHER[0], "name": WEATHER[1], "input": {"city": "Zürich"}},
                 {"type": "tool_use", "id": CLOCK[0], "name": CLOCK[1], "input": {}}], "tool_use"),
           Said(finish=(FinishReason.TOOL_CALLS,), calls=(WEATHER, CLOCK), usage=COUNTED)),
+    Whole("an answer in JSON", IN_JSON,
+          body([{"type": "tool_use", "id": "a", "name": "json_answer", "input": {"a": 1}}], "tool_use"),
+          Said(('{"a":1}',), usage=COUNTED)),
+    Whole("a call beside an answer in JSON", IN_JSON,
+          body([{"type": "tool_use", "id": CLOCK[0], "name": CLOCK[1], "input": {}},
+                {"type": "tool_use", "id": "a", "name": "json_answer", "input": {}}], "tool_use"),
+          Said(("{}",), (FinishReason.TOOL_CALLS,), calls=(CLOCK,), usage=COUNTED)),
+    Whole("a tool by its safe name", ODD,
+          body([{"type": "tool_use", "id": "a", "name": SAFE, "input": {}}], "tool_use"),
+          Said(finish=(FinishReason.TOOL_CALLS,), calls=(("a", "städte.wetter", "{}"),), usage=COUNTED)),
     Whole("null for what is left out", CHAT,
           body([{"type": "text", "text": None}, {"type": "text", "text": "Yes.", "citations": None}], id=None),
           Said(("Yes.",), usage=COUNTED)),

@@ -78,9 +78,9 @@ def test_roles_alternate() -> None:
     assert body["messages"][2]["content"] == [*said("Hello"), *said("World")]
 
 
-def test_empty_text_is_left_out() -> None:
-    """An empty block would be refused."""
-    body = sent(HELLO, Message("assistant", ""), Message("user", (TextPart(""), TextPart("Well?"))))
+def test_blank_text_is_left_out() -> None:
+    """A block without a word would be refused."""
+    body = sent(HELLO, Message("assistant", ""), Message("user", (TextPart(""), TextPart(" \n"), TextPart("Well?"))))
 
     assert body["messages"] == [{"role": "user", "content": [*said("Hello"), *said("Well?")]}]
 
@@ -271,8 +271,7 @@ def test_an_object_that_must_be_open_stays_so() -> None:
     [
         {"n": 2},
         {"logprobs": True},
-        {"logit_bias": {"1": 1.0}},
-        {"response_format": JsonObjectFormat()},
+        {"logit_bias": {"1": -100}},
         {"stop": " \n"},
     ],
     ids=str,
@@ -314,3 +313,48 @@ def test_stable_prefixes_are_marked_for_the_cache() -> None:
     assert marks(sent(Message("system", long), HELLO)) == ["system"]
     assert marks(sent(HELLO, tools=(Tool(replace(WEATHER.function, description=long)),))) == ["tools"]
     assert marks(sent(Message("user", long), Message("assistant", "Yes?"), HELLO)) == ["turns"]
+
+
+def test_json_without_a_schema_is_the_input_of_a_tool() -> None:
+    """Structured outputs need a schema with closed objects: the model is made to call a tool that takes any object."""
+    bare = JsonObjectFormat()
+    body = sent(response_format=bare)
+    (tool,) = body["tools"]
+
+    assert (tool["name"], tool["input_schema"]) == ("json_answer", {"type": "object"})
+    assert body["tool_choice"] == {"type": "tool", "name": "json_answer", "disable_parallel_tool_use": True}
+    assert sent(response_format=JsonSchemaFormat(JsonSchema("a")))["tools"] == [tool]
+    check_body(json.dumps(body).encode())
+
+
+def test_json_beside_the_callers_tools() -> None:
+    """The model calls one of them or answers; where it must call one, or none, nothing else is to be said."""
+    bare, own = JsonObjectFormat(), Tool(Function("json_answer"))
+
+    def asked(tool: Tool, choice: Any) -> tuple[list[str], Any]:
+        body = sent(response_format=bare, tools=(tool,), tool_choice=choice)
+        return [tool["name"] for tool in body["tools"]], body.get("tool_choice")
+
+    alone = {"type": "tool", "name": "json_answer", "disable_parallel_tool_use": True}
+    assert asked(WEATHER, "auto") == (["weather", "json_answer"], {"type": "any"})
+    assert asked(WEATHER, "none") == (["weather", "json_answer"], alone)
+    assert asked(WEATHER, "required") == (["weather"], {"type": "any"})
+    assert asked(own, None) == (["json_answer", "json_answer_"], {"type": "any"})
+
+
+def test_a_name_that_claude_does_not_take_goes_out_in_a_safe_form() -> None:
+    """In the tool, its choice and its calls; the ids of calls that another service made, too."""
+    name, ident = "städte.wetter", "functions.wetter:0"
+    body = sent(
+        HELLO,
+        Message("assistant", tool_calls=(ToolCall(ident, FunctionCall(name, "{}")),)),
+        Message("tool", "sunny", tool_call_id=ident),
+        tools=(Tool(Function(name)), Tool(Function("städte_wetter")), WEATHER),
+        tool_choice=NamedTool(NamedFunction(name)),
+    )
+    called, answered = body["messages"][1]["content"][0], body["messages"][2]["content"][0]
+    check_body(json.dumps(body).encode())
+
+    assert body["tools"][2]["name"] == "weather" and len({tool["name"] for tool in body["tools"]}) == 3
+    assert body["tools"][0]["name"] == body["tool_choice"]["name"] == called["name"] != name
+    assert called["id"] == answered["tool_use_id"] != ident

@@ -17,6 +17,9 @@ from protocol.chat import (
     ChatRequest,
     Function,
     FunctionCall,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
     Message,
     NamedFunction,
     NamedTool,
@@ -47,8 +50,9 @@ from tests.support.anthropic_rules import GENERATIONS, check_body
 from tests.wire.traffic import TARGET, asking
 
 HELLO, WEATHER = Message("user", "Hello"), Tool(Function("weather", None, {"type": "object", "properties": {}}))
-CALLED = Message("assistant", tool_calls=(ToolCall("a", FunctionCall("weather", "{}")),))
-AFTER_A_CALL = (HELLO, CALLED, Message("tool", "sunny", tool_call_id="a"))
+ODD = Tool(Function("städte.wetter"))
+CALLED = Message("assistant", tool_calls=(ToolCall("functions.weather:0", FunctionCall("städte.wetter", "{}")),))
+AFTER_A_CALL = (HELLO, CALLED, Message("tool", "sunny", tool_call_id="functions.weather:0"))
 BEGUN = (HELLO, Message("assistant", "The answer is"))
 SONNET, HAIKU, OPUS, NEWEST = "claude-sonnet-4-5-20250929", "claude-haiku-4-5", "claude-opus-4-6", "claude-opus-5-5"
 
@@ -64,7 +68,8 @@ chats = st.builds(
     model=st.just("asked"),
     messages=st.sampled_from([(HELLO,), AFTER_A_CALL, BEGUN]),
     max_completion_tokens=st.none() | st.sampled_from([1, 900, 1280, 2000, 4096]),
-    tools=st.just((WEATHER,)),
+    tools=st.sampled_from([(WEATHER,), (WEATHER, ODD)]),
+    response_format=st.sampled_from([None, JsonObjectFormat(), JsonSchemaFormat(JsonSchema("a", {"type": "object"}))]),
     tool_choice=st.sampled_from([None, "auto", "none", "required", NamedTool(NamedFunction("weather"))]),
     reasoning_effort=st.none() | st.sampled_from(["none", "minimal", "low", "medium", "high", "xhigh"]),
     seed=st.none() | st.just(0),
@@ -77,8 +82,8 @@ turns = st.sampled_from(
         (Turn("user", "Hello"), Turn("assistant", "The answer is")),
         (
             Turn("user", "Hello"),
-            Turn("assistant", (TextBlock("Well."), ToolUseBlock("a", "weather", {}))),
-            Turn("user", (ToolResultBlock("a", "sunny"),)),
+            Turn("assistant", (TextBlock("Well."), TextBlock(" "), ToolUseBlock("a:0", "städte.wetter", {}))),
+            Turn("user", (ToolResultBlock("a:0", "sunny"),)),
         ),
     ]
 )
@@ -114,15 +119,16 @@ def told(model: str, **asked: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def refusable(model: str) -> set[str]:
     """Return the fields whose meaning the model may lack."""
-    takes = {"tool_choice": GENERATIONS[model].forced_tools, "messages": GENERATIONS[model].prefill}
+    forced, prefill = GENERATIONS[model].forced_tools, GENERATIONS[model].prefill
+    takes = {"tool_choice": forced, "messages": prefill, "response_format": forced}
     return {name for name, is_taken in takes.items() if not is_taken}
 
 
 @given(models, chats)
 @settings(max_examples=1500, deadline=None)
 def test_every_chat_is_one_that_the_model_takes(model: str, request: ChatRequest) -> None:
-    """Whatever is combined; only a call that must be made, where none can be forced, and a reply that was begun, where
-    none is gone on with, are refused by their names."""
+    """Whatever is combined; only a call that must be made, where none can be forced, an object without a schema there,
+    and a reply that was begun, where none is gone on with, are refused by their names."""
     try:
         check_body(built(model, request).body)
     except Unsayable as exc:
@@ -297,3 +303,25 @@ def test_what_such_tools_add_to_a_prompt_is_held() -> None:
 def test_a_generation_is_read_from_a_name(name: str, most: int | None) -> None:
     """Whichever cloud spells it; a Claude that is not known yet counts as the newest, and other makers' as unknown."""
     assert rules_of(name).max_output == most
+
+
+def test_a_schema_is_followed_by_models_without_structured_outputs() -> None:
+    """As the input of a tool; that is an object, so an answer of another type is refused by name."""
+    old, city = "claude-3-5-sonnet-20241022", {"properties": {"city": {"type": "string", "minLength": 1}}}
+    body, _ = told(old, response_format=JsonSchemaFormat(JsonSchema("a", city)))
+    newer, _ = told(SONNET, response_format=JsonSchemaFormat(JsonSchema("a", {"type": "object", **city})))
+    with pytest.raises(Unsayable) as caught:
+        told(old, response_format=JsonSchemaFormat(JsonSchema("a", {"type": "array"})))
+
+    assert body["tools"][0]["input_schema"] == {"type": "object", **city} and "output_config" not in body
+    assert "tools" not in newer and newer["output_config"]["format"]["type"] == "json_schema"
+    assert caught.value.param == "response_format"
+
+
+def test_a_model_that_cannot_be_made_to_call_a_tool_knows_no_json_without_a_schema() -> None:
+    """Another target of the route may; what would do here is said."""
+    with pytest.raises(Unsayable, match="json_schema") as caught:
+        told(NEWEST, response_format=JsonObjectFormat())
+
+    assert (caught.value.param, caught.value.moves_on) == ("response_format", True)
+    assert told(SONNET, response_format=JsonObjectFormat(), reasoning_effort="high")[1] == ("reasoning_effort",)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.anthropic.replies import Block, UsageObject, read_stop_reason
+from gateway.upstreams.anthropic.replies import NOTHING_TOLD, Block, Told, UsageObject, read_stop_reason
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, object_in, read_error_fields, read_usage
+from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 
 class AnthropicEvents(SseEvents):
     """Reads one streamed message."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Told = NOTHING_TOLD) -> None:
         super().__init__()
+        self._told = told
+        self._answer: int | None = None  # the block of the tool whose input is the answer
         self._usage = UsageObject()
         self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
         self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
@@ -36,8 +39,7 @@ class AnthropicEvents(SseEvents):
             case "content_block_start" if event.content_block is not None:
                 self._begin_block(event.index, event.content_block, events)
             case "content_block_stop" if event.index in self._unsaid:
-                self._unsaid.discard(event.index)
-                events.append(Delta(tool_calls=(ToolCallDelta(self._tools[event.index], "{}"),)))
+                self._add_arguments(event.index, "{}", events)
             case "message_start" if event.message is not None:
                 self._count(event.message.usage, events)
             case "message_delta":
@@ -45,6 +47,8 @@ class AnthropicEvents(SseEvents):
                 if event.delta is not None and (reason := event.delta.stop_reason):
                     self._stop_reason = reason
                     why = read_stop_reason(reason)
+                    if why is FinishReason.TOOL_CALLS and self._answer is not None and not self._tools:
+                        why = FinishReason.STOP
                     events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence))
             case "message_stop":
                 self._end(events)
@@ -57,12 +61,20 @@ class AnthropicEvents(SseEvents):
                 )
 
     def _begin_block(self, place: int, block: Block, events: list[Event]) -> None:
-        if block.type == "tool_use":
+        if block.type == "tool_use" and block.name == self._told.answer:
+            if self._answer is None:
+                self._answer = place
+                if arguments := object_in(block.input):
+                    events.append(Delta(text=arguments))
+                else:
+                    self._unsaid.add(place)
+        elif block.type == "tool_use":
             self._tools[place] = index = len(self._tools)
             arguments = object_in(block.input)
             if not arguments:  # else they are said at once, as some compatible services do
                 self._unsaid.add(place)
-            events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", block.name or ""),)))
+            name = self._told.name(block.name)
+            events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", name),)))
         elif block.text or block.thinking or block.data:
             events.append(Delta(text=block.text or "", reasoning=block.thinking or "", redacted=block.data or ""))
 
@@ -73,9 +85,15 @@ class AnthropicEvents(SseEvents):
             events.append(Delta(reasoning=delta.thinking))
         elif delta.signature:
             events.append(Delta(signature=delta.signature))
-        elif delta.partial_json and place in self._tools:
-            self._unsaid.discard(place)
-            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], delta.partial_json),)))
+        elif delta.partial_json:
+            self._add_arguments(place, delta.partial_json, events)
+
+    def _add_arguments(self, place: int, piece: str, events: list[Event]) -> None:
+        self._unsaid.discard(place)
+        if place == self._answer:
+            events.append(Delta(text=piece))
+        elif place in self._tools:
+            events.append(Delta(tool_calls=(ToolCallDelta(self._tools[place], piece),)))
 
     def _count(self, said: Raw, events: list[Event]) -> None:
         """Note a count. Counts are cumulative; a later one replaces what it names and leaves the rest.

@@ -3,12 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.upstreams.anthropic.json_answer import answer_tool
+from gateway.upstreams.anthropic.names import names_given
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage
-from protocol.chat import ChatReply, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
+from protocol.chat import (
+    ChatReply,
+    ChatRequest,
+    Choice,
+    FinishReason,
+    FunctionCall,
+    Reasoning,
+    ReplyMessage,
+    ToolCall,
+)
+from protocol.inference import Request
 from protocol.usage import Usage
 
 STOP_REASONS = {
@@ -22,13 +36,34 @@ STOP_REASONS = {
 }
 
 
-def read_message(body: bytes) -> tuple[ChatReply, Usage | None]:
+class Told(Struct, frozen=True):
+    """What a request told the model that stands otherwise in its reply."""
+
+    names: Mapping[str, str] = {}  # of tools, as the caller gave them, by those that went out
+    answer: str | None = None  # the tool whose input is the answer
+
+    def name(self, name: str | None) -> str:
+        """Return the caller's name of a tool that the model calls."""
+        return self.names.get(name or "", name or "")
+
+
+NOTHING_TOLD = Told()
+
+
+def told_in(request: Request) -> Told:
+    """Return what to read a reply by."""
+    if not isinstance(request, ChatRequest) or not (request.tools or request.response_format):
+        return NOTHING_TOLD
+    return Told(names_given(request), answer_tool(request))
+
+
+def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usage | None]:
     """Return the message that ``body`` holds, and its count. Raises UpstreamError."""
     try:
         message = _message_decoder.decode(body)
     except NOT_JSON as exc:
         raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
-    return message.reply(), (read_usage(message.usage, UsageObject) or UsageObject()).count()
+    return message.reply(told), (read_usage(message.usage, UsageObject) or UsageObject()).count()
 
 
 def read_count(body: bytes) -> int | None:
@@ -107,16 +142,19 @@ class _Message(Struct, frozen=True):
     stop_sequence: str | None = None
     usage: Raw = NOTHING
 
-    def reply(self) -> ChatReply:
+    def reply(self, told: Told) -> ChatReply:
         """Return the message in our shape: its texts joined, its calls in their order."""
+        used = [block for block in self.content if block.type == "tool_use"]
+        answers = [block for block in used if block.name == told.answer][:1]
         calls = tuple(
-            ToolCall(block.id or "", FunctionCall(block.name or "", object_in(block.input) or "{}"))
-            for block in self.content
-            if block.type == "tool_use"
+            ToolCall(block.id or "", FunctionCall(told.name(block.name), object_in(block.input) or "{}"))
+            for block in used
+            if block.name != told.answer
         )
+        words = [block.text or "" for block in self.content if block.type == "text"]
+        words += [object_in(block.input) or "{}" for block in answers]
         said = ReplyMessage(
-            content="".join(block.text or "" for block in self.content if block.type == "text")
-            or (None if calls else ""),
+            content="".join(words) or (None if calls else ""),
             tool_calls=calls or None,
             reasoning_content="".join(block.thinking or "" for block in self.content) or None,
             reasoning=tuple(
@@ -126,6 +164,8 @@ class _Message(Struct, frozen=True):
             ),
         )
         reason = read_stop_reason(self.stop_reason)
+        if answers and not calls and reason is FinishReason.TOOL_CALLS:
+            reason = FinishReason.STOP
         choice = Choice(index=0, message=said, finish_reason=reason, stop_sequence=self.stop_sequence)
         return ChatReply(choices=(choice,))
 

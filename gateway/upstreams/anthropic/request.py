@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from gateway.model_facts.claude_models import rules_of
 from gateway.upstreams.anthropic.fit import Unsayable, fit
+from gateway.upstreams.anthropic.json_answer import ask_for_json
+from gateway.upstreams.anthropic.names import make_names_safe
 from gateway.upstreams.anthropic.schema import binding_schema
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.short_ids import short_id
@@ -19,8 +21,6 @@ from protocol.chat import (
     ChatRequest,
     ContentPart,
     ImagePart,
-    JsonObjectFormat,
-    JsonSchemaFormat,
     Message,
     NamedTool,
     RedactedThinkingBlock,
@@ -30,7 +30,8 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
-from protocol.messages import CountRequest, MessagesRequest, Turn
+from protocol.messages import Block as NativeBlock
+from protocol.messages import CountRequest, MessagesRequest, TextBlock, Turn
 from protocol.messages_to_chat import to_chat
 
 Block = dict[str, Any]
@@ -44,6 +45,7 @@ COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thi
 ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
 LONGEST_USER_ID = 256  # characters
 AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
+FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
 Written = tuple[Block, list[str]]  # a body, and the caller's names of the fields that it leaves out
@@ -72,8 +74,11 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
         body["stop_sequences"] = stops
     if who := request.safety_identifier or request.user:
         body["metadata"] = {"user_id": short_id(who, LONGEST_USER_ID)}
-    body |= _thinking_and_format(request)
-    dropped = [*_left_out(request), *(AS_CHAT.get(name, name) for name in fit(body, rules_of(model)))]
+    body |= _thinking(request)
+    rules = rules_of(model)
+    ask_for_json(body, request, rules)
+    make_names_safe(body)
+    dropped = [*_left_out(request), *(AS_CHAT.get(name, name) for name in fit(body, rules))]
     if not any(_is_marked(message) for message in request.messages):
         _mark_stable_prefixes(body)
     return body, dropped
@@ -85,9 +90,10 @@ def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, str
     ``request`` is the same as a chat, whose output limit may have been lowered to what the model can do.
     """
     limit = asked.max_tokens if request.output_limit is None else request.output_limit
-    turns = tuple(turn for turn in map(_signed_alone, asked.messages) if turn.content)
+    turns = tuple(turn for turn in map(_told_again, asked.messages) if turn.content)
     mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
     body: Block = msgspec.to_builtins(mine)
+    make_names_safe(body)
     return body, fit(body, rules_of(model))
 
 
@@ -98,26 +104,30 @@ def count_body(asked: CountRequest, model: str) -> Block:
     return {name: value for name, value in body.items() if name in COUNTED}
 
 
-def _signed_alone(turn: Turn) -> Turn:
-    """Return a turn without the thinking of another maker's models, which is not signed and would be refused."""
-    if isinstance(turn.content, str):
-        return turn
-    kept = tuple(block for block in turn.content if not isinstance(block, ThinkingBlock) or block.signature)
-    return replace(turn, content=kept)
+def _told_again(turn: Turn) -> Turn:
+    """Return a turn without what would be refused: the thinking of another maker's models, which is not signed, and
+    blank text."""
+    return turn if isinstance(turn.content, str) else replace(turn, content=tuple(filter(_is_taken, turn.content)))
+
+
+def _is_taken(block: NativeBlock) -> bool:
+    match block:
+        case ThinkingBlock(signature=signature):
+            return bool(signature)
+        case TextBlock(text):
+            return bool(text.strip())
+    return True
 
 
 def _refuse_unsayable(request: ChatRequest) -> None:
     asked = {
         "n": (request.n or 1) > 1,
         "logprobs": bool(request.logprobs),
-        "logit_bias": any((request.logit_bias or {}).values()),
+        "logit_bias": any(abs(bias) >= FORCED_BIAS for bias in (request.logit_bias or {}).values()),
     }
     for name, is_asked in asked.items():
         if is_asked:
             raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
-    if isinstance(request.response_format, JsonObjectFormat):
-        words = "The model that answers here knows no json_object. Send a json_schema, or ask for JSON in words alone."
-        raise Unsayable(words, param="response_format")
 
 
 def _left_out(request: ChatRequest) -> Iterator[str]:
@@ -126,6 +136,7 @@ def _left_out(request: ChatRequest) -> Iterator[str]:
         "seed": request.seed is not None,
         "presence_penalty": bool(request.presence_penalty),
         "frequency_penalty": bool(request.frequency_penalty),
+        "logit_bias": any((request.logit_bias or {}).values()),
         "verbosity": request.verbosity is not None,
         "prompt_cache_key": request.prompt_cache_key is not None,
         "store": bool(request.store),
@@ -174,11 +185,11 @@ def _blocks(message: Message) -> list[Block]:
             return [result | {"content": content} if content else result]
         case "assistant":
             said = [*_content(message), *map(_tool_use, message.tool_calls or ())]
-            return [*_thinking(message), *said] if said else []  # no turn is thinking alone
+            return [*_thoughts(message), *said] if said else []  # no turn is thinking alone
     return list(_content(message))
 
 
-def _thinking(message: Message) -> Iterator[Block]:
+def _thoughts(message: Message) -> Iterator[Block]:
     """Yield what the model thought before it said this, verbatim; what is not signed is another maker's."""
     for block in message.thinking_blocks or ():
         if isinstance(block, RedactedThinkingBlock) or block.signature:
@@ -186,16 +197,16 @@ def _thinking(message: Message) -> Iterator[Block]:
 
 
 def _content(message: Message) -> Iterator[Block]:
-    """Yield the blocks of a message's content. Empty text is left out: it would be refused."""
+    """Yield the blocks of a message's content. Blank text is left out: it would be refused."""
     parts = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
     for part in parts:
         match part:
             case TextPart(text) | RefusalPart(text):
-                if text:
+                if text.strip():
                     yield {"type": "text", "text": text} | _mark(part)
             case ImagePart(image):
                 yield {"type": "image", "source": _image_source(image.url)} | _mark(part)
-    if message.refusal:
+    if message.refusal and message.refusal.strip():
         yield {"type": "text", "text": message.refusal}
 
 
@@ -279,25 +290,15 @@ def _stop_sequences(request: ChatRequest) -> list[str]:
     return stops
 
 
-def _thinking_and_format(request: ChatRequest) -> Block:
-    """Return how hard to think, and the schema that the answer must follow.
-
-    Models think as long as the effort says (``thinking: adaptive``); without a wish, as they do by default.
-    """
-    found: Block = {}
-    config: Block = {}
+def _thinking(request: ChatRequest) -> Block:
+    """Return how hard to think: as long as the effort says (``thinking: adaptive``); without a wish, by default."""
     match request.reasoning_effort:
         case None:
-            pass
+            return {}
         case "none" | "minimal":
-            found["thinking"] = {"type": "disabled"}
+            return {"thinking": {"type": "disabled"}}
         case effort:
-            found["thinking"] = {"type": "adaptive"}
-            config["effort"] = effort
-    if isinstance(request.response_format, JsonSchemaFormat):
-        schema = request.response_format.json_schema.schema or {"type": "object"}
-        config["format"] = {"type": "json_schema", "schema": binding_schema(schema)}
-    return found | ({"output_config": config} if config else {})
+            return {"thinking": {"type": "adaptive"}, "output_config": {"effort": effort}}
 
 
 def _is_marked(message: Message) -> bool:

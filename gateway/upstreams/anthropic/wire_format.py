@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.fit import Unsayable
-from gateway.upstreams.anthropic.replies import read_count, read_message
+from gateway.upstreams.anthropic.replies import read_count, read_message, told_in
 from gateway.upstreams.anthropic.request import count_body, message_body, native_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
@@ -53,11 +53,11 @@ class AnthropicFormat:
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
         """Return the message that ``body`` holds."""
-        return read_message(body)
+        return read_message(body, told_in(request))
 
     def open_events(self, request: Request) -> EventStream:
         """Return a reader for a streamed message."""
-        return AnthropicEvents()
+        return AnthropicEvents(told_in(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
         """Return what a failing answer means: whose fault it is, and whether another target may be tried."""

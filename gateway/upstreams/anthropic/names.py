@@ -1,0 +1,56 @@
+# Names of tools and ids of their calls in the alphabet that Anthropic's API takes: other services take more, and a
+# conversation may have begun at one of them. A name goes out in a safe form and comes back as the caller gave it.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from protocol.chat import ChatRequest
+
+SAFE = re.compile(r"[a-zA-Z0-9_-]+")
+STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
+LONGEST_NAME = 128  # characters
+KEPT = 100  # of a name that is too long, or not safe
+CALLS = {"tool_use": "id", "tool_result": "tool_use_id"}  # blocks with the id of a call, and the field that it is in
+
+
+def safe_name(name: str) -> str:
+    """Return the name of a tool as Claude takes it: the same for the same name, and another for another."""
+    if len(name) <= LONGEST_NAME and SAFE.fullmatch(name):
+        return name
+    return f"{STRANGE.sub('_', name)[:KEPT]}_{_digest(name)}"
+
+
+def safe_id(ident: str) -> str:
+    """Return the id of a call as Claude takes it."""
+    return ident if SAFE.fullmatch(ident) else f"toolu_{_digest(ident)}"
+
+
+def make_names_safe(body: dict[str, Any]) -> None:
+    """Change the names and ids in the body of a message's request to those that Claude takes."""
+    for tool in body.get("tools") or ():
+        if "name" in tool:
+            tool["name"] = safe_name(tool["name"])
+    if "name" in (choice := body.get("tool_choice") or {}):
+        choice["name"] = safe_name(choice["name"])
+    for turn in body["messages"]:
+        if isinstance(turn["content"], str):
+            continue
+        for block in turn["content"]:
+            if (field := CALLS.get(block["type"])) is not None:
+                block[field] = safe_id(block[field])
+                if field == "id":
+                    block["name"] = safe_name(block["name"])
+
+
+def names_given(request: ChatRequest) -> Mapping[str, str]:
+    """Return the caller's names of its tools by the safe ones, where these differ."""
+    names = (tool.function.name for tool in request.tools or ())
+    return {safe: name for name in names if (safe := safe_name(name)) != name}
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
