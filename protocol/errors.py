@@ -26,6 +26,7 @@ class ServiceError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str | None = None
+    usual_headers: Mapping[str, str] = {}  # that travel with every error of a class
     limit: str = ""  # which of the caller's limits refuses, for metrics: team.usd_per_day
 
     def __init__(
@@ -44,7 +45,7 @@ class ServiceError(Exception):
         self.type = type if type is not None else self.type
         self.code = code if code is not None else self.code
         self.param = param
-        self.headers: dict[str, str] = dict(headers or {})
+        self.headers: dict[str, str] = {**self.usual_headers, **(headers or {})}
 
     def body(self) -> dict[str, object]:
         """Return the error object of the OpenAI dialect; all four keys are always there."""

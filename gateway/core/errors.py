@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from protocol.errors import ServiceError
 
+DO_NOT_RETRY = {"x-should-retry": "false"}
+RETRY_SOON = {"retry-after": "1"}
+
 
 class Forbidden(ServiceError):
     """A known caller may not do this."""
@@ -65,27 +68,21 @@ class IdempotencyKeyReused(Conflict):
     """The key came with another request before. Trying again cannot help, and SDKs are told so."""
 
     code = "idempotency_key_reused"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    usual_headers = DO_NOT_RETRY
 
 
 class IdempotencyKeyInUse(Conflict):
     """The call of this key runs for longer than a repeat waits."""
 
     code = "idempotency_key_in_use"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"retry-after": "1"})
+    usual_headers = RETRY_SOON
 
 
 class AnswerNotKept(Conflict):
     """The key's call was answered, and charged, at greater length than is kept. It is not run, or paid, again."""
 
     code = "idempotency_answer_not_kept"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    usual_headers = DO_NOT_RETRY
 
 
 class CallTakenOver(ServiceError):
@@ -100,9 +97,7 @@ class StoredAnswerUnreadable(ServiceError):
 
     status = 500
     code = "idempotency_answer_unreadable"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    usual_headers = DO_NOT_RETRY
 
 
 class Gone(ServiceError):
@@ -119,9 +114,7 @@ class BatchQueueFull(ServiceError):
     status = 429
     type = "rate_limit_error"
     code = "token_limit_exceeded"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    usual_headers = DO_NOT_RETRY
 
 
 class StorageFull(ServiceError):
@@ -130,9 +123,7 @@ class StorageFull(ServiceError):
     status = 429
     type = "rate_limit_error"
     code = "storage_limit_exceeded"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    usual_headers = DO_NOT_RETRY
 
 
 class Unavailable(ServiceError):
