@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gateway.config.paths import ConfigOption, find_config
-from gateway.run.gc_tuning import put_off_collecting, spare_what_stays
-from gateway.run.lean_imports import import_leanly
+from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_stays
 
 if TYPE_CHECKING:
     from gateway.core.settings import Settings

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gateway.run.gc_tuning import spare_what_stays
 from gateway.run.processes import spawn
 from gateway.run.supervisor import Child, StopRequested, Supervisor
+from gateway.run.tuning import gather_memory, spare_what_stays
 from protocol.serving.listening import close_door, raise_descriptor_limit
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     from gateway.http.connections import ConnectionLimit
     from gateway.http.http_protocol import HttpProtocol
     from gateway.run.app import create_app
-    from gateway.run.huge_pages import gather_memory
     from gateway.run.reload import Reloader
     from gateway.telemetry.logging import configure_logging
 

@@ -23,11 +23,11 @@ from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
 from gateway.inference.edition import Edition, Editions
 from gateway.inference.recalibrations import Recalibrations
-from gateway.run.gc_tuning import spare_what_stays
 from gateway.run.heartbeat import show_life
 from gateway.run.process import open_process
 from gateway.run.purger import Purger
 from gateway.run.reload import Read, Reloader
+from gateway.run.tuning import spare_what_stays
 from gateway.run.work_metrics import work_metrics
 from gateway.shadow.comparer import Comparer
 from gateway.storage.books import Books

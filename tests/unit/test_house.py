@@ -178,7 +178,7 @@ def test_what_serves_never_loads_the_heavy_libraries(module: str) -> None:
     code = f"import sys, {module}"
     heavy = ["torch", "sklearn", "scipy", "transformers"]
     if module == "gateway.run.app":
-        code = f"from gateway.run.lean_imports import import_leanly; import_leanly(); {code}"
+        code = f"from gateway.run.tuning import import_leanly; import_leanly(); {code}"
         heavy += ["sqlalchemy.orm", "rich"]
     code += f"; print([name for name in {heavy} if name in sys.modules])"
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from gateway.run.huge_pages import HUGE, places_in
+from gateway.run.tuning import HUGE, places_in
 
 PROGRAM = """
 import json, re
 from pathlib import Path
-from gateway.run.huge_pages import gather_memory
+from gateway.run.tuning import gather_memory
 words = [str(number) * 20 for number in range(100_000)]  # some 15 MiB of small objects
 made = gather_memory()
 kib = re.search(r"AnonHugePages: +([0-9]+)", Path("/proc/self/smaps_rollup").read_text())
