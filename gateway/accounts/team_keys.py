@@ -19,6 +19,7 @@ from gateway.accounts.teams import announce, get_team, read_limits
 from gateway.core.errors import Conflict
 from gateway.core.keys import key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
+from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys
 from protocol.errors import NotFound
 
@@ -173,14 +174,4 @@ async def _tell(connection: AsyncConnection, act: Act, action: str, record: KeyR
 
 
 def _record(row: Mapping[Any, Any]) -> KeyRecord:
-    return KeyRecord(
-        key_id=row["id"],
-        team_id=row["team_id"],
-        name=row["name"],
-        prefix=row["prefix"],
-        limits=read_limits(row["limits"]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        revoked_at=row["revoked_at"],
-        pepper=row["pepper"],
-    )
+    return from_row(KeyRecord, row, key_id=row["id"], limits=read_limits(row["limits"]))

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
 from gateway.accounts.schemas import (
+    NO_LIMITS,
     NewTeam,
     TeamPatch,
     apply_limits,
@@ -32,6 +34,7 @@ from gateway.core.settings import TeamSafety
 from gateway.egress.urls import read_url
 from gateway.outbox.store import follow_url
 from gateway.storage.audit_log import Act, record_act
+from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys, teams
 from protocol.errors import NotFound
 
@@ -50,22 +53,15 @@ async def create_team(
     connection: AsyncConnection, new: NewTeam, act: Act, models: Collection[str] | None = None
 ) -> TeamRecord:
     """Create a team. ``models``: the names it may be allowed, when they are known. Raises BadRequest, Conflict."""
-    values: dict[str, Any] = {
-        "id": check_id(new.id),
-        "name": check_name(new.name if new.name is not None else new.id),
-        "weight": check_weight(new.weight),
-        "allowed_models": check_models(new.allowed_models, models),
-        "allow_smaller": new.allow_smaller,
-        "safety": apply_safety(new.safety),
-        "limits": apply_limits(new.limits),
-        "webhook_url": check_webhook_url(new.webhook_url),
-    }
+    named = new if new.name is not None else replace(new, name=new.id)
+    values = {"id": check_id(new.id), **_checked(named, models)}
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         words = f"There is a team '{new.id}' already. Change that one, or choose another id."
         raise Conflict(words, param="id", code="team_exists")
-    await _tell(connection, act, "team.created", new.id, {name: values[name] for name in values if name != "id"})
+    details = {name: value for name, value in values.items() if name != "id"}
+    await _tell(connection, act, "team.created", new.id, details)
     return _record(row)
 
 
@@ -118,14 +114,8 @@ async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller
 
 
 def _caller(row: Mapping[Any, Any]) -> Caller:
-    expires_at = row["expires_at"]
-    return Caller(
-        team=_team(row),
-        key_id=row["key_id"],
-        key_name=row["key_name"],
-        key_limits=read_limits(row["key_limits"]),
-        expires_at=None if expires_at is None else expires_at.timestamp(),
-    )
+    expires_at = None if row["expires_at"] is None else row["expires_at"].timestamp()
+    return from_row(Caller, row, team=_team(row), key_limits=read_limits(row["key_limits"]), expires_at=expires_at)
 
 
 async def announce(connection: AsyncConnection, team_id: str) -> None:
@@ -159,46 +149,44 @@ async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str
 
 
 def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str] | None) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if patch.name is not UNSET:
-        changes["name"] = check_name(patch.name)
-    if patch.weight is not UNSET:
-        changes["weight"] = check_weight(patch.weight)
-    if patch.allowed_models is not UNSET:
-        changes["allowed_models"] = check_models(patch.allowed_models, models)
-    if patch.allow_smaller is not UNSET:
-        changes["allow_smaller"] = patch.allow_smaller
-    if patch.safety is not UNSET:
-        changes["safety"] = apply_safety(patch.safety, _safety(before["safety"]))
-    if patch.limits is not UNSET:
-        changes["limits"] = apply_limits(patch.limits, read_limits(before["limits"]))
-    if patch.webhook_url is not UNSET:
-        url = check_webhook_url(patch.webhook_url)
-        if url != before["webhook_url"]:
-            changes["webhook_url"] = url
+    changes = _checked(patch, models, _safety(before["safety"]), read_limits(before["limits"]))
+    if "webhook_url" in changes and changes["webhook_url"] == before["webhook_url"]:
+        del changes["webhook_url"]
     if patch.suspended is not UNSET and patch.suspended != (before["suspended_at"] is not None):
         changes["suspended_at"] = func.now() if patch.suspended else None
     return changes
 
 
+def _checked(
+    wanted: NewTeam | TeamPatch,
+    models: Collection[str] | None,
+    safety: TeamSafety | None = None,
+    limits: Limits = NO_LIMITS,
+) -> dict[str, Any]:
+    """Return the columns that ``wanted`` names; a policy and limits are changes of those before. Raises BadRequest."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "name": check_name,
+        "weight": check_weight,
+        "allowed_models": lambda names: check_models(names, models),
+        "allow_smaller": bool,
+        "safety": lambda said: apply_safety(said, safety),
+        "limits": lambda said: apply_limits(said, limits),
+        "webhook_url": check_webhook_url,
+    }
+    said = {name: getattr(wanted, name) for name in checks}
+    return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
+
+
 def _record(row: Mapping[Any, Any]) -> TeamRecord:
-    return TeamRecord(
-        team=_team(row),
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        suspended_at=row["suspended_at"],
-        webhook_url=row["webhook_url"],
-    )
+    return from_row(TeamRecord, row, team=_team(row))
 
 
 def _team(row: Mapping[Any, Any]) -> Team:
     allowed = row["allowed_models"]
-    return Team(
-        id=row["id"],
-        name=row["name"],
-        weight=row["weight"],
+    return from_row(
+        Team,
+        row,
         allowed_models=None if allowed is None else frozenset(allowed),
-        allow_smaller=row["allow_smaller"],
         safety=_safety(row["safety"]),
         limits=read_limits(row["limits"]),
         is_suspended=row["suspended_at"] is not None,

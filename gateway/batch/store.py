@@ -18,6 +18,7 @@ from gateway.batch.shapes import OPEN, WINDOWS, Fault, Item
 from gateway.core.clock import Clock
 from gateway.outbox.signing import Event
 from gateway.outbox.store import enqueue
+from gateway.storage.database import from_row
 from gateway.storage.tables import batch_items, batches, files
 from protocol.errors import NotFound
 
@@ -101,7 +102,9 @@ async def make_batch(
         "created_at": now,
         "expires_at": now + timedelta(seconds=WINDOWS[window]),
     }
-    return _batch((await connection.execute(insert(batches).values(**row).returning(batches))).mappings().one())
+    return from_row(
+        Batch, (await connection.execute(insert(batches).values(**row).returning(batches))).mappings().one()
+    )
 
 
 async def add_items(connection: AsyncConnection, batch_id: str, first: int, items: Sequence[Item]) -> None:
@@ -120,7 +123,7 @@ async def begin_batch(
     query = update(batches).where(batches.c.id == batch_id, batches.c.status == "validating")
     rows = await connection.execute(query.values(**begun, estimated_completion=estimated).returning(batches))
     row = rows.mappings().one_or_none()
-    return None if row is None else _batch(row)
+    return None if row is None else from_row(Batch, row)
 
 
 async def fail_batch(connection: AsyncConnection, clock: Clock, batch_id: str, faults: Sequence[Fault]) -> None:
@@ -130,7 +133,7 @@ async def fail_batch(connection: AsyncConnection, clock: Clock, batch_id: str, f
     ended = {"status": "failed", "errors": errors, "failed_at": clock.moment()}
     row = (await connection.execute(query.values(**ended).returning(batches))).mappings().one_or_none()
     if row is not None:
-        await _tell(connection, clock, _batch(row))
+        await _tell(connection, clock, from_row(Batch, row))
 
 
 async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, keep: float) -> Batch | None:
@@ -162,7 +165,7 @@ async def end_batch(connection: AsyncConnection, clock: Clock, batch_id: str, ke
             }
             await connection.execute(insert(files).values(**made))
     query = update(batches).where(batches.c.id == batch_id).values(**changes).returning(batches)
-    batch = _batch((await connection.execute(query)).mappings().one())
+    batch = from_row(Batch, (await connection.execute(query)).mappings().one())
     await _tell(connection, clock, batch)
     return batch
 
@@ -186,14 +189,14 @@ async def get_batch(connection: AsyncConnection, team_id: str, batch_id: str, *,
     row = None if "\x00" in batch_id else (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFound(f"There is no batch '{batch_id[:100]}'.", param="batch_id", code="batch_not_found")
-    return _batch(row)
+    return from_row(Batch, row)
 
 
 async def batch_of_output(connection: AsyncConnection, file_id: str) -> Batch | None:
     """Return the batch whose lines a file has."""
     query = select(batches).where((batches.c.output_file_id == file_id) | (batches.c.error_file_id == file_id))
     row = (await connection.execute(query)).mappings().one_or_none()
-    return None if row is None else _batch(row)
+    return None if row is None else from_row(Batch, row)
 
 
 async def list_batches(connection: AsyncConnection, team_id: str, *, after: str | None, limit: int) -> list[Batch]:
@@ -207,7 +210,7 @@ async def list_batches(connection: AsyncConnection, team_id: str, *, after: str 
     rows = (await connection.execute(newest.limit(limit))).mappings().all()
     if after is not None and not rows:
         await check_seen(connection, batches, team_id, after)
-    return [_batch(row) for row in rows]
+    return [from_row(Batch, row) for row in rows]
 
 
 async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None:
@@ -215,10 +218,6 @@ async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None
     if batch.callback_url is not None:
         event = Event.now(clock, EVENTS[batch.status], {"id": batch.id})
         await enqueue(connection, event, team_id=batch.team_id, url=batch.callback_url, batch_id=batch.id)
-
-
-def _batch(row: Mapping[Any, Any]) -> Batch:
-    return Batch(**{name: row[name] for name in Batch.__struct_fields__})
 
 
 ENDED = text(f"""

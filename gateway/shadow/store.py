@@ -15,6 +15,7 @@ from gateway.batch.shapes import Item
 from gateway.batch.store import add_items, begin_batch, make_batch
 from gateway.core.clock import Clock
 from gateway.dialects.chat import ENDPOINT as CHAT
+from gateway.storage.database import from_row
 from router.catalog.catalog import AutoRoute
 from router.recalibration import Comparison
 
@@ -106,7 +107,7 @@ async def ask_waiting(connection: AsyncConnection, clock: Clock) -> int:
 async def ended_calls(connection: AsyncConnection) -> list[Asked]:
     """Return calls whose question has ended, locked until the end of the transaction."""
     rows = (await connection.execute(ENDED, {"limit": AT_ONCE})).mappings()
-    return [Asked(**{name: row[name] for name in Asked.__struct_fields__}) for row in rows]
+    return [from_row(Asked, row) for row in rows]
 
 
 async def keep_found(connection: AsyncConnection, clock: Clock, found: Sequence[Found]) -> None:

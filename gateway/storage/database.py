@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -19,6 +21,8 @@ COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
 POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether Postgres answers, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
+
+T = TypeVar("T", bound=Struct)
 
 
 class Database:
@@ -106,3 +110,8 @@ def create_engine(url: str, *, pool_size: int = 5, application_name: str = "toll
         json_deserializer=msgspec.json.decode,
         hide_parameters=True,
     )
+
+
+def from_row(kind: type[T], row: Mapping[Any, Any], **others: Any) -> T:
+    """Return a struct of a row: each field is the column of its name, but for those in ``others``."""
+    return kind(**{name: row[name] for name in kind.__struct_fields__ if name not in others}, **others)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -26,7 +26,7 @@ from gateway.core.clock import Clock
 from gateway.outbox.signing import Event
 from gateway.outbox.store import enqueue
 from gateway.storage.audit_log import Act, record_act
-from gateway.storage.database import Database
+from gateway.storage.database import Database, from_row
 from gateway.storage.tables import budget_alerts
 
 EVENT = "budget.threshold_reached"
@@ -195,7 +195,11 @@ async def read_spendings(connection: AsyncConnection, day: date) -> list[Spendin
         "charged": list(CHARGED),
         "budgets": ["nanousd_per_day", "nanousd_per_month", "tokens_per_day"],
     }
-    return [_spending(row) for row in (await connection.execute(SPENDINGS, values)).mappings()]
+    rows = (await connection.execute(SPENDINGS, values)).mappings()
+    return [
+        from_row(Spending, row, limits=read_limits(row["limits"]), **{name: int(row[name]) for name in SUMS})
+        for row in rows
+    ]
 
 
 async def _known(connection: AsyncConnection, day: date) -> set[Place]:
@@ -221,18 +225,7 @@ async def _forget(connection: AsyncConnection, places: Collection[Place], day: d
         await connection.execute(delete(budget_alerts).where(budget_alerts.c.created_at < func.now() - KEEP_FOR))
 
 
-def _spending(row: Mapping[Any, Any]) -> Spending:
-    return Spending(
-        team_id=row["team_id"],
-        key_id=row["key_id"],
-        limits=read_limits(row["limits"]),
-        webhook_url=row["webhook_url"],
-        day_tokens=int(row["day_tokens"]),
-        day_nanousd=int(row["day_nanousd"]),
-        month_nanousd=int(row["month_nanousd"]),
-    )
-
-
+SUMS = ("day_tokens", "day_nanousd", "month_nanousd")
 NAMES = ("team_id", "key_id", "limit_name", "period", "threshold")
 PLACE = [budget_alerts.c[name] for name in NAMES]
 TAKE_TURN = text("SELECT pg_try_advisory_xact_lock(hashtext('budget_alerts'))")
