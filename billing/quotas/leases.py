@@ -17,6 +17,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.core.deadlines import running_timeout
 from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, LimitName, RefusedHold, Scope, headroom_of
 from billing.core.ids import EPOCH, day_of
@@ -29,7 +30,6 @@ WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners 
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
 ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
 LEAST_ASKS = 3  # for the same
-STOPPED = 0.5  # seconds beyond a deadline: this process was stopped or busy, and not the database late
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
 TIGHT_LATELY = 1.0  # seconds since a balance became tight, in which others give back what they do not use
 GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
@@ -320,7 +320,7 @@ class Leases:
         """Tell the database of everything returned. Raises what it raises."""
         while rooms := tuple(islice(self._untold, MOST_RETURNS)):
             said, sent = [_told(room) for room in rooms], self.acknowledged
-            async with asyncio.timeout(ASK_WITHIN):
+            async with running_timeout(ASK_WITHIN):
                 beat = await self._store.give_back(self.owner, said)
             if beat is None:
                 return
@@ -436,20 +436,16 @@ class Leases:
         database, and what it cannot answer in time costs it as much as what it can."""
         return min(LONGEST_PACE, max(self.living * OWNER_APART, ANSWERS_APART * self._took))
 
-    async def _take(self, asked: Sequence[_Waiting], *, may_repeat: bool = True) -> Taken | None:
+    async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
         """Ask the database; ``None`` when it does not answer."""
-        day, loop = day_of(asked[0].request.request_id), asyncio.get_running_loop()
+        day = day_of(asked[0].request.request_id)
         if not self.may_ask or day <= self._forgotten:
             return Taken(refused="clock")
         if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
-        began = loop.time()
         try:
             taken = await self._draw(day, list(self._asks(asked)))
         except POSTGRES_AWAY as exc:
-            was_stopped = isinstance(exc, TimeoutError) and loop.time() - began > ASK_WITHIN + STOPPED
-            if was_stopped and may_repeat:
-                return await self._take(asked, may_repeat=False)
             if not self.is_away:
                 log.error("leases_unreachable", error=repr(exc))
             self.is_away = True
@@ -462,7 +458,7 @@ class Leases:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(ASK_WITHIN):
+            async with running_timeout(ASK_WITHIN):
                 taken = await self._store.take(self.owner, text, asks, share)
         except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from billing.core.deadlines import running_timeout
 from billing.core.edges import Clock
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
@@ -88,7 +89,7 @@ class Owner:
         last = loop.time()
         while True:
             try:
-                async with asyncio.timeout(ANSWER_WITHIN):
+                async with running_timeout(ANSWER_WITHIN):
                     await self.beat()
             except POSTGRES_AWAY as exc:
                 if not self._leases.is_away:

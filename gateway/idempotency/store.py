@@ -93,7 +93,7 @@ class IdempotencyStore:
         is past its time. Else say what there is. Raises StoredAnswerUnreadable.
         """
         values = _where(wanted.place) | {"now": self._moment()}
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             row = (await connection.execute(LOOK, values)).one_or_none()
             if row is not None and row.body_digest in wanted.others:  # it began under another pepper
                 wanted = replace(wanted, digest=row.body_digest)
@@ -139,13 +139,13 @@ class IdempotencyStore:
     async def is_stored(self, claim: Claim) -> bool:
         """Whether the call's answer is kept and its record booked, once no earlier try to store it is under way."""
         values = _where(claim.place) | {"request_id": claim.request_id}
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             return (await connection.execute(IS_STORED, values)).scalar_one_or_none() is True
 
     async def release(self, claim: Claim) -> None:
         """Forget a call that ended without an answer to keep, never an answered one: the next request runs it."""
         values = _where(claim.place) | {"request_id": claim.request_id}
-        async with self._database.begin() as connection:
+        async with self._database.at_once() as connection:
             await connection.execute(RELEASE, values)
 
     def lookout(self, wanted: Claim) -> Lookout:
