@@ -9,22 +9,11 @@ import string
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.plain import plain
-from gateway.moderation.rules.genuine import (
-    has_card,
-    is_assigned,
-    is_bearer,
-    is_iban,
-    is_ip,
-    is_login,
-    is_phone,
-    is_random,
-    is_said_card,
-    is_us_ssn,
-)
+from gateway.moderation.rules import genuine
 
 Group = Literal["secrets", "personal_data", "contacts"]
 
@@ -39,7 +28,7 @@ class Rule(NamedTuple):
     group: Group
     marks: tuple[str, ...]
     pattern: re.Pattern[str]
-    is_real: Callable[[str], bool] = lambda found: True
+    is_real: Callable[[str], bool] = genuine.is_any
     before: int = 0
     in_run: bool = False
 
@@ -78,7 +67,18 @@ def foldings(text: str) -> set[str]:
     return {" ".join(one.split()) for one in (plain(text).casefold(), plain(text.casefold()))}
 
 
-def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool] = lambda found: True) -> Iterator[Rule]:
+def _rules(table: dict[str, Any]) -> Iterator[Rule]:
+    for one in table["rules"]:
+        marks = tuple(string.digits if one["marks"] == "digits" else one["marks"])
+        pattern, is_real = re.compile("".join(one["pattern"])), getattr(genuine, one.get("check", "is_any"))
+        yield Rule(one["name"], one.get("group", "secrets"), marks, pattern, is_real, one.get("before", 0))
+    yield from _tokens(table["tokens"], genuine.is_any)
+    yield from _tokens(table["random_tokens"], genuine.is_random)
+    for mark, pattern in table["marked"].items():
+        yield Rule("service_token", "secrets", (mark,), re.compile(pattern))
+
+
+def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool]) -> Iterator[Rule]:
     """Yield a rule for each start of a token. None begins inside a word, though an escaped line break or tab before it
     ends in a letter."""
     for name, rests in kinds.items():
@@ -87,113 +87,7 @@ def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool] = l
             yield Rule(name, "secrets", (start,), re.compile(begun + rest), is_real, in_run="+/" not in rest)
 
 
-def _secret(name: str, marks: str, pattern: str, is_real: Callable[[str], bool] = lambda found: True) -> Rule:
-    return Rule(name, "secrets", tuple(marks.split()), re.compile(pattern), is_real)
-
-
-_STARTS = tomllib.loads((files("gateway") / "moderation" / "rules" / "tokens.toml").read_text())
-_DIGITS = tuple("0123456789")
-# A row of digits, spaces and hyphens, or four groups with another sign between.
-_CARD_LIKE = (  # but no digits of a hash or UUID
-    r"[0-9](?<!\d\d)(?:(?<!\.\d)(?<![0-9a-f-]{7}[a-f].)(?:[ -]{0,2}\d){11,31}(?!\d|[a-f][0-9a-f-]{7})"
-    r"|(?<!\d[._/,\n]\d)\d{3}([._/,\n])\d{4}\1\d{4}\1\d{4}(?!\1?\d))"
-)
-RULES = (
-    _secret("aws_key", "AKIA ASIA", r"(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Z0-9])"),
-    _secret("github_token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{50}"),
-    _secret("slack_token", "xox xapp-", r"xox[abeoprs]-[A-Za-z0-9-]{10}|xapp-\d-[A-Za-z0-9-]{10}"),
-    _secret("slack_webhook", "hooks.slack.com", r"hooks\.slack\.com/services/T\w{6}"),
-    _secret("stripe_key", "k_live_ k_test_", r"[rs]k_(?:live|test)_[A-Za-z0-9]{16}"),
-    _secret("anthropic_key", "sk-ant-", r"sk-ant-[\w-]{20}"),
-    _secret("google_token", "ya29. GOCSPX-", r"ya29\.[\w-]{20}|GOCSPX-[\w-]{20}"),
-    _secret("pypi_token", "pypi-", r"pypi-[\w-]{50}"),
-    _secret("telegram_token", ":AA", r"(?<!\d)\d{8,10}:AA[\w-]{33}"),
-    _secret("digitalocean_token", "doo_v1_ dop_v1_ dor_v1_", r"do[opr]_v1_[0-9a-f]{32}"),
-    _secret("shopify_token", "shpat_ shpca_ shppa_ shpss_", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
-    _secret("azure_key", "AccountKey=", r"AccountKey=[A-Za-z0-9+/=]{40}"),
-    _secret("private_key", "PRIVATE KEY", r"-----BEGIN (?:[A-Z]{2,9} ){0,2}PRIVATE KEY(?: BLOCK)?-----"),
-    _secret("private_key", "PuTTY-User-Key-File", r"PuTTY-User-Key-File-\d"),
-    _secret("private_key", "PrivateKey", r"PrivateKey\s{0,3}=\s{0,3}[A-Za-z0-9+/]{43}="),  # WireGuard
-    *_tokens(_STARTS["tokens"]),
-    *_tokens(_STARTS["random_tokens"], is_random),
-    *(_secret("service_token", mark, pattern) for mark, pattern in _STARTS["marked"].items()),
-    _secret("bearer_token", "earer", r"[Bb]earer[ \t]{1,3}[\w.~+/-]{20,200}", is_bearer),
-    _secret("basic_login", "asic ", r"[Bb]asic [A-Za-z0-9+/]{8,200}={0,2}(?![\w+/])", is_login),
-    _secret(
-        "basic_login", "auth", r"auth[\\\"']{1,4}: ?[\\\"']{1,4}[A-Za-z0-9+/]{8,200}={0,2}(?![\w+/])", is_login
-    ),  # Docker
-    _secret(  # Discord's, whose first part is a number in base64
-        "service_token",
-        ".",
-        r"\.(?:(?<=[MNO][\w-]{23}.)|(?<=[MNO][\w-]{25}.))[\w-]{6}\.[\w-]{27,38}(?![\w-])",
-        is_random,
-    ),
-    _secret("url_password", "://", r"://[^\s:/@]{0,64}:[^\s:/@]{3,128}@[\w.-]"),
-    _secret(
-        "assigned_secret",
-        "= : =>",
-        # From the letter on that is rarest elsewhere: password, secret, token, API key, access key, subscription key.
-        r"[wWcCkK](?i:(?<=passw)(?:or)?d|(?<=sec)ret|(?<=tok)en"
-        r"|(?:(?<=apik)|(?<=api[_-]k)|(?<=accessk)|(?<=access[_-]k)|(?<=subscription-k))ey)"
-        r"\w{0,20}[\\\"']{0,3}[ \t]{0,3}(?:=>|:=|[:=])"
-        r"[ \t]{0,3}[\\\"']{0,3}[\w+/=.~!@#$%^&*-]{16,200}+(?![(\[])",  # a call is code
-        is_assigned,
-    ),
-    Rule("card", "personal_data", _DIGITS, re.compile(_CARD_LIKE), has_card),
-    Rule(
-        "card",
-        "personal_data",
-        ("card", "Card", "CARD"),
-        re.compile(r"(?:card|Card|CARD)[^\d\n]{0,24}[0-9]{12,19}(?!\d)"),
-        is_said_card,
-    ),
-    Rule(
-        "iban",
-        "personal_data",
-        _DIGITS,
-        re.compile(
-            r"[0-9](?<=[A-Za-z]{2}.)(?<![A-Za-z0-9](?<!\\[nrtbfv]).{3})"
-            r"\d(?:[ -]?[A-Za-z0-9]{4}){2,7}[ -]?[A-Za-z0-9]{0,4}"
-        ),
-        is_iban,
-        before=2,
-    ),
-    Rule(
-        "us_ssn",
-        "personal_data",
-        _DIGITS,
-        re.compile(r"[0-9](?<![\d-]\d)\d\d([-. ])\d\d\1\d{4}(?![\d-])"),
-        is_us_ssn,
-    ),
-    Rule(
-        "email",
-        "contacts",
-        ("@",),
-        re.compile(r"@(?<=[\w.+-]@)(?<![\w.+-]{65}@)(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}"),
-    ),
-    Rule(
-        "email",
-        "contacts",
-        tuple(a + at + b for at in ("at", "AT", "@") for a, b in ("()", "[]", "{}", "<>")),
-        re.compile(  # from the bracket on: signs are rarer than letters
-            r"[\[({<](?:(?<=[\w.+-].)|(?<=[\w.+-] .))(?:at|AT|@)[\])}>] ?[\w-]{1,63}"
-            r"(?: ?(?:\.|[\[({<](?:dot|DOT|\.)[\])}>]) ?[\w-]{1,63}){1,8}"
-        ),
-    ),
-    Rule(
-        "phone",
-        "contacts",
-        _DIGITS,
-        re.compile(
-            r"[0-9+(](?<![\w.+-](?<!\\[nrtbfv]).)"  # with a country's code, with an area's, or neither
-            r"(?:(?:(?<=\+)|(?<=0)0)\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{2,5}"
-            r"|(?<=\()\d{1,4}\)[ .-]?\d{2,5}|(?<=\d)\d{1,4})"
-            r"(?:[ .-]\d{2,7}){1,4}(?![\w-])"
-        ),
-        is_phone,
-    ),
-    Rule("ip_address", "contacts", _DIGITS, re.compile(r"[0-9](?<![\d.]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\d.])"), is_ip),
-)
+RULES = tuple(_rules(tomllib.loads((files("gateway") / "moderation" / "rules" / "rules.toml").read_text())))
 
 LONG_RUN = 20
 _RUN_SIGNS = (string.ascii_letters + string.digits + "_-.").encode()
