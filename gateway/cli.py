@@ -176,17 +176,17 @@ def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) ->
 @app.command("complexity")
 def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
-    from gateway.commands.complexity import main as score_lines
+    from gateway.commands.score_lines import score_complexity
 
-    score_lines(sys.stdin, sys.stdout)
+    score_complexity(sys.stdin, sys.stdout)
 
 
 @app.command("moderate")
 def moderate() -> None:
     """Score texts: {"text"} a line in, {"flagged", "categories": {…: 0..1}} a line out."""
-    from gateway.commands.moderate import main as moderate_lines
+    from gateway.commands.score_lines import score_safety
 
-    moderate_lines(sys.stdin, sys.stdout)
+    score_safety(sys.stdin, sys.stdout)
 
 
 def _add_admin_commands(named: str | None = None) -> None:

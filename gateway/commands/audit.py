@@ -11,9 +11,8 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.audit import Difference, Report, audit
 from billing.upkeep.owner_list import ListedOwner, list_owners
 from billing.upkeep.turns import database_moment
-from gateway.commands.command_line import Format, fail, say, show
+from gateway.commands.command_line import Format, fail, open_database, say, show
 from gateway.core.settings import Settings
-from gateway.storage.database import Database
 
 COLUMNS = Difference.__struct_fields__
 
@@ -41,12 +40,9 @@ def run_audit(settings: Settings, day: date | None) -> int:
 
 
 async def _audit(settings: Settings, day: date | None) -> tuple[list[date], list[Report], list[ListedOwner]]:
-    database = Database(settings.database_url, pool_size=1, application_name="tollgate audit")
-    try:
+    async with open_database(settings, "tollgate audit") as database:
         async with database.begin() as connection:
             today = (await database_moment(connection)).date()
             owners = await list_owners(connection)
         days = [day] if day is not None else [today - timedelta(days=1), today]
         return days, [await audit(database, each, today=today) for each in days], owners
-    finally:
-        await database.close()

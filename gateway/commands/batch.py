@@ -25,14 +25,13 @@ from gateway.batch.retention import check_retained
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.batch.store import Batch, get_batch, make_batch
 from gateway.batch.views import batch_view
-from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.commands.command_line import Format, FormatOption, open_database, read_settings, run, say, show
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.dialects.chat import ENDPOINT as CHAT
 from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
-from gateway.storage.database import Database
 from gateway.storage.tables import batches, teams
 from protocol.errors import BadRequest, NotFound
 
@@ -126,12 +125,9 @@ def results(
     run(settings, check)
 
     async def write() -> None:
-        database = Database(settings.database_url, pool_size=1)
-        try:
+        async with open_database(settings) as database:
             async for page in read_results(database, batch_id, ERRORS if failed else ENDED):
                 sys.stdout.buffer.write(page)
-        finally:
-            await database.close()
 
     asyncio.run(write())
     sys.stdout.buffer.flush()
@@ -168,11 +164,8 @@ def _tell_end(settings: Settings, batch: Batch) -> int:
 
 async def _first_failures(settings: Settings, batch_id: str) -> list[str]:
     """Return the first failed requests of a batch, each with why it failed, on one line."""
-    database = Database(settings.database_url, pool_size=1)
-    try:
+    async with open_database(settings) as database:
         page = await anext(read_results(database, batch_id, ERRORS), b"")
-    finally:
-        await database.close()
     return [_failure(msgspec.json.decode(line)) for line in page.splitlines()[:FIRST_FAILURES]]
 
 

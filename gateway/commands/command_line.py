@@ -76,12 +76,13 @@ def run(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T
 
 
 async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    database = Database(settings.database_url, pool_size=1, application_name="tollgate cli")
-    try:
-        async with database.begin() as connection:
-            return await act(connection)
-    finally:
-        await database.close()
+    async with open_database(settings) as database, database.begin() as connection:
+        return await act(connection)
+
+
+def open_database(settings: Settings, application_name: str = "tollgate cli") -> Database:
+    """Return a way to Postgres for one command."""
+    return Database(settings.database_url, pool_size=1, application_name=application_name)
 
 
 def cli_actor() -> Act:

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from gateway.config.catalog import read_catalogue
+from gateway.config.catalog import leave_out, read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
-from gateway.config.left_out import leave_out
 from gateway.config.readers import (
     duration,
     duration_or_zero,
@@ -23,16 +22,30 @@ from gateway.config.readers import (
     number,
     one_of,
     origin,
+    secret,
     secrets,
     strong_secret,
     struct_of,
+    switch,
     text,
     url,
 )
-from gateway.config.safety import read_safety
 from gateway.config.tree import ConfigFaults, Fault, Node, Section, merge, read_file, tree_of
 from gateway.core.keys import KEY_PREFIX
-from gateway.core.settings import BatchLimits, QueueSettings, QuotaSettings, Retention, Settings, Tracing
+from gateway.core.settings import (
+    AbuseSettings,
+    BatchLimits,
+    CheckerSettings,
+    Level,
+    QueueSettings,
+    QuotaSettings,
+    Retention,
+    Safety,
+    Settings,
+    Tracing,
+)
+from gateway.moderation.classifier.plain import visible
+from gateway.moderation.rules.policy import NAMES
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 
@@ -118,11 +131,46 @@ _TRACING = struct_of(
     Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
 )
 
+
+def _phrase(node: Node, faults: Faults) -> str | None:
+    """Read a phrase, in lower case with single spaces."""
+    phrase = text(node, faults)
+    if phrase is not None and not visible(phrase).strip():  # it would stand in every text
+        return complain(node, faults, "expected a phrase, found invisible characters alone")
+    return None if phrase is None else " ".join(phrase.casefold().split())
+
+
+# What the content policy does where.
+_LEVEL = one_of("block", "flag", "off")
+_ABUSE = struct_of(AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration})
+_CHECKER = struct_of(
+    CheckerSettings,
+    {
+        "url": url(("https", "http"), "https://checker.example.com/v1/moderations"),
+        "api_key": secret,
+        "deadline": duration,
+        "on_failure": one_of("allow", "block"),
+    },
+    needed=("url",),
+)
+_SAFETY = struct_of(
+    Safety,
+    {
+        "input": _LEVEL,
+        "output": _LEVEL,
+        "levels": struct_of(dict[str, Level], dict.fromkeys(NAMES, _LEVEL)),
+        "deny": list_of(_phrase, what="phrases"),
+        "teams_may_loosen": switch,
+        "abuse": _ABUSE,
+        "checker": _CHECKER,
+    },
+)
+
 # What may be left out: then the default of Settings holds.
 _OPTIONAL: dict[str, Read[Any]] = {
     "metrics_keys": secrets(0, strong_secret),
     "other_key_peppers": secrets(0),
-    "safety": read_safety,
+    "safety": _SAFETY,
     "quotas": struct_of(QuotaSettings, {"standalone_share": number(0, 1, above=True)}),
     "queue": struct_of(QueueSettings, {"per_team": integer(0), "wait": duration}),
     "batch": struct_of(BatchLimits, {"queued_tokens": integer(1), "stored_bytes": integer(1)}),

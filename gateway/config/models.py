@@ -20,7 +20,6 @@ from gateway.core.settings import ProviderSettings
 from gateway.model_facts.claude_models import rules_of
 from gateway.model_facts.known_outputs import longest_output
 from gateway.model_facts.listed_models import ListedModel, NoPrice
-from gateway.model_facts.price_library import listed_model
 from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
 
@@ -107,6 +106,8 @@ def _tokenizer(node: Node, faults: Faults) -> str | None:
 def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None) -> ListedModel | NoPrice:
     if provider is not None and provider.self_hosted:
         return NoPrice("no price library knows our own engine")
+    from gateway.model_facts.price_library import listed_model
+
     endpoints = provider.endpoints if provider is not None else ()
     return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
 

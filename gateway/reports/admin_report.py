@@ -1,5 +1,7 @@
-# The report of the whole deployment, for admins: every team and model, what was charged and what our own GPUs cost,
-# what each replica cost while no call used it, and what the same tokens would have cost at a commercial model.
+# What operators of the deployment see. The report: every team and model, what was charged and what our own GPUs cost,
+# what each replica cost while no call used it, and what the same tokens would have cost at a commercial model. The
+# usage: sums over every team, the dearest lines, and the teams a page at a time; Postgres adds up, and what is read
+# does not grow with the number of teams.
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from billing.ledger.comparison import Use, sum_of, uses_of
 from billing.ledger.grouping import GroupBy
 from billing.ledger.instances import InstanceCost, idle_costs
 from billing.ledger.statements import Line, Totals, period
-from gateway.accounts.serializers import dollars
+from gateway.accounts.serializers import dollars, list_view, team_view
+from gateway.accounts.teams import list_teams
 from gateway.reports.csv_text import csv_of
 from gateway.reports.usage_analysis import (
     Analysis,
@@ -26,8 +29,10 @@ from gateway.reports.usage_analysis import (
     shares_view,
     use_view,
 )
+from gateway.reports.usage_report import corrections_view, total_view
 from router.catalog.catalog import Catalog
 
+DEAREST = 20  # lines of a team and model; the rest is one more
 COLUMNS = (
     "team_id",
     "model",
@@ -96,6 +101,31 @@ def report_rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return results + idle
 
 
+async def admin_usage(
+    connection: AsyncConnection, first: date, last: date, *, after: str | None, limit: int
+) -> dict[str, Any]:
+    """Return what all teams used from ``first`` to ``last``, in the shape of GET /admin/usage.
+
+    The connection's transaction has asked nothing yet.
+    """
+    await see_one_moment(connection)
+    whole = await period(connection, None, first, last, GroupBy.TEAM, GroupBy.MODEL, most=DEAREST)
+    records = await list_teams(connection, after=after, limit=limit + 1)
+    page = [record.team.id for record in records[:limit]]
+    of_page = await period(connection, None, first, last, GroupBy.TEAM, teams=page)
+    used = {line.groups[0]: line for line in of_page.lines}
+    unused = Line(groups=(), total=Totals(), corrections=Totals())
+    teams = [{**team_view(record), "usage": _sums(used.get(record.team.id, unused))} for record in records]
+    return {
+        "from": first.isoformat(),
+        "to": last.isoformat(),
+        "total": {**total_view(whole.total, True), **corrections_view(whole.corrections, True)},
+        "dearest": [_dearest(line) for line in whole.lines],
+        "is_closed": whole.is_closed,
+        **list_view(teams, limit),
+    }
+
+
 def _line(use: Use, shared: Use, late: Mapping[tuple[str | None, ...], Totals]) -> dict[str, Any]:
     team_id, model = use.groups
     return {
@@ -147,3 +177,12 @@ def _gpu_view(costs: Sequence[InstanceCost]) -> dict[str, Any]:
         "idle_usd": dollars(sum(cost.idle_nanousd for cost in costs)),
     }
     return {"instances": lines, "instances_total": sums}
+
+
+def _dearest(line: Line) -> dict[str, Any]:
+    team_id, model = line.groups
+    return {"team_id": team_id, "model": model, "others": line.others, **_sums(line)}
+
+
+def _sums(line: Line) -> dict[str, Any]:
+    return {**total_view(line.total, True), **corrections_view(line.corrections, True)}

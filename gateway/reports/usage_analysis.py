@@ -19,9 +19,8 @@ from billing.ledger.statements import period
 from gateway.accounts.serializers import cost_view, dollars
 from gateway.accounts.teams import get_team
 from gateway.core.settings import Settings
-from gateway.reports.query_timeout import added_up_by_call
 from gateway.reports.usage_period import Period
-from gateway.reports.usage_report import usage_of
+from gateway.reports.usage_report import added_up_by_call, usage_of
 from protocol.errors import BadRequest, invalid_value
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import ModelSpec

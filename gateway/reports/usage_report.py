@@ -3,21 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec.structs import asdict
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.grouping import reads_calls
 from billing.ledger.statements import Line, Statement, Totals, period
 from gateway.accounts.serializers import cost_view, dollars
 from gateway.reports.csv_text import csv_of
-from gateway.reports.query_timeout import added_up_by_call
 from gateway.reports.usage_period import Period
+from protocol.errors import BadRequest
 
 # What a CSV says of corrections, which JSON has as an object.
 CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
+
+WITHIN = 8  # seconds; less than the client of the database waits, so that it is the server that says so
+CANCELLED = "57014"  # Postgres: query_canceled
 
 
 async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_admin: bool) -> dict[str, Any]:
@@ -41,6 +47,26 @@ async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, 
         "total": {**sums, **late},
         "is_closed": statement.is_closed,
     }
+
+
+@asynccontextmanager
+async def added_up_by_call(connection: AsyncConnection, within: float = WITHIN) -> AsyncIterator[None]:
+    """Run queries over single calls. Raises BadRequest when there are too many of them to be added up in time.
+
+    The transaction can go on after it.
+    """
+    try:
+        async with connection.begin_nested():
+            await connection.execute(text(f"SET LOCAL statement_timeout = {round(within * 1000)}"))
+            yield
+    except DBAPIError as exc:
+        if getattr(exc.orig, "sqlstate", None) != CANCELLED:
+            raise
+        raise BadRequest(
+            f"These days hold too many calls to be added up one by one in {within:g} seconds. Ask for fewer days.",
+            param="from",
+            code="period_too_long",
+        ) from exc
 
 
 def usage_csv(usage: Mapping[str, Any]) -> str:

@@ -34,50 +34,9 @@ CALLBACKS = text("""
 log = structlog.get_logger(__name__)
 
 
-@asynccontextmanager
-async def work_metrics(
-    address: tuple[str, int] | None,
-    metrics: Metrics,
-    database: Database,
-    running: Callable[[], int],
-    budgets: Callable[[], Mapping[tuple[str, str], float]],
-) -> AsyncIterator[None]:
-    """Answer scrapes of ``address``, if one is given. ``running``: batch requests that run in this process;
-    ``budgets``: the share of each team's budgets that is used, by team and limit.
-
-    Raises OSError when the port is taken.
-    """
-    if address is None:
-        yield
-        return
-    config = uvicorn.Config(
-        _Work(metrics, database, running, budgets).answer,
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        proxy_headers=False,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-    )
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    with open_socket(*address) as listener:
-        server = await loop.create_server(lambda: HttpProtocol(config, state, {}), sock=listener)
-        log.info("metrics_served", host=address[0], port=listener.getsockname()[1])
-        try:
-            yield
-        finally:
-            server.close()
-            if state.tasks:
-                await asyncio.wait(state.tasks, timeout=LOOK_WITHIN)
-            for connection in list(state.connections):
-                connection.transport.abort()
-
-
-class _Work:
-    """Everything that a worker shows."""
+class WorkMetrics:
+    """Everything that a worker shows. ``running``: batch requests that run in this process; ``budgets``: the share of
+    each team's budgets that is used, by team and limit."""
 
     def __init__(
         self,
@@ -90,6 +49,37 @@ class _Work:
         self._database = database
         self._running = running
         self._budgets = budgets
+
+    @asynccontextmanager
+    async def served_at(self, address: tuple[str, int] | None) -> AsyncIterator[None]:
+        """Answer scrapes of ``address``, if one is given. Raises OSError when the port is taken."""
+        if address is None:
+            yield
+            return
+        config = uvicorn.Config(
+            self.answer,
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+        )
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        with open_socket(*address) as listener:
+            server = await loop.create_server(lambda: HttpProtocol(config, state, {}), sock=listener)
+            log.info("metrics_served", host=address[0], port=listener.getsockname()[1])
+            try:
+                yield
+            finally:
+                server.close()
+                if state.tasks:
+                    await asyncio.wait(state.tasks, timeout=LOOK_WITHIN)
+                for connection in list(state.connections):
+                    connection.transport.abort()
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer any request with all metrics, as an ASGI app."""

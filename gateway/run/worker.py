@@ -28,7 +28,7 @@ from gateway.run.process import open_process
 from gateway.run.purger import Purger
 from gateway.run.reload import Read, Reloader
 from gateway.run.tuning import spare_what_stays
-from gateway.run.work_metrics import work_metrics
+from gateway.run.work_metrics import WorkMetrics
 from gateway.shadow.comparer import Comparer
 from gateway.storage.books import Books
 from gateway.storage.database import Database
@@ -87,9 +87,8 @@ async def _work(
         batches, comparer = batch_runner_of(parts, concurrency), comparer_of(parts)
         purger = Purger(settings.retention, database, clock)
         budgets = BudgetAlerts(database, clock)
-        await stack.enter_async_context(
-            work_metrics(metrics_at, metrics, database, lambda: batches.running, lambda: budgets.used)
-        )
+        shown = WorkMetrics(metrics, database, lambda: batches.running, lambda: budgets.used)
+        await stack.enter_async_context(shown.served_at(metrics_at))
         log.info("worker_started", owner=books.owner.id)
         if settings.other_key_peppers:
             await _reseal(database, sealer)

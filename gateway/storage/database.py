@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,13 +26,19 @@ T = TypeVar("T", bound=Struct)
 
 
 class Database:
-    """Postgres, through a small pool. One object per process, closed by its creator."""
+    """Postgres, through a small pool. One object per process, closed by its creator or at the end of ``async with``."""
 
     def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
         self.url = url
         self._heard = 0.0  # monotonic seconds; when a transaction last went through
         self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
         self._at_once = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection inside one short transaction: committed at the end, rolled back by an exception.

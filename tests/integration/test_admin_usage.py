@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.money import to_decimal, to_nano
 from billing.ledger.corrections import Correction, add_correction
 from billing.ledger.ledger import insert_records
-from gateway.reports.admin_usage import DEAREST, admin_usage
+from gateway.reports.admin_report import DEAREST, admin_usage
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
 from tests.support.clock import SetClock

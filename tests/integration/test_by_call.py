@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from gateway.reports.query_timeout import added_up_by_call
+from gateway.reports.usage_report import added_up_by_call
 from gateway.storage.database import Database
 from protocol.errors import BadRequest
 

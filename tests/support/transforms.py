@@ -31,7 +31,7 @@ NOT_OF_CALLERS = (  # they read what an operator says, or a name
     *("gateway.http.unknown_urls", "gateway.upstreams.resilience"),
     *("gpu_backend.server.checkpoint.model_source", "gpu_backend.server.checkpoint.model_registry"),
     *("gpu_backend.server.checkpoint.checkpoint", "gpu_backend.server.serving", "gpu_backend.server.settings"),
-    *("protocol.serving.listening", "protocol.serving.lines"),
+    "protocol.serving.listening",
 )
 
 # What is read, by the type of a function's first parameter.

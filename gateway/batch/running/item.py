@@ -11,12 +11,13 @@ import structlog
 from msgspec import Struct
 
 from billing.core.records import UsageRecord
+from gateway.accounts.teams import find_caller_of_key
 from gateway.batch.claims import ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import response_of
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
-from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked
+from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, TeamSuspended
 from gateway.core.principals import Caller
 from gateway.dialects.endpoint import ReplyWriter
 from gateway.dialects.options import options_of, routing_options
@@ -24,13 +25,15 @@ from gateway.dialects.table import FOR_BATCHES
 from gateway.inference.answer import Inference
 from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.reply import Ending, Reply
+from gateway.storage.database import Database
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
-from protocol.errors import BadRequest, Overloaded, ServiceError
+from protocol.errors import BadRequest, InvalidKey, Overloaded, ServiceError
 from router.catalog.targets import Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
 UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails: every try writes a usage record
+BELIEVED = 2.0  # seconds for which what was read of a caller holds
 
 CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
@@ -127,6 +130,34 @@ class ItemRunner:
             pass  # stored and paid by ``keep``, as an answer is
         finally:
             reply.close()
+
+
+class Senders:
+    """Callers of batches, by key, as they are while a batch runs: one whose key is revoked or whose team is suspended
+    sends no more."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._known: dict[str, tuple[float, Caller | None]] = {}  # by key, and when they were read
+
+    async def find(self, key_id: str) -> Caller:
+        """Return the caller of a key. Raises InvalidKey or TeamSuspended where it may send nothing any more."""
+        caller = await self._look_up(key_id)
+        if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
+            raise InvalidKey("The key that sent this batch is revoked or expired.")
+        if caller.team.is_suspended:
+            raise TeamSuspended(f"The team '{caller.team.id}' is suspended. Ask an admin of this gateway.")
+        return caller
+
+    async def _look_up(self, key_id: str) -> Caller | None:
+        now = self._clock.monotonic()
+        read_at, caller = self._known.get(key_id, (float("-inf"), None))
+        if now - read_at > BELIEVED:
+            async with self._database.begin() as connection:
+                caller = await find_caller_of_key(connection, key_id)
+            self._known[key_id] = (now, caller)
+        return caller
 
 
 def _wait_or_end(error: ServiceError, claim: ClaimedItem, request_id: str) -> ItemResult | RetryLater:

@@ -13,7 +13,6 @@ from typing import Any
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
-from gateway.accounts.senders import Senders
 from gateway.batch.checking import check_next_input
 from gateway.batch.claims import (
     LEASE,
@@ -30,7 +29,7 @@ from gateway.batch.finishing import ItemResult, expire_batches, failed_result, f
 from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
 from gateway.batch.running.backpressure import Backpressure
 from gateway.batch.running.finisher import Finisher
-from gateway.batch.running.item import ItemRunner, RetryLater
+from gateway.batch.running.item import ItemRunner, RetryLater, Senders
 from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock

@@ -26,8 +26,7 @@ from gateway.http.exchange import (
     read_parameters,
     read_query,
 )
-from gateway.reports.admin_report import admin_report, report_csv
-from gateway.reports.admin_usage import admin_usage
+from gateway.reports.admin_report import admin_report, admin_usage, report_csv
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv

@@ -13,8 +13,7 @@ from genai_prices.types import Usage as TheirUsage
 from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep, cost_of
 from gateway.model_facts.listed_models import ListedModel, NoPrice
-from gateway.model_facts.price_library import listed_model
-from gateway.model_facts.price_listings import read_listing
+from gateway.model_facts.price_library import listed_model, read_listing
 from protocol.usage import Usage
 
 OPENAI = {"provider": "openai", "base_url": "https://api.openai.com/v1"}

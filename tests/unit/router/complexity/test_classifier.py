@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from gateway.commands.complexity import main
+from gateway.commands.score_lines import score_complexity
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
 from protocol.completions import CompletionRequest
 from router.catalog.errors import ArtifactMismatch
@@ -231,7 +231,7 @@ def test_the_pipe_answers_line_by_line_and_survives_faults() -> None:
     ]
     out = io.StringIO()
 
-    main(io.StringIO("\n".join(lines)), out)
+    score_complexity(io.StringIO("\n".join(lines)), out)
     answers = [json.loads(line) for line in out.getvalue().splitlines()]
 
     assert [list(answer) for answer in answers] == [["small_suffices"], *[["error"]] * 4, ["small_suffices"]]

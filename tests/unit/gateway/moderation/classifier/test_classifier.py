@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gateway.commands.moderate import main
+from gateway.commands.score_lines import score_safety
 from gateway.moderation.classifier.classifier import FORMAT, HEADS, MANIFEST, PLACES, WEIGHTS, Classifier, readings
 from gateway.moderation.classifier.meaning import KINDS
 from router.catalog.errors import ArtifactMismatch
@@ -171,7 +171,7 @@ def test_the_pipe_answers_line_by_line_and_survives_faults(shipped: Classifier) 
     """Each line of input has one line of answer; a faulty one says why and the next is answered."""
     out = io.StringIO()
 
-    main(io.StringIO('{"text": "hello"}\n\nnot json\n{"text": 3}\n{}\n{"text": "hello"}\n'), out, shipped)
+    score_safety(io.StringIO('{"text": "hello"}\n\nnot json\n{"text": 3}\n{}\n{"text": "hello"}\n'), out, shipped)
     answers = [json.loads(line) for line in out.getvalue().splitlines()]
 
     assert [list(answer) for answer in answers] == [

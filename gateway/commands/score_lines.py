@@ -1,0 +1,78 @@
+# `tollgate complexity` and `tollgate moderate`: a line with a prompt, a conversation or a text in, a line with scores
+# out. For evaluation, and for looking at what the router thinks and the content policy sees. Each loads its own model.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.moderation.classifier.classifier import FLAGGED, Classifier
+from protocol.chat import ChatRequest, Message
+from protocol.errors import BadRequest
+from router.complexity.classifier import Complexity
+
+T = TypeVar("T")
+
+
+class Question(Struct, frozen=True):
+    """A prompt, or the messages of a conversation."""
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+
+
+class Text(Struct, frozen=True):
+    """One text."""
+
+    text: str
+
+
+def score_complexity(stdin: TextIO, stdout: TextIO, complexity: Complexity | None = None) -> None:
+    """Answer each line of ``stdin`` with ``{"small_suffices": 0..1}``, or ``{"error": …}`` where it is faulty."""
+    complexity = Complexity.load() if complexity is None else complexity
+    _answer_lines(
+        stdin, stdout, Question, lambda line: {"small_suffices": complexity.small_suffices(_request_of(line))}
+    )
+
+
+def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = None) -> None:
+    """Answer each line of ``stdin`` with ``{"flagged", "categories": {…: 0..1}}``, or ``{"error": …}`` if faulty."""
+    classifier = Classifier.load() if classifier is None else classifier
+
+    def answer(line: Text) -> dict[str, Any]:
+        scores = classifier.score(line.text)
+        return {"flagged": max(scores.values()) >= FLAGGED, "categories": scores}
+
+    _answer_lines(stdin, stdout, Text, answer)
+
+
+def _request_of(line: Question) -> ChatRequest:
+    if (line.prompt is None) == (line.messages is None):
+        raise BadRequest("give either prompt or messages")
+    if line.messages == ():
+        raise BadRequest("messages is empty")
+    return ChatRequest(model="auto", messages=line.messages or (Message(role="user", content=line.prompt),))
+
+
+def _answer_lines(stdin: TextIO, stdout: TextIO, kind: type[T], answer: Callable[[T], Mapping[str, Any]]) -> None:
+    """Answer each line of ``stdin``, a ``kind``, with an object, or with ``{"error": …}`` where it is faulty.
+
+    Blank lines are passed over; every other line has one line of answer, written at once, so that a caller may wait for
+    it.
+    """
+    for line in stdin:
+        if line.strip():
+            stdout.write(msgspec.json.encode(_answered(line, kind, answer)).decode() + "\n")
+            stdout.flush()
+
+
+def _answered(line: str, kind: type[T], answer: Callable[[T], Mapping[str, Any]]) -> Mapping[str, Any]:
+    try:
+        return answer(msgspec.json.decode(line.encode("utf-8", "surrogateescape"), type=kind))
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return {"error": f"not a line that can be scored: {exc}"}
+    except BadRequest as exc:
+        return {"error": exc.message}
