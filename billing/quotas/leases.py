@@ -285,6 +285,7 @@ class Leases:
             tomorrow = self._rooms_on(today + 1, scope)
             if asks:
                 self._take_in(await self._draw(today + 1, [asks]), today + 1, tomorrow)
+                self._return_tight()  # the bell may have rung while the answer was on its way
 
     def leave(self) -> None:
         """Return everything that no running call holds; nothing is held from now on."""

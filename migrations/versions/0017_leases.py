@@ -325,10 +325,9 @@ FUNCTIONS = {
             END IF;
             WITH said AS (
                 SELECT lease.scope, lease.unit, lease.day, lease.granted - lease.returned AS before,
-                       greatest(lease.granted, room.granted) AS granted,
-                       least(
-                           greatest(lease.returned, room.returned), greatest(lease.granted, room.granted) - lease.spent
-                       ) AS returned
+                       greatest(lease.granted, room.granted, greatest(lease.returned, room.returned) + lease.spent)
+                           AS granted,
+                       greatest(lease.returned, room.returned) AS returned
                 FROM unnest(scopes, units, days, grants, returns) AS room (scope, unit, day, granted, returned)
                 JOIN leases AS lease ON lease.owner = tell_leases.owner AND lease.scope = ANY (scopes)
                                     AND lease.scope = room.scope AND lease.unit = room.unit
@@ -472,13 +471,15 @@ FUNCTIONS = {
         END
     """,
     # Sets the caps of a scope's open balances to what its row says, in the transaction that changed it. Where more than
-    # the new cap is drawn, the owners are called to return what they do not use.
+    # the new cap is drawn, the owners are called to return what they do not use. How tight the others are shows at the
+    # next grant: what was drawn since a limit was taken away was drawn untold of any.
     "follow_limits(of text, moment timestamptz DEFAULT NULL) RETURNS void LANGUAGE plpgsql": """
         BEGIN
             PERFORM FROM balances AS balance WHERE balance.scope = of
             ORDER BY balance.scope, balance.unit, balance.period
             FOR NO KEY UPDATE;
-            UPDATE balances AS balance SET cap = cap_of(balance.scope, balance.unit, balance.period)
+            UPDATE balances AS balance
+            SET cap = cap_of(balance.scope, balance.unit, balance.period), tight_since = NULL
             WHERE balance.scope = of;
             UPDATE balances AS balance SET tight_since = coalesce(moment, clock_timestamp())
             WHERE balance.scope = of AND left_of(balance) < 0;

@@ -12,7 +12,11 @@ from sqlalchemy import text
 
 from billing.core.holds import Limits, RefusedHold
 from billing.journal.owner_files import note_told
+from billing.quotas.lease_store import NANOUSD, Told
 from gateway.storage.database import Database
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+from tests.support.lessee import Lessee
 from tests.support.owners import Process, open_process
 
 CAP = Limits(nanousd_per_day=10_000_000)
@@ -141,6 +145,21 @@ async def test_a_database_that_forgot_is_told_again(start: Start, database: Data
     running.settle()
     await process.stop()
     assert await money(database) == (800_000, 800_000)
+
+
+async def test_a_database_that_forgot_is_told_of_every_return(database: Database, clock: SetClock) -> None:
+    """Also where rows that were delivered first spent more than the grants that it remembers: as told, not as fits."""
+    owner = await Lessee(database, clock).begin()
+    assert await owner.draw(0, 10_000)
+    await owner.book(make_record(clock.new_id(), cost_nanousd=12_000))
+    told = [Told(scope, NANOUSD, f"{clock.today()}", 10_000, 4_000) for scope in ("team:team_a", "key:key_a")]
+    await owner.store.set_again(owner.id, told)
+
+    async with database.begin() as connection:
+        query = text("SELECT granted, returned, spent FROM leases WHERE unit = 'nanousd'")
+        leases = (await connection.execute(query)).all()
+    assert set(leases) == {(16_000, 4_000, 12_000)}
+    assert await money(database) == (12_000, 12_000)
 
 
 async def test_a_balance_that_was_tight_before_the_lost_moments_is_tight_again(

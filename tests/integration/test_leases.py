@@ -70,6 +70,11 @@ class House:
         assert refused is None, refused
         return request
 
+    @staticmethod
+    def give_up(leases: Leases, request: HoldRequest) -> None:
+        """End a call that used nothing."""
+        leases.settle(request.request_id, 0, 0)
+
     async def refused(self, leases: Leases, tokens: int = 100, cost: int = 1000) -> RefusedHold:
         """Ask for a call that must have none; return what is said."""
         request = self.ask(tokens, cost)
@@ -463,6 +468,21 @@ async def test_a_lowered_cap_stops_grants_and_calls_idle_room_back(house: House)
     assert await house.drawn() == 500
     assert one.is_held(running.request_id)
     await house.hold(other, tokens=100)
+
+
+async def test_a_limit_that_is_set_again_calls_back_what_was_drawn_without_it(house: House) -> None:
+    """A balance that was tight before its limit was taken away: what owners drew since comes to a caller in need."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    rich, poor = await house.process("a"), await house.process("b")
+    house.give_up(rich, await house.hold(rich, tokens=900))
+    while await house.drawn():
+        await asyncio.sleep(0.005)
+    await house.limit()
+    for tokens in (100, 200):
+        house.give_up(rich, await house.hold(rich, tokens=tokens))
+    await house.limit(team=Limits(tokens_per_day=await house.drawn() + 10))
+    async with house.bell(rich, poor):
+        await house.hold(poor, tokens=200)
 
 
 async def test_the_end_of_a_day_returns_what_is_left_to_the_month(house: House) -> None:

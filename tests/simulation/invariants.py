@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from billing.core.records import Status
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
-from billing.quotas.leases import ASK_WITHIN
+from billing.quotas.leases import ASK_WITHIN, LONGEST_PACE
 from billing.upkeep.owner import EVERY
 from tests.simulation.sql_model import (
     MISSED,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NOTHING = Lease()
 HELD_UP = 2 * ASK_WITHIN + EVERY + 0.1  # seconds by which an unheard answer delays a return, and another one a beat
 IDLE_FOR = 0.25 + EVERY + 0.15  # seconds; the last part for statements, each up to 60 ms, and between two looks
+HEARD_FOR = LONGEST_PACE + 0.3  # seconds, of an owner that has heard the bell: the last part as before
 
 Idle = tuple[str, Key, str]  # an owner's lease, and the tight balance that it is drawn from
 
@@ -160,7 +161,8 @@ def check_idle(world: World, idle: dict[Idle, tuple[float, int]]) -> dict[Idle, 
                     if lease.returned > returned or not world.answers(process, since - HELD_UP):
                         since = now
                     found[which] = since, lease.returned
-                    if now - since > IDLE_FOR:
+                    is_heard = process.bells.get(room.scope, 0.0) >= (model.balances[key].tight_since or 0.0)
+                    if now - since > (HEARD_FOR if is_heard else IDLE_FOR):
                         raise Broken(7, f"{which} has been idle for {now - since:.2f} s: {lease}, {room.used} used")
     return found
 

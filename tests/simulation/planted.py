@@ -20,6 +20,9 @@ from tests.simulation.story import Plan
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 QUIET = Plan(faults=(), trouble=Trouble())
+UNHEARD = Plan(calls=200, pause=1.0, faults=(), trouble=Trouble(unheard=0.02))
+LIMITED = Plan(calls=100, pause=1.0, faults=("limits",), trouble=Trouble(unheard=0.02))
+SLOW = Plan(faults=("limits",), fault_every=0.5, trouble=Trouble(slow_back=1.0))
 CORRECTED = Plan(faults=("correct", "correct", "limits"), fault_every=0.5, trouble=Trouble())
 DEATHS = Plan(faults=("die_unheard",), fault_every=2.0)
 
@@ -195,6 +198,36 @@ def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owner, "_recover", recover)
 
 
+def _unheard_grants_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    async def read_nothing(self: Leases) -> None:
+        self._unread = {}
+
+    patch.setattr(Leases, "read_again", read_nothing)
+
+
+def _answers_overwrite_the_bell(patch: pytest.MonkeyPatch) -> None:
+    def take_in(self: Leases, taken: Any, day: int, asked: Iterable[Room]) -> None:
+        rooms = list(asked)
+        for room in rooms:
+            room.is_recalled = False
+        take_in_once(self, taken, day, rooms)
+
+    take_in_once = Leases._take_in
+    patch.setattr(Leases, "_take_in", take_in)
+
+
+def _limits_leave_balances_as_tight_as_they_were(patch: pytest.MonkeyPatch) -> None:
+    def set_limits(self: SqlModel, scope: str, limits: dict[str, int], moment: float) -> None:
+        before = {key: row.tight_since for key, row in self.balances.items()}
+        set_once(self, scope, limits, moment)
+        for key, row in tuple(self.balances.items()):
+            if key[0] == scope and row.tight_since is None:
+                self._put(self.balances, key, replace(row, tight_since=before[key]))
+
+    set_once = SqlModel.set_limits
+    patch.setattr(SqlModel, "set_limits", set_limits)
+
+
 def _the_dead_are_not_delivered_again(patch: pytest.MonkeyPatch) -> None:
     async def end_dead(self: Owner) -> None:
         for one in dead(self._journal.directory):
@@ -236,6 +269,9 @@ BUGS = (
         Plan(faults=("detach", "crash"), fault_every=1.5),
     ),
     Bug("idle room is never given back", (6, 7), _idle_room_is_kept, QUIET),
+    Bug("an unheard grant stays unknown", (7,), _unheard_grants_are_not_read, UNHEARD),
+    Bug("an answer overwrites the bell", (7,), _answers_overwrite_the_bell, SLOW),
+    Bug("another limit leaves a balance tight", (7,), _limits_leave_balances_as_tight_as_they_were, LIMITED),
     Bug("callers wait in vain", (7,), _callers_wait_on, QUIET),
     Bug("a lease takes all that is left", (8,), _share_is_not_kept),
     Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),

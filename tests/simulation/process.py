@@ -103,6 +103,7 @@ class Process:
         self.forgotten = 0  # times that it did
         self.has_begun = False
         self.is_leaving = False
+        self.bells: dict[str, float] = {}  # by scope: when its bell was last heard, by the database's time
         self.excess: dict[Any, int] = {}  # by room: what was billed beyond its hold, or held of no cap without asking
         self._force, self.leases.force = self.leases.force, self._force_open  # type: ignore[method-assign]
         self._loops: list[asyncio.Task[None]] = []
@@ -143,6 +144,11 @@ class Process:
         await self.owner.stop()
         self.journal.close()
         self.world.gone(self)
+
+    def hear_bell(self, scope: str) -> None:
+        """Hear that a scope has become tight."""
+        self.bells[scope] = self.world.now
+        self.leases.recall([scope])
 
     # -- calls
 

@@ -230,7 +230,7 @@ class SqlModel:
         self._put(self.limits, scope, limits)
         for key, balance in tuple(self.balances.items()):
             if key[0] == scope:
-                balance = replace(balance, cap=self._cap_of(*key))
+                balance = replace(balance, cap=self._cap_of(*key), tight_since=None)
                 if balance.cap is not None and balance.left < 0:
                     balance = replace(balance, tight_since=moment)
                     self.on_notify(scope)
@@ -310,9 +310,8 @@ class SqlModel:
         self._draw(changed)
 
     def _told_as(self, lease: Lease, told: Told) -> Lease:
-        granted = max(lease.granted, told.granted)
-        returned = min(max(lease.returned, told.returned), granted - lease.spent)
-        return replace(lease, granted=granted, returned=returned)
+        returned = max(lease.returned, told.returned)
+        return replace(lease, granted=max(lease.granted, told.granted, returned + lease.spent), returned=returned)
 
     def _is_recovering(self, moment: float) -> bool:
         found_at = self.failovers.get(1)

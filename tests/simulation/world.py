@@ -17,7 +17,7 @@ from billing.core.holds import HoldRequest, RefusedHold
 from billing.core.ids import EPOCH, day_of
 from billing.core.records import UsageRecord
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
-from billing.quotas.leases import ASK_AGAIN, ASK_WITHIN, WAIT_FOR_ROOM
+from billing.quotas.leases import ASK_AGAIN, ASK_WITHIN, LEAST_ASKS, LONGEST_PACE, WAIT_FOR_ROOM
 from billing.upkeep import flusher as flusher_module
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken, Idle
@@ -208,7 +208,7 @@ class World:
     def _ring(self, scope: str) -> None:
         for process in self.living():
             if not process.line.is_cut and self.dice.random() < 0.95:
-                self.loop.call_later(0.001, process.leases.recall, [scope], context=process.context)
+                self.loop.call_later(0.001, process.hear_bell, scope, context=process.context)
 
     # -- calls
 
@@ -228,6 +228,8 @@ class World:
         now = self.loop.elapsed
         quiet = self.is_quiet(process, now - 6)
         most = WAIT_FOR_ROOM + 2 * ASK_AGAIN + (0.05 if quiet else 2 * ASK_WITHIN + 0.1)
+        if self.trouble.slow_back:  # and asks follow each other the slower
+            most = max(most, LEAST_ASKS * (LONGEST_PACE + 0.06) + 0.1)
         if now - since > most and process.went_on_at < since:
             self._guard(lambda: _raise(7, f"a caller of {process.name} waited for {now - since:.2f} s"))
         which = process.name, request.scopes[1].name
