@@ -1,36 +1,15 @@
-# Words whose share of a prompt says something of its kind rather than of its subject: they carry over to unseen
-# subjects. Lower case, as bytes; a word may be of several kinds.
+# Words that tell what kind of prompt this is, by word_lists.toml; and how long words and numbers are. Words are bytes.
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
+
 import numpy as np
 
-KINDS = {
-    "negations": b"not except never least incorrect false without cannot neither nor no none",
-    "conditions": b"if suppose assume assuming given let then unless whether",
-    "comparisons": b"more less than each every per total times twice half most greater fewer equal remaining left",
-    "tasks": b"calculate compute find solve prove determine evaluate derive simplify approximately value",
-    "writing": b"write create generate implement function program code python list string sentence array return",
-    "explaining": b"explain describe compare discuss summarize why reason because therefore thus",
-    "facts": b"who when where whose name named called known first",
-    "amounts": b"many much far long old",
-    "questions": b"what which how why who when where",
-    "references": b"following above below statement statements passage according refers refer best",
-    "people": b"he she his her him they their man woman defendant plaintiff mr mrs boy girl son daughter",
-    "speakers": b"i my me you your we our us",
-    "grammar": b"the of and to in a is that for as by with on are it was from at an be or",
-    "modals": b"can could would should may might must will likely probably usually often always",
-}
-
-# The last three letters of words: nouns made of other words, adjectives, and the forms of verbs.
-ENDINGS = {
-    "abstract_nouns": b"ion ity ism ess ent nce ogy ies",
-    "adjectives": b"ous ive cal nal ial ble ary tic",
-    "past_forms": b"ted ned red sed ied ked ded led ged ced ved ped med hed",
-    "ing_forms": b"ing",
-}
-
-
+_LISTS = tomllib.loads((files("router") / "complexity" / "word_lists.toml").read_text())
+KINDS: dict[str, list[bytes]] = {kind: words.encode().split() for kind, words in _LISTS["kinds"].items()}
+ENDINGS: dict[str, list[bytes]] = {kind: ends.encode().split() for kind, ends in _LISTS["endings"].items()}
 # How long words are; and numbers, which are nothing else.
 LENGTHS = {"long_words": 9, "longest_words": 13}  # characters at least
 NUMBERS = {"numbers": 1, "long_numbers": 3}  # digits at least
@@ -44,10 +23,10 @@ class _Classes(dict[bytes, int]):
     """Words and which row of ``belongs`` says of what kinds they are; other words are classed as they come."""
 
     def __init__(self) -> None:
-        self._ending = {end: (name,) for name, ends in ENDINGS.items() for end in ends.split()}
+        self._ending = {end: (name,) for name, ends in ENDINGS.items() for end in ends}
         self._rows: dict[tuple[str, ...], int] = {}
-        for word in dict.fromkeys(word for words in KINDS.values() for word in words.split()):
-            kinds = tuple(name for name, words in KINDS.items() if word in words.split())
+        for word in dict.fromkeys(word for words in KINDS.values() for word in words):
+            kinds = tuple(name for name, words in KINDS.items() if word in words)
             self[word] = self._row(word, kinds)
         for end in self._ending:
             for length in (3, *LENGTHS.values()):
