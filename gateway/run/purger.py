@@ -13,8 +13,8 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
 from gateway.core.clock import Clock
-from gateway.core.settings import Retention
 from gateway.idempotency.store import purge_expired
+from gateway.inference.edition import Editions
 from gateway.storage.audit_log import purge_outcomes
 from gateway.storage.database import Database
 
@@ -26,14 +26,10 @@ log = structlog.get_logger(__name__)
 class Purger:
     """Makes its rounds until it is cancelled. Any number may; doing any of it twice changes nothing."""
 
-    def __init__(self, retention: Retention, database: Database, clock: Clock) -> None:
-        self._retention = retention
+    def __init__(self, editions: Editions, database: Database, clock: Clock) -> None:
+        self._editions = editions
         self._database = database
         self._clock = clock
-
-    def follow(self, retention: Retention) -> None:
-        """Keep things for as long as other settings say."""
-        self._retention = retention
 
     async def run(self) -> None:
         """Make a round every minute."""
@@ -43,7 +39,7 @@ class Purger:
 
     async def purge_once(self) -> None:
         """Erase a part of what is past its time. What fails holds up nothing else."""
-        retention = self._retention
+        retention = self._editions.current.settings.retention
         async with _survived("stored answers"):
             if purged := await purge_expired(self._database, self._clock):
                 log.info("stored_answers_purged", count=purged)

@@ -85,7 +85,7 @@ async def _work(
         deliverer = Deliverer(database, clock, Sender(guard), sealer)
         stack.push_async_callback(deliverer.finish)
         batches, comparer = batch_runner_of(parts, concurrency), comparer_of(parts)
-        purger = Purger(settings.retention, database, clock)
+        purger = Purger(editions, database, clock)
         budgets = BudgetAlerts(database, clock)
         shown = WorkMetrics(metrics, database, lambda: batches.running, lambda: budgets.used)
         await stack.enter_async_context(shown.served_at(metrics_at))
@@ -97,9 +97,6 @@ async def _work(
 
         def follow(edition: Edition) -> None:
             guard.allow = edition.settings.callbacks_allow
-            batches.follow(edition)
-            comparer.follow(edition)
-            purger.follow(edition.settings.retention)
 
         editions.follow(follow)
 
@@ -124,7 +121,7 @@ async def _work(
 def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = None) -> BatchRunner:
     """Return a process's part in batches; ``concurrency`` is for their requests."""
     return BatchRunner(
-        parts.get(Editions).current,
+        parts.get(Editions),
         database or parts.get(Database),
         parts.get(Recalibrations),
         parts.get(Clock),
@@ -135,8 +132,7 @@ def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = 
 
 def comparer_of(parts: Parts) -> Comparer:
     """Return a process's part in shadow traffic."""
-    edition, scores = parts.get(Editions).current, parts.get(Complexity).version
-    return Comparer(edition, parts.get(Database), parts.get(Clock), scores)
+    return Comparer(parts.get(Editions), parts.get(Database), parts.get(Clock), parts.get(Complexity).version)
 
 
 async def _reseal(database: Database, sealer: Sealer) -> None:

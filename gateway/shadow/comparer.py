@@ -14,7 +14,7 @@ from billing.core.money import to_nano, to_text
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
-from gateway.inference.edition import Edition
+from gateway.inference.edition import Editions
 from gateway.inference.recalibrations import Recalibration, keep_recalibration, recalibrating, recalibrations
 from gateway.shadow.judging import are_same, judge_request, verdict_of
 from gateway.shadow.store import (
@@ -43,15 +43,11 @@ class Comparer:
     """Asks and compares until it is cancelled. Any number may: each takes calls that no other has locked. ``scores``:
     the version of the classifier whose scores are judged."""
 
-    def __init__(self, edition: Edition, database: Database, clock: Clock, scores: str) -> None:
-        self._edition = edition
+    def __init__(self, editions: Editions, database: Database, clock: Clock, scores: str) -> None:
+        self._editions = editions
         self._database = database
         self._clock = clock
         self._scores = scores
-
-    def follow(self, edition: Edition) -> None:
-        """Go by another configuration from now on."""
-        self._edition = edition
 
     async def run(self) -> None:
         """Ask and compare, for ever."""
@@ -70,7 +66,7 @@ class Comparer:
     async def ask(self) -> None:
         """Put what waits into batches, and drop what is too old."""
         async with self._database.begin() as connection:
-            await purge_shadow_calls(connection, self._clock, self._edition.settings.retention.usage)
+            await purge_shadow_calls(connection, self._clock, self._editions.current.settings.retention.usage)
         sent = AT_ONCE
         while sent == AT_ONCE:
             async with self._database.begin() as connection:
@@ -78,7 +74,7 @@ class Comparer:
 
     async def recalibrate(self) -> None:
         """Work out the thresholds of teams that go by their own comparisons, and store those that change."""
-        routes = {name: route for name, route in self._edition.catalog.auto.items() if recalibrating(route)}
+        routes = {name: route for name, route in self._editions.current.catalog.auto.items() if recalibrating(route)}
         if not routes:
             return
         async with self._database.begin() as connection:
@@ -99,7 +95,7 @@ class Comparer:
         """Compare what was answered."""
         async with self._database.begin() as connection:
             ended = await ended_calls(connection)
-            await keep_found(connection, self._clock, [found_of(one, self._edition.catalog) for one in ended])
+            await keep_found(connection, self._clock, [found_of(one, self._editions.current.catalog) for one in ended])
 
 
 class _BatchAnswer(Struct, frozen=True):

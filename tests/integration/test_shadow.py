@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import asyncpg
 import httpx
@@ -339,7 +340,7 @@ async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, wo
     edition = worker.get(Editions).current
     edition = replace(edition, catalog=replace(edition.catalog, auto={"auto": route}))
     database, clock = worker.get(Database), worker.get(Clock)
-    comparer = Comparer(edition, database, clock, worker.get(Complexity).version)
+    comparer = Comparer(cast(Any, SimpleNamespace(current=edition)), database, clock, worker.get(Complexity).version)
     held = Recalibrations(edition.catalog, database)
     [key] = await rows(house, "SELECT id FROM api_keys")
     insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, small_model, large_model,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import structlog
@@ -28,19 +28,15 @@ log = structlog.get_logger(__name__)
 
 
 class Finisher:
-    """Writes one worker's answers to the store. ``keep``: seconds that they are kept for."""
+    """Writes one worker's answers to the store. ``keep`` says for how many seconds they are kept."""
 
-    def __init__(self, database: Database, clock: Clock, owner: str, keep: float) -> None:
+    def __init__(self, database: Database, clock: Clock, owner: str, keep: Callable[[], float]) -> None:
         self._database = database
         self._clock = clock
         self._keep = keep
         self._owner = owner
         self._ended: list[tuple[ItemResult, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
-
-    def follow(self, keep: float) -> None:
-        """Keep answers for so many seconds from now on."""
-        self._keep = keep
 
     async def store(self, ended: ItemResult) -> bool:
         """Store how an item ended; False when another worker has it now. While Postgres is away, this waits.
@@ -90,7 +86,7 @@ class Finisher:
 
     async def _write(self, ends: list[ItemResult]) -> set[str]:
         async with self._database.begin() as connection:
-            return await finish_items(connection, self._clock, self._owner, ends, self._keep)
+            return await finish_items(connection, self._clock, self._owner, ends, self._keep())
 
     async def _isolate_faulty(self, group: list[tuple[ItemResult, asyncio.Future[bool]]], exc: Exception) -> None:
         if len(group) > 1:

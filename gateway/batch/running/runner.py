@@ -33,7 +33,7 @@ from gateway.batch.running.item import ItemRunner, RetryLater, Senders
 from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
-from gateway.inference.edition import Edition
+from gateway.inference.edition import Editions
 from gateway.inference.recalibrations import Recalibrations
 from gateway.storage.database import Database
 from protocol.errors import ServiceError
@@ -57,7 +57,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        edition: Edition,
+        editions: Editions,
         database: Database,
         recalibrations: Recalibrations,
         clock: Clock,
@@ -67,11 +67,11 @@ class BatchRunner:
     ) -> None:
         self.owner = f"{socket.gethostname()}:{token}"
         self.limits = ConcurrencyLimits(concurrency, clock)
-        self._edition = edition
+        self._editions = editions
         self._database = database
         self._recalibrations = recalibrations
         self._clock = clock
-        self._finisher = Finisher(database, clock, self.owner, edition.settings.retention.batch_files)
+        self._finisher = Finisher(database, clock, self.owner, self._keep)
         self._senders = Senders(database, clock)
         self._schedule = FairSchedule()
         self._backpressure = Backpressure(self.limits, clock)
@@ -102,11 +102,6 @@ class BatchRunner:
             await asyncio.gather(*loops)
         finally:
             await stop_all(loops)
-
-    def follow(self, edition: Edition) -> None:
-        """Run what begins from now on with other settings."""
-        self._edition = edition
-        self._finisher.follow(edition.settings.retention.batch_files)
 
     async def finish(self, seconds: float, hurried: asyncio.Event) -> None:
         """Wait for what runs, no longer than ``seconds`` or until ``hurried``; the rest is requeued for others."""
@@ -242,7 +237,7 @@ class BatchRunner:
             caller = await self._senders.find(claim.key_id)
         except ServiceError as exc:
             return failed_result(claim, self._clock.new_id(), exc)
-        runner = ItemRunner(self._edition.inference, self._recalibrations, self._clock)
+        runner = ItemRunner(self._editions.current.inference, self._recalibrations, self._clock)
         return await runner.run(caller, claim, self._store)
 
     async def _store(self, ended: ItemResult) -> bool:
@@ -253,7 +248,7 @@ class BatchRunner:
 
     def _is_ours(self, provider: str) -> bool:
         """Whether our own engine answers there, which puts interactive calls first by itself."""
-        settings = self._edition.settings.providers.get(provider)
+        settings = self._editions.current.settings.providers.get(provider)
         return settings is not None and settings.self_hosted
 
     async def _look_around(self) -> None:
@@ -284,13 +279,16 @@ class BatchRunner:
         self._renewed = now
 
     async def _end_batches(self) -> None:
-        keep = self._edition.settings.retention.batch_files
+        keep = self._keep()
         async with self._database.begin() as connection:
             for batch_id in await expire_batches(connection, self._clock, keep):
                 log.warning("batch_expired", batch_id=batch_id)
         async with self._database.begin() as connection:
             await finish_cancelled(connection, self._clock, keep)
             self._has_suspects = await has_suspects(connection)
+
+    def _keep(self) -> float:
+        return self._editions.current.settings.retention.batch_files
 
     async def _check_inputs(self) -> None:
         while await check_next_input(self._database, self._clock) is not None:
