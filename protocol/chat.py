@@ -47,6 +47,10 @@ class ImageUrl(Struct, frozen=True, omit_defaults=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class PdfUrl(ImageUrl, frozen=True, omit_defaults=True):
+    """Where a PDF is, in the place of an image: it needs a model that sees, and may lie where images may."""
+
+
 class ImagePart(Struct, frozen=True, tag="image_url", omit_defaults=True):
     image_url: ImageUrl
     cache_control: CacheControl | None = None
@@ -200,6 +204,14 @@ class Reasoning(Struct, frozen=True):
     redacted: str = ""
 
 
+class NativeEnd(Struct, frozen=True, kw_only=True):
+    """What Anthropic's API says at the end of a reply and no other has a place for; its own clients are told it."""
+
+    stop_reason: str | None = None
+    message: dict[str, Any] = {}  # fields of the message: stop_details, container, context_management
+    usage: dict[str, Any] = {}  # fields of its usage: cache_creation, server_tool_use, service_tier, …
+
+
 class ReplyMessage(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
@@ -207,6 +219,7 @@ class ReplyMessage(Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] | None = field(default=None)
     reasoning_content: str | None = None
     reasoning: tuple[Reasoning, ...] = ()  # where the upstream signs it
+    blocks: tuple[Struct, ...] = ()  # all of it as Anthropic's API has it, where citations or the order say more
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -216,6 +229,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     logprobs: Raw | None = None
     token_ids: tuple[int, ...] | None = None
     stop_sequence: str | None = None  # which of them ended it, where the upstream says
+    native: NativeEnd | None = None
 
 
 class ChatReply(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Raw, Struct
 
-from protocol.chat import FinishReason
+from protocol.chat import FinishReason, NativeEnd
 from protocol.usage import Usage
 
 
@@ -32,6 +34,9 @@ class Delta(Struct, frozen=True, tag="delta"):
     signature: str = ""  # of the reasoning before it; the model takes that back only with it
     redacted: str = ""  # reasoning that is withheld: opaque, for the model alone
     stop_sequence: str | None = None  # which of them ended the choice, where the upstream says
+    citation: Any = None  # of the text around it, in Anthropic's words
+    parts_text: bool = False  # what was said is one stretch, what follows another, as its upstream parts them
+    native: NativeEnd | None = None  # of a choice that has ended
     begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
 
     @property

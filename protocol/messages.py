@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -22,6 +23,7 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 class TextBlock(Struct, frozen=True, tag="text", omit_defaults=True):
     text: str
     cache_control: CacheControl | None = None
+    citations: tuple[dict[str, Any], ...] | None = None  # of an earlier answer
 
 
 class Base64Source(Struct, frozen=True, tag="base64"):
@@ -38,21 +40,63 @@ class ImageBlock(Struct, frozen=True, tag="image", omit_defaults=True):
     cache_control: CacheControl | None = None
 
 
+class PdfSource(Struct, frozen=True, tag="base64"):
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class PlainSource(Struct, frozen=True, tag="text"):
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class ContentSource(Struct, frozen=True, tag="content"):
+    content: str | Annotated[tuple[TextBlock | ImageBlock, ...], Meta(max_length=MOST_PARTS)]
+
+
+class CitationsConfig(Struct, frozen=True, omit_defaults=True):
+    enabled: bool | None = None
+
+
+class DocumentBlock(Struct, frozen=True, tag="document", omit_defaults=True):
+    """A PDF, or a text, that answers may cite. Files of the upstream's account are no caller's, so none is named."""
+
+    source: PdfSource | PlainSource | ContentSource | UrlSource
+    title: str | None = None
+    context: str | None = None
+    citations: CitationsConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResultBlock(Struct, frozen=True, tag="search_result", omit_defaults=True):
+    """What the caller's own search found."""
+
+    source: str
+    title: str
+    content: Annotated[tuple[TextBlock, ...], Meta(max_length=MOST_PARTS)]
+    citations: CitationsConfig | None = None
+    cache_control: CacheControl | None = None
+
+
 class ToolUseBlock(Struct, frozen=True, tag="tool_use", omit_defaults=True):
     id: str
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None  # who called: the model itself, where the upstream says so
+
+
+ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
 class ToolResultBlock(Struct, frozen=True, tag="tool_result", omit_defaults=True):
     tool_use_id: str
-    content: str | Annotated[tuple[TextBlock | ImageBlock, ...], Meta(max_length=MOST_PARTS)] | None = None
+    content: str | Annotated[tuple[ResultBlock, ...], Meta(max_length=MOST_PARTS)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Block = ResultBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 
 
 class Turn(Struct, frozen=True):
@@ -71,7 +115,31 @@ CLIENT_TOOLS: dict[str, str | None] = {
     "computer_20241022": "computer-use-2024-10-22",
     "computer_20250124": "computer-use-2025-01-24",
     "computer_20251124": "computer-use-2025-11-24",
+    "memory_20250818": "context-management-2025-06-27",
 }
+# What may be edited out of a long conversation before the model reads it, and the beta that a request for it has to
+# name. Compaction is none of it: its own tokens are billed beside those that a reply's usage counts.
+CONTEXT_EDITS = ("clear_tool_uses_20250919", "clear_thinking_20251015")
+CONTEXT_BETA = "context-management-2025-06-27"
+# Betas of Anthropic's that callers may ask for: they change no price, and reach nothing that other teams have.
+CALLERS_BETAS = frozenset(
+    {
+        *filter(None, CLIENT_TOOLS.values()),
+        CONTEXT_BETA,
+        "claude-code-20250219",
+        "effort-2025-11-24",
+        "fine-grained-tool-streaming-2025-05-14",
+        "interleaved-thinking-2025-05-14",
+        "model-context-window-exceeded-2025-08-26",
+        "pdfs-2024-09-25",
+        "prompt-caching-2024-07-31",
+        "search-results-2025-06-09",
+        "structured-outputs-2025-11-13",
+        "thinking-token-count-2026-05-13",
+        "token-efficient-tools-2025-02-19",
+        "tool-examples-2025-10-29",
+    }
+)
 # What such a tool adds to a prompt is written by the upstream, up to 735 tokens (Anthropic, "Computer use tool"). This
 # stands for it where a prompt is counted; no upstream is sent it.
 UNSEEN_SCHEMA: dict[str, Any] = {"description": "-" * 735}
@@ -94,6 +162,8 @@ class MessageTool(Struct, frozen=True, omit_defaults=True):
     display_height_px: int | None = None
     display_number: int | None = None
     enable_zoom: bool | None = None
+    input_examples: tuple[dict[str, Any], ...] | None = None
+    eager_input_streaming: bool | None = None
 
     @property
     def is_anthropics(self) -> bool:
@@ -145,6 +215,21 @@ class OutputConfig(Struct, frozen=True, omit_defaults=True):
     format: OutputFormat | None = None
 
 
+class ContextEdit(Struct, frozen=True, omit_defaults=True):
+    """One of ``CONTEXT_EDITS``, with its own fields as the caller has them."""
+
+    type: str
+    trigger: dict[str, Any] | None = None
+    keep: dict[str, Any] | Literal["all"] | None = None
+    clear_at_least: dict[str, Any] | None = None
+    clear_tool_inputs: bool | tuple[str, ...] | None = None
+    exclude_tools: tuple[str, ...] | None = None
+
+
+class ContextManagement(Struct, frozen=True):
+    edits: Annotated[tuple[ContextEdit, ...], Meta(max_length=len(CONTEXT_EDITS))] = ()
+
+
 class MessageMetadata(Struct, frozen=True, omit_defaults=True):
     user_id: str | None = None
 
@@ -167,11 +252,16 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     output_config: OutputConfig | None = None
     metadata: MessageMetadata | None = None
     cache_control: CacheControl | None = None  # of the last block that can be cached, wherever that is
+    context_management: ContextManagement | None = None
+    anthropic_beta: tuple[str, ...] | None = None  # as a header, or in the body as clouds have it
 
     @property
     def betas(self) -> frozenset[str]:
-        """The betas that Anthropic wants named with these tools."""
-        return frozenset(beta for tool in self.tools or () if (beta := CLIENT_TOOLS.get(tool.type or "")) is not None)
+        """The betas that Anthropic wants named with this request, and those of the caller's that are let through."""
+        betas = {beta for tool in self.tools or () if (beta := CLIENT_TOOLS.get(tool.type or "")) is not None}
+        if self.context_management is not None:
+            betas.add(CONTEXT_BETA)
+        return CALLERS_BETAS.intersection(self.anthropic_beta or ()) | betas
 
     @property
     def has_cache_marks(self) -> bool:
@@ -179,6 +269,26 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         lists = [self.system, self.tools, *(turn.content for turn in self.messages)]
         blocks = (block for some in lists if isinstance(some, tuple) for block in some)
         return self.cache_control is not None or any(getattr(block, "cache_control", None) for block in blocks)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield every block, also those inside of others."""
+        for content in (self.system, *(turn.content for turn in self.messages)):
+            yield from _blocks_in(content)
+
+    def beside_chat(self) -> list[Any]:
+        """Return what the request says in words of its callers and a chat has no place for."""
+        of_blocks = [getattr(block, name, None) for block in self.blocks() for name in ("citations", "caller")]
+        return [said for said in (self.context_management, self.anthropic_beta, *of_blocks) if said is not None]
+
+
+def _blocks_in(content: str | tuple[Block, ...] | None) -> Iterator[Block]:
+    for block in content if isinstance(content, tuple) else ():
+        yield block
+        match block:
+            case ToolResultBlock(content=inner) | SearchResultBlock(content=inner):
+                yield from _blocks_in(inner)
+            case DocumentBlock(source=ContentSource(inner)):
+                yield from _blocks_in(inner)
 
 
 class CountRequest(MessagesRequest, frozen=True, omit_defaults=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
+    PdfUrl,
     RedactedThinkingBlock,
     TextPart,
     ThinkingBlock,
@@ -31,12 +33,18 @@ from protocol.messages import (
     AutoChoice,
     Base64Source,
     Block,
+    ContentSource,
+    DocumentBlock,
     Effort,
     ImageBlock,
     MessagesRequest,
     MessageTool,
     NoChoice,
     OutputConfig,
+    PdfSource,
+    PlainSource,
+    ResultBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -54,6 +62,13 @@ AS_REASONING: dict[Effort, Literal["low", "medium", "high", "xhigh"]] = {
     "xhigh": "xhigh",
     "max": "xhigh",
 }
+
+
+# What the upstream writes around texts that may be cited, which it parts into sentences: they are counted with the
+# prompt, as dashes, and sent to none.
+CITING_TOKENS = 512
+SENTENCE_TOKENS = 12
+SENTENCE_ENDS = re.compile(r"[.!?\n\u3002\uff01\uff1f]")
 
 
 def to_chat(request: MessagesRequest) -> ChatRequest:
@@ -131,20 +146,54 @@ def _said(blocks: tuple[Block, ...], where: str) -> list[Message]:
     parts: list[ContentPart] = []
     for block in blocks:
         match block:
-            case TextBlock(text):
-                parts.append(TextPart(text))
-            case ImageBlock(source):
-                parts.append(_image(source))
+            case TextBlock() | ImageBlock() | DocumentBlock() | SearchResultBlock():
+                parts += _parts(block)
             case ToolResultBlock(ident, content):
                 inner = (TextBlock(content),) if isinstance(content, str) else content or ()
-                words = "".join(each.text for each in inner if isinstance(each, TextBlock))
+                told = [part for each in inner for part in _parts(each)]
+                words = "".join(part.text for part in told if isinstance(part, TextPart))
                 results.append(Message("tool", f"Error: {words}" if block.is_error else words, tool_call_id=ident))
-                parts += [_image(each.source) for each in inner if isinstance(each, ImageBlock)]
+                parts += [part for part in told if isinstance(part, ImagePart)]
             case _:
                 raise _misplaced(block, where)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return [*results, Message("user", parts[0].text)]
     return [*results, Message("user", tuple(parts))] if parts or not results else results
+
+
+def _parts(block: ResultBlock) -> list[TextPart | ImagePart]:
+    """Return what a block shows. Documents and search results go to Anthropic's models alone, and in their own form:
+    here they are what is counted, looked through and held."""
+    match block:
+        case TextBlock(text):
+            return [TextPart(text)]
+        case ImageBlock(source):
+            return [_image(source)]
+        case DocumentBlock(source):
+            shown = [*_texts(block.title, block.context), *_shown(source)]
+        case SearchResultBlock():
+            shown = [*_texts(block.title, block.source), *(part for each in block.content for part in _parts(each))]
+    if block.citations is not None and block.citations.enabled:
+        ends = sum(len(SENTENCE_ENDS.findall(part.text)) for part in shown if isinstance(part, TextPart))
+        shown.append(TextPart("-" * (CITING_TOKENS + SENTENCE_TOKENS * ends)))
+    return shown
+
+
+def _shown(source: PdfSource | PlainSource | ContentSource | UrlSource) -> list[TextPart | ImagePart]:
+    match source:
+        case PdfSource(kind, data):
+            return [ImagePart(PdfUrl(f"data:{kind};base64,{data}"))]
+        case UrlSource(url):
+            return [ImagePart(PdfUrl(url))]
+        case PlainSource(data=text):
+            return [TextPart(text)]
+        case ContentSource(content):
+            blocks = (TextBlock(content),) if isinstance(content, str) else content
+            return [part for each in blocks for part in _parts(each)]
+
+
+def _texts(*texts: str | None) -> list[TextPart]:
+    return [TextPart(f"{text}\n") for text in texts if text]
 
 
 def _image(source: Base64Source | UrlSource) -> ImagePart:
@@ -160,6 +209,8 @@ def _misplaced(block: Block, where: str) -> BadRequest:
 
 def _tool(tool: MessageTool) -> Tool:
     schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
+    if tool.input_examples:
+        schema = {**(schema or {}), "examples": list(tool.input_examples)}
     return Tool(Function(tool.name, tool.description, schema, tool.strict))
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from protocol.chat import ChatReply, Choice
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from protocol.chat import ChatReply, Choice, RedactedThinkingBlock, ReplyMessage, ThinkingBlock
 from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
+from protocol.messages import TextBlock, ToolUseBlock
 from protocol.usage import Usage
 
 
@@ -28,6 +34,9 @@ def events_of(whole: WholeReply, usage: Usage | None) -> list[Event]:
 def _chat_deltas(choice: Choice) -> list[Event]:
     index, message = choice.index, choice.message
     events: list[Event] = []
+    if message.blocks:
+        events += _block_deltas(index, message.blocks)
+        message = ReplyMessage()
     if message.reasoning_content and not message.reasoning:
         events.append(Delta(index, reasoning=message.reasoning_content))
     for thought in message.reasoning:
@@ -41,4 +50,26 @@ def _chat_deltas(choice: Choice) -> list[Event]:
         events.append(
             Delta(index, tool_calls=(ToolCallDelta(number, call.function.arguments, call.id, call.function.name),))
         )
-    return [*events, Delta(index, finish_reason=choice.finish_reason, stop_sequence=choice.stop_sequence)]
+    end = Delta(index, finish_reason=choice.finish_reason, stop_sequence=choice.stop_sequence, native=choice.native)
+    return [*events, end]
+
+
+def _block_deltas(index: int, blocks: tuple[Struct, ...]) -> Iterator[Event]:
+    calls, was_text = 0, False
+    for block in blocks:
+        match block:
+            case TextBlock(text, citations=citations):
+                if was_text:
+                    yield Delta(index, parts_text=True)
+                yield Delta(index, text)
+                yield from (Delta(index, citation=each) for each in citations or ())
+            case ThinkingBlock(thinking, signature):
+                yield Delta(index, reasoning=thinking)
+                yield Delta(index, signature=signature)
+            case RedactedThinkingBlock(data):
+                yield Delta(index, redacted=data)
+            case ToolUseBlock(ident, name, arguments):
+                said = msgspec.json.encode(arguments).decode()
+                yield Delta(index, tool_calls=(ToolCallDelta(calls, said, ident, name),))
+                calls += 1
+        was_text = isinstance(block, TextBlock)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.messages_writer import MessagesWriter
-from protocol.messages import CLIENT_TOOLS, MessagesRequest, MessageTool
+from protocol.errors import UnsupportedParameter
+from protocol.messages import CLIENT_TOOLS, CONTEXT_EDITS, MessagesRequest, MessageTool
 from protocol.messages_to_chat import to_chat
+
+AnyMessage = TypeVar("AnyMessage", bound=MessagesRequest)
+# How the types of tools begin that the upstream runs.
+UPSTREAMS_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+LONGEST_BETA, MOST_BETAS = 100, 64  # characters of a name, and names
 
 
 def check_message(asked: MessagesRequest) -> None:
@@ -27,17 +36,31 @@ def check_message(asked: MessagesRequest) -> None:
     require(asked.tool_choice is None or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
     for place, tool in enumerate(asked.tools or ()):
         _check_tool(tool, f"tools[{place}]")
+    for place, edit in enumerate(asked.context_management.edits if asked.context_management else ()):
+        right = f"Send {' or '.join(CONTEXT_EDITS)}: what others cost is in no price that is known here."
+        name = f"context_management.edits[{place}].type"
+        require(edit.type in CONTEXT_EDITS, name, f"'{name}' is none that is known here. {right}")
     blank = any(not stop.strip() for stop in asked.stop_sequences or ())
     require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
 
 
 def _check_tool(tool: MessageTool, where: str) -> None:
+    if (tool.type or "").startswith(UPSTREAMS_TOOLS):
+        words = f"'{tool.type}' is run by the upstream, and what a call of it costs is in no price that is known here."
+        raise UnsupportedParameter(f"{words} Run such a tool yourself, as one with an 'input_schema'.", param=where)
     if tool.is_anthropics:
         known = tool.type in CLIENT_TOOLS
         right = f"Send a tool with an 'input_schema', or one of {', '.join(CLIENT_TOOLS)}."
         require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
     else:
         require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")
+
+
+def with_betas(asked: AnyMessage, header: str | None) -> AnyMessage:
+    """Return a request with the betas that its ``anthropic-beta`` header names, the first of very many."""
+    named = (name.strip()[:LONGEST_BETA] for name in (header or "").split(","))
+    betas = dict.fromkeys([*(asked.anthropic_beta or ()), *filter(None, named)])
+    return replace(asked, anthropic_beta=tuple(islice(betas, MOST_BETAS))) if betas else asked
 
 
 def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:

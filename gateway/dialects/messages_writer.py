@@ -12,7 +12,7 @@ from billing.core.money import to_text
 from gateway.dialects.anthropic_errors import error_body
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.upstreams.wire.reading import NOT_JSON
-from protocol.chat import ChatReply, FinishReason, ReplyMessage
+from protocol.chat import ChatReply, FinishReason, NativeEnd, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
@@ -43,15 +43,18 @@ class MessagesWriter:
         self._pending: OrderedDict[object, list[Delta | ToolCallDelta]] = OrderedDict()
         self._is_begun = False
         self._stop: dict[str, Any] = _stop(FinishReason.STOP, None)
+        self._native = NativeEnd()
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``message`` object."""
         assert isinstance(whole, ChatReply)
         choice = whole.choices[0]
+        native = choice.native or NativeEnd()
         message = self._message(reply) | {
-            "content": _content(choice.message),
-            **_stop(choice.finish_reason, choice.stop_sequence),
-            "usage": usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)},
+            "content": choice.message.blocks or _content(choice.message),
+            **_stop(choice.finish_reason, choice.stop_sequence, native),
+            **native.message,
+            "usage": native.usage | usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)},
         }
         return msgspec.json.encode(message)
 
@@ -68,11 +71,17 @@ class MessagesWriter:
                 case Delta():
                     self._add(event, out)
                 case UsageReport(usage):
-                    counted = usage_object(usage) | {"cost_usd": to_text(reply.record.cost_nanousd)}
-                    out.append(_event({"type": "message_delta", "delta": self._stop, "usage": counted}))
+                    out.append(_event(self._last_words(usage, reply.record.cost_nanousd)))
                 case ReplyEnd():
                     out.append(_event({"type": "message_stop"}))
         return b"".join(out)
+
+    def _last_words(self, usage: Usage, cost_nanousd: int) -> dict[str, Any]:
+        """Return the last message_delta: why the reply ended, and what it used."""
+        beside = dict(self._native.message)
+        edits = {name: beside.pop(name) for name in ("context_management",) if name in beside}
+        counted = self._native.usage | usage_object(usage) | {"cost_usd": to_text(cost_nanousd)}
+        return {"type": "message_delta", "delta": self._stop | beside, "usage": counted, **edits}
 
     def error(self, error: ServiceError) -> bytes:
         """Return the error event that SDKs raise for."""
@@ -91,7 +100,8 @@ class MessagesWriter:
         }
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
-        if delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted:
+        is_said = delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted
+        if is_said or delta.parts_text or delta.citation is not None:
             self._pending[object()] = [delta]
         for piece in delta.tool_calls:
             if self._open == "tool_use" and piece.index == self._tool:
@@ -105,7 +115,8 @@ class MessagesWriter:
                 self._end(out)
                 self._write(out)
             self._end(out)
-            self._stop = _stop(delta.finish_reason, delta.stop_sequence)
+            self._native = delta.native or self._native
+            self._stop = _stop(delta.finish_reason, delta.stop_sequence, self._native)
 
     def _write(self, out: list[bytes]) -> None:
         """Write what may be. Blocks come one after the other: until a call is whole, all else waits in order."""
@@ -129,9 +140,14 @@ class MessagesWriter:
         if delta.redacted:
             self._end(out)
             self._begin("redacted_thinking", {"type": "redacted_thinking", "data": delta.redacted}, out)
+        if delta.parts_text and self._open == "text":
+            self._end(out)
         if text := delta.text or delta.refusal:
             self._begin("text", {"type": "text", "text": ""}, out)
             self._put({"type": "text_delta", "text": text}, out)
+        if delta.citation is not None:
+            self._begin("text", {"type": "text", "text": ""}, out)
+            self._put({"type": "citations_delta", "citation": delta.citation}, out)
 
     def _begin_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         self._end(out)
@@ -208,8 +224,10 @@ class _Arguments:
             return False
 
 
-def _stop(reason: FinishReason, sequence: str | None) -> dict[str, Any]:
+def _stop(reason: FinishReason, sequence: str | None, native: NativeEnd | None = None) -> dict[str, Any]:
     """Return why a reply ended; which stop sequence did it, where the upstream said."""
+    if native is not None and native.stop_reason is not None:
+        return {"stop_reason": native.stop_reason, "stop_sequence": None}
     if reason is FinishReason.STOP and sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}

@@ -18,8 +18,10 @@ from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
 JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged
-# How a picture begins: a PNG, JPEG, GIF or WebP. What only says that it is one is a text as any other.
-PICTURE = re.compile(r"(?i:data:image/[\w.+-]{1,40};base64,)(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)")
+# How a picture begins, a PNG, JPEG, GIF or WebP, or a PDF. What only says that it is one is a text as any other.
+PICTURE = re.compile(
+    r"(?i:data:image/[\w.+-]{1,40};base64,)(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)|data:application/pdf;base64,JVBERi0"
+)
 
 
 def texts_of(
@@ -36,6 +38,8 @@ def texts_of(
             rest: Struct = replace(request, messages=(), seed=None, logit_bias=None)
             if native is not None:
                 yield from _seams_of_results(native)
+                if beside := native.beside_chat():
+                    yield _unescaped(msgspec.json.encode(beside))
         case CompletionRequest():
             yield from _prompts(request.prompt)
             rest = replace(request, prompt="", seed=None, logit_bias=None)

@@ -1,5 +1,6 @@
 # How many tokens a picture takes of a prompt, by the formula of the model's maker, and how large a picture is.
-# Formulas: OpenAI, "Images and vision"; Anthropic, "Vision"; Google, "Image understanding"; Qwen2-VL and its kin.
+# Formulas: OpenAI, "Images and vision"; Anthropic, "Vision" and "PDF support"; Google, "Image understanding"; Qwen2-VL
+# and its kin.
 
 from __future__ import annotations
 
@@ -12,21 +13,24 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from protocol.chat import ChatRequest, ImagePart, ImageUrl
+from protocol.chat import ChatRequest, ImagePart, ImageUrl, PdfUrl
+from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 
 # The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.
 DEAREST = 2833 + 8 * 5667
 LOW_DETAIL_DEAREST = 16_384  # detail is only some providers' word; others go by the size: Qwen2-VL and its kin
+PAGE_TEXT_TOKENS = 3_500  # of one page of a PDF: 1,500 to 3,000 (Anthropic, "PDF support"), and marks for citations
 MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
 MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
 _SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
 
 
 class Picture(Struct, frozen=True):
-    """A picture of a prompt: width and height where they are known, and whether little detail is asked for."""
+    """A picture of a prompt: width and height where they are known, and whether little is asked for; or a PDF."""
 
     size: tuple[int, int] | None
     is_low: bool
+    pages: int = 0  # of a PDF, each of which is a picture and a text
 
 
 Formula = Callable[[Picture], int]
@@ -43,11 +47,16 @@ def images_of(request: ChatRequest) -> Iterator[ImageUrl]:
 
 def picture_of(image: ImageUrl) -> Picture:
     """Return what counts of an image."""
+    if isinstance(image, PdfUrl):
+        head, found, data = image.url.partition(";base64,")
+        return Picture(None, is_low=False, pages=pages_most(data) if found and head.startswith("data:") else MOST_PAGES)
     return Picture(size_of(image.url), image.detail == "low")
 
 
 def picture_tokens_most(model: str, picture: Picture) -> int:
     """Return the tokens that a picture never exceeds on a model, by the name that its upstream has for it."""
+    if picture.pages:
+        return picture.pages * (PAGE_TEXT_TOKENS + _formula_of(model)(Picture(None, is_low=False)))
     return _formula_of(model)(picture)
 
 

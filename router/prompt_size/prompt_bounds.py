@@ -23,6 +23,7 @@ from protocol.chat import (
     JsonSchema,
     JsonSchemaFormat,
     Message,
+    PdfUrl,
     RedactedThinkingBlock,
     RefusalPart,
     TextPart,
@@ -33,6 +34,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
 from router.catalog.targets import ModelSpec
+from router.prompt_size.pdf_pages import MOST_PAGES
 from router.prompt_size.pictures import Picture, images_of, picture_of, picture_tokens_most
 from router.prompt_size.prompt_lengths import byte_length, prompts_of
 from router.prompt_size.token_counts import tokens_most
@@ -48,6 +50,8 @@ LONG = 2 * 1024 * 1024  # and of one that fills most contexts anyway: it is not 
 MOST_SIZED = 2_000  # pictures of a prompt whose size is looked for: no maker takes more
 # What is probable; nothing is held by it.
 LIKELY_IMAGE_TOKENS = 1_024  # of a screen in most models: gpt-4o 765, Claude 1,600, Gemini 1,032, Qwen 1,337
+LIKELY_PAGE_TOKENS = 3_000  # of a PDF, its picture and its text,
+LIKELY_PAGES = 10  # where it does not say how many it has
 LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
 USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 
@@ -98,7 +102,10 @@ class PromptBound(Struct, frozen=True, dict=True):
     @cached_property
     def pictures(self) -> tuple[Picture, ...]:
         """The images, as large as the first of them say they are."""
-        unsized = (Picture(None, image.detail == "low") for image in self.images[MOST_SIZED:])
+        unsized = (
+            Picture(None, image.detail == "low", MOST_PAGES if isinstance(image, PdfUrl) else 0)
+            for image in self.images[MOST_SIZED:]
+        )
         return (*map(picture_of, self.images[:MOST_SIZED]), *unsized)
 
     @cached_property
@@ -208,6 +215,8 @@ def _read_turn(message: Message, texts: list[str]) -> int:
 
 
 def _image_likely(image: ImageUrl) -> int:
+    if isinstance(image, PdfUrl):
+        return LIKELY_PAGE_TOKENS * min(LIKELY_PAGES, picture_of(image).pages)
     return LIKELY_LOW_DETAIL_TOKENS if image.detail == "low" else LIKELY_IMAGE_TOKENS
 
 

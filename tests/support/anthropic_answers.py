@@ -22,6 +22,8 @@ ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+CITED = " As page one says."
+STOP_DETAILS = {"type": "refusal", "category": "bio", "explanation": None}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
@@ -42,6 +44,8 @@ class AnthropicAnswer:
         content = [{"type": "tool_use", **call} for call in self._calls()]
         if self.spoken[0].tokens:
             content.insert(0, {"type": "text", "text": "".join(self.spoken[0].tokens)})
+        if self._citation is not None:
+            content.insert(1, {"type": "text", "text": CITED, "citations": [self._citation]})
         if (thought := self.spoken[0].thought) is not None:
             content.insert(0, {"type": "thinking", "thinking": thought, "signature": sign(thought)})
         return self._frame(content, self._stop(), self._usage)
@@ -59,6 +63,9 @@ class AnthropicAnswer:
         if self.spoken[0].tokens:
             yield from self._block(index, {"type": "text", "text": ""}, "text_delta", "text", self.spoken[0].tokens)
             index += 1
+        if self._citation is not None:
+            yield from self._cited(index)
+            index += 1
         for call in self._calls():
             arguments = json.dumps(call["input"], ensure_ascii=False) if call["input"] else ""
             pieces = ["", *(arguments[place : place + 5] for place in range(0, len(arguments), 5))]
@@ -66,7 +73,7 @@ class AnthropicAnswer:
             yield from self._block(index, head, "input_json_delta", "partial_json", pieces)
             index += 1
         usage = {} if self._usage is None else {"usage": {"output_tokens": self._usage["output_tokens"]}}
-        yield {"type": "message_delta", "delta": self._stop(), **usage}, False
+        yield {"type": "message_delta", "delta": self._stop(), **usage, **self._edited()}, False
 
     def event(self, chunk: dict[str, Any]) -> bytes:
         """Return an event with its name."""
@@ -92,14 +99,38 @@ class AnthropicAnswer:
 
     def _frame(self, content: list[Any], stop: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
         frame = {"id": self._id, "type": "message", "role": "assistant", "model": self._request["model"]}
-        frame |= {"content": content, **stop}
+        frame |= {"content": content, **stop} | (self._edited() if stop["stop_reason"] else {})
         return frame if usage is None else {**frame, "usage": usage}
 
     def _stop(self) -> dict[str, Any]:
         spoken = self.spoken[0]
         if spoken.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": spoken.stopped_by}
-        return {"stop_reason": STOP_REASONS[spoken.finish], "stop_sequence": None}
+        why = {"stop_reason": STOP_REASONS[spoken.finish], "stop_sequence": None}
+        return why | ({"stop_details": STOP_DETAILS} if spoken.finish == "content_filter" else {})
+
+    def _edited(self) -> dict[str, Any]:
+        asked = self._request.get("context_management")
+        return {"context_management": {"applied_edits": asked["edits"]}} if asked else {}
+
+    @property
+    def _citation(self) -> dict[str, Any] | None:
+        """What the answer rests on, where it was asked to say so."""
+        for turn in self._request["messages"]:
+            for block in turn["content"] if isinstance(turn["content"], list) else ():
+                if (block.get("citations") or {}) and block["type"] == "document" and block["citations"]["enabled"]:
+                    place = {"document_index": 0, "document_title": block.get("title")}
+                    return place | {"type": "page_location", "cited_text": CITED, "start_page_number": 1}
+        return None
+
+    def _cited(self, index: int) -> Iterator[tuple[dict[str, Any], bool]]:
+        head = {"type": "text", "text": "", "citations": []}
+        yield {"type": "content_block_start", "index": index, "content_block": head}, False
+        delta: dict[str, Any] = {"type": "citations_delta", "citation": self._citation}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}, False
+        delta = {"type": "text_delta", "text": CITED}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}, True
+        yield {"type": "content_block_stop", "index": index}, False
 
     def _thinking(self, thought: str) -> Iterator[tuple[dict[str, Any], bool]]:
         block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -141,7 +172,12 @@ def answer_message(request: dict[str, Any], script: Script, number: int) -> Anth
             "input_tokens": prompt - cached - script.cache_write_tokens,
             "cache_creation_input_tokens": script.cache_write_tokens,
             "cache_read_input_tokens": cached,
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": script.cache_write_tokens,
+                "ephemeral_1h_input_tokens": 0,
+            },
             "output_tokens": chat.usage["completion_tokens"],
+            "service_tier": "standard",
         }
     return AnthropicAnswer(request, chat.spoken[0], usage, f"msg_{chat.id[9:]}")
 

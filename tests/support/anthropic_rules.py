@@ -44,6 +44,7 @@ class CacheControl(Strict, frozen=True):
 class Text(Strict, tag="text", frozen=True):
     text: Words
     cache_control: CacheControl | None = None
+    citations: list[dict[str, Any]] | None = None
 
 
 class Base64(Strict, tag="base64", frozen=True):
@@ -60,16 +61,51 @@ class Image(Strict, tag="image", frozen=True):
     cache_control: CacheControl | None = None
 
 
+class Pdf(Strict, tag="base64", frozen=True):
+    media_type: Literal["application/pdf"]
+    data: Words
+
+
+class Plain(Strict, tag="text", frozen=True):
+    media_type: Literal["text/plain"]
+    data: Words
+
+
+class Content(Strict, tag="content", frozen=True):
+    content: Words | list[Text | Image]
+
+
+class Citations(Strict, frozen=True):
+    enabled: bool
+
+
+class Document(Strict, tag="document", frozen=True):
+    source: Pdf | Plain | Content | Url
+    title: Words | None = None
+    context: Words | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
+class SearchResult(Strict, tag="search_result", frozen=True):
+    source: Words
+    title: Words
+    content: Annotated[list[Text], Meta(min_length=1)]
+    citations: Citations | None = None
+    cache_control: CacheControl | None = None
+
+
 class ToolUse(Strict, tag="tool_use", frozen=True):
     id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
 
 
 class ToolResult(Strict, tag="tool_result", frozen=True):
     tool_use_id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
-    content: str | list[Text | Image] | None = None
+    content: str | list[Text | Image | Document | SearchResult] | None = None
     is_error: bool = False
     cache_control: CacheControl | None = None
 
@@ -84,7 +120,7 @@ class RedactedThinking(Strict, tag="redacted_thinking", frozen=True):
 
 
 class User(Strict, tag="user", tag_field="role", frozen=True):
-    content: Words | Annotated[list[Text | Image | ToolResult], Meta(min_length=1)]
+    content: Words | Annotated[list[Text | Image | Document | SearchResult | ToolResult], Meta(min_length=1)]
 
 
 class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
@@ -106,13 +142,17 @@ class Tool(Strict, frozen=True):
     strict: bool | None = None
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
+    input_examples: list[dict[str, Any]] | None = None
+    eager_input_streaming: bool | None = None
 
 
 class ClientTool(Strict, frozen=True, kw_only=True):
     """A tool that the model knows by its type."""
 
-    type: Literal["bash_20250124", "text_editor_20250124", "text_editor_20250429", "text_editor_20250728"]
-    name: Literal["bash", "str_replace_editor", "str_replace_based_edit_tool"]
+    type: Literal[
+        "bash_20250124", "text_editor_20250124", "text_editor_20250429", "text_editor_20250728", "memory_20250818"
+    ]
+    name: Literal["bash", "str_replace_editor", "str_replace_based_edit_tool", "memory"]
     max_characters: int | None = None
     cache_control: CacheControl | None = None
 
@@ -127,7 +167,23 @@ class Computer(Strict, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
 
+CONTEXT_BETA = "context-management-2025-06-27"
 BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "computer-use-2025-11-24"}
+BETAS |= {"memory_20250818": CONTEXT_BETA}
+ASKED_FOR = {"interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14", "claude-code-20250219"}
+
+
+class Edit(Strict, frozen=True):
+    type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015"]
+    trigger: dict[str, Any] | None = None
+    keep: dict[str, Any] | Literal["all"] | None = None
+    clear_at_least: dict[str, Any] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+    exclude_tools: list[str] | None = None
+
+
+class ContextManagement(Strict, frozen=True):
+    edits: list[Edit]
 
 
 class Auto(Strict, tag="auto", frozen=True):
@@ -195,6 +251,7 @@ class Body(Strict, kw_only=True, frozen=True):
     metadata: Metadata | None = None
     cache_control: CacheControl | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    context_management: ContextManagement | None = None
 
 
 def sign(thought: str) -> str:
@@ -252,10 +309,11 @@ def _check_tool(given: dict[str, Any]) -> None:
 
 
 def _check_betas(plain: dict[str, Any], headers: dict[str, str]) -> None:
-    """Every tool comes with the beta that it belongs to, and no beta is named that no tool asks for."""
+    """What belongs to a beta comes with it, and no beta is named that nothing asks for but a few that callers may."""
     named = set(filter(None, headers.get("anthropic-beta", "").split(",")))
     needed = {BETAS[tool["type"]] for tool in plain.get("tools") or () if tool.get("type") in BETAS}
-    if named != needed:
+    needed |= {CONTEXT_BETA} if plain.get("context_management") else set()
+    if needed - named or named - needed - ASKED_FOR:
         raise Violation(f"tools: betas {sorted(needed)} are needed, {sorted(named)} are named")
 
 

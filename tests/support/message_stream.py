@@ -30,6 +30,8 @@ def built_of(stream: str) -> dict[str, Any]:
                 delta, block = event["delta"], message["content"][open_block]
                 if delta["type"] == "input_json_delta":
                     pieces += delta["partial_json"]
+                elif delta["type"] == "citations_delta":
+                    block.setdefault("citations", []).append(delta["citation"])
                 else:
                     field = delta["type"].removesuffix("_delta")
                     block[field] += delta[field]
@@ -41,6 +43,7 @@ def built_of(stream: str) -> dict[str, Any]:
             case "message_delta":
                 assert open_block is None
                 message |= event["delta"] | {"usage": message["usage"] | event["usage"]}
+                message |= {name: event[name] for name in event.keys() & {"context_management"}}
             case "message_stop":
                 is_over = True
             case kind:

@@ -10,6 +10,7 @@ from litestar import Response, post
 from gateway.accounts.auth import team_guard
 from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT as MESSAGES
+from gateway.dialects.messages import with_betas
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.http.inference_requests import note_model
@@ -42,4 +43,4 @@ def _read(request: AnyRequest, body: bytes) -> CountRequest:
     asked = decode(body, CountRequest)
     note_model(request, asked.model)
     MESSAGES.check(asked)
-    return asked
+    return with_betas(asked, request.headers.get("anthropic-beta"))

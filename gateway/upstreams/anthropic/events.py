@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from gateway.upstreams.anthropic.replies import NOTHING_TOLD, Block, Told, UsageObject, read_stop_reason
+from gateway.upstreams.anthropic.replies import (
+    NOTHING_TOLD,
+    Block,
+    Told,
+    UsageBeside,
+    UsageObject,
+    native_end,
+    read_stop_reason,
+)
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, object_in, read_error_fields, read_usage
@@ -21,6 +32,8 @@ class AnthropicEvents(SseEvents):
         self._told = told
         self._answer: int | None = None  # the block of the tool whose input is the answer
         self._usage = UsageObject()
+        self._beside: dict[str, Any] = {}  # what usage says that nothing is counted by
+        self._said_text = False  # the block before was one of text
         self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
         self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
         self._stop_reason: str | None = None
@@ -42,14 +55,18 @@ class AnthropicEvents(SseEvents):
                 self._add_arguments(event.index, "{}", events)
             case "message_start" if event.message is not None:
                 self._count(event.message.usage, events)
+                self._note_beside(event.message.usage)
             case "message_delta":
                 self._count(event.usage, events)
+                self._note_beside(event.usage)
                 if event.delta is not None and (reason := event.delta.stop_reason):
                     self._stop_reason = reason
                     why = read_stop_reason(reason)
                     if why is FinishReason.TOOL_CALLS and self._answer is not None and not self._tools:
                         why = FinishReason.STOP
-                    events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence))
+                    said = replace(event.delta, context_management=event.context_management)
+                    native = native_end(reason, said, self._beside)
+                    events.append(Delta(finish_reason=why, stop_sequence=event.delta.stop_sequence, native=native))
             case "message_stop":
                 self._end(events)
             case "error":
@@ -60,7 +77,14 @@ class AnthropicEvents(SseEvents):
                     "The upstream reported an error.", outcome="overloaded" if is_full else "error_frame"
                 )
 
+    def _note_beside(self, said: Raw) -> None:
+        if (usage := read_usage(said, UsageBeside)) is not None:
+            self._beside |= usage.named()
+
     def _begin_block(self, place: int, block: Block, events: list[Event]) -> None:
+        if self._said_text and block.type == "text":
+            events.append(Delta(parts_text=True))
+        self._said_text = block.type == "text"
         if block.type == "tool_use" and block.name == self._told.answer:
             if self._answer is None:
                 self._answer = place
@@ -77,12 +101,15 @@ class AnthropicEvents(SseEvents):
             events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", name),)))
         elif block.text or block.thinking or block.data:
             events.append(Delta(text=block.text or "", reasoning=block.thinking or "", redacted=block.data or ""))
+            events += [Delta(citation=each) for each in block.cited()]
 
     def _read_delta(self, place: int, delta: _EventDelta, events: list[Event]) -> None:
         if delta.text:
             events.append(Delta(text=delta.text))
         elif delta.thinking:
             events.append(Delta(reasoning=delta.thinking))
+        elif isinstance(delta.citation, dict):
+            events.append(Delta(citation=delta.citation))
         elif delta.signature:
             events.append(Delta(signature=delta.signature))
         elif delta.partial_json:
@@ -116,8 +143,12 @@ class _EventDelta(Struct, frozen=True):
     thinking: str | None = None
     signature: str | None = None
     partial_json: str | None = None
+    citation: Any = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
+    stop_details: Any = None
+    container: Any = None
+    context_management: Any = None  # of the event around it
 
 
 class _Error(Struct, frozen=True):
@@ -131,6 +162,7 @@ class _Event(Struct, frozen=True):
     content_block: Block | None = None
     delta: _EventDelta | None = None
     usage: Raw = NOTHING
+    context_management: Any = None
     error: _Error | None = None
 
 

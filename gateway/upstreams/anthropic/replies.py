@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,11 +19,16 @@ from protocol.chat import (
     Choice,
     FinishReason,
     FunctionCall,
+    NativeEnd,
     Reasoning,
+    RedactedThinkingBlock,
     ReplyMessage,
+    ThinkingBlock,
     ToolCall,
 )
 from protocol.inference import Request
+from protocol.messages import Block as NativeBlock
+from protocol.messages import TextBlock, ToolUseBlock
 from protocol.usage import Usage
 
 STOP_REASONS = {
@@ -34,6 +40,9 @@ STOP_REASONS = {
     "tool_use": FinishReason.TOOL_CALLS,
     "refusal": FinishReason.CONTENT_FILTER,
 }
+KINDS = ("thinking", "redacted_thinking", "text", "tool_use")  # of blocks, as our shape has them in a row
+TEXT = KINDS.index("text")
+OWN_REASONS = ("pause_turn", "model_context_window_exceeded")  # which our words for them do not tell apart
 
 
 class Told(Struct, frozen=True):
@@ -123,6 +132,31 @@ class UsageObject(Struct, frozen=True):
         )
 
 
+class UsageBeside(Struct, frozen=True):
+    """What a ``usage`` says that no price rests on."""
+
+    cache_creation: dict[str, Any] | None = None
+    server_tool_use: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+    def named(self) -> dict[str, Any]:
+        """Return what is said at all."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+
+def native_end(reason: str | None, message: Struct, usage: dict[str, Any]) -> NativeEnd | None:
+    """Return what an upstream said at a reply's end for its own clients alone, if anything."""
+    beside = {
+        name: value
+        for name in ("stop_details", "container", "context_management")
+        if isinstance(value := getattr(message, name, None), dict)
+    }
+    word = reason if reason in OWN_REASONS else None
+    return NativeEnd(stop_reason=word, message=beside, usage=usage) if word or beside or usage else None
+
+
 class Block(Struct, frozen=True):
     """One block of a message's content, whole or as a stream begins it."""
 
@@ -131,6 +165,12 @@ class Block(Struct, frozen=True):
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None  # of thinking that is withheld
+    citations: Any = None
+
+    def cited(self) -> list[dict[str, Any]]:
+        """Return what a text rests on."""
+        return [each for each in self.citations if isinstance(each, dict)] if isinstance(self.citations, list) else []
+
     id: str | None = None
     name: str | None = None
     input: Raw = NOTHING
@@ -141,6 +181,9 @@ class _Message(Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: Raw = NOTHING
+    stop_details: Any = None
+    container: Any = None
+    context_management: Any = None
 
     def reply(self, told: Told) -> ChatReply:
         """Return the message in our shape: its texts joined, its calls in their order."""
@@ -162,12 +205,42 @@ class _Message(Struct, frozen=True):
                 for block in self.content
                 if block.signature or block.data
             ),
+            blocks=() if answers else self._blocks(told),
         )
         reason = read_stop_reason(self.stop_reason)
         if answers and not calls and reason is FinishReason.TOOL_CALLS:
             reason = FinishReason.STOP
-        choice = Choice(index=0, message=said, finish_reason=reason, stop_sequence=self.stop_sequence)
+        usage = (read_usage(self.usage, UsageBeside) or UsageBeside()).named()
+        choice = Choice(
+            index=0,
+            message=said,
+            finish_reason=reason,
+            stop_sequence=self.stop_sequence,
+            native=native_end(self.stop_reason, self, usage),
+        )
         return ChatReply(choices=(choice,))
+
+    def _blocks(self, told: Told) -> tuple[NativeBlock, ...]:
+        """Return the blocks as they are, where our shape would lose what a text rests on, or how they stand."""
+        kinds = [KINDS.index(block.type) for block in self.content if block.type in KINDS]
+        is_plain = kinds == sorted(kinds) and kinds.count(TEXT) <= 1
+        if is_plain and not any(block.cited() for block in self.content):
+            return ()
+        return tuple(found for block in self.content if (found := _native(block, told)) is not None)
+
+
+def _native(block: Block, told: Told) -> NativeBlock | None:
+    match block.type:
+        case "text" if block.text:
+            return TextBlock(block.text, citations=tuple(block.cited()) or None)
+        case "thinking":
+            return ThinkingBlock(block.thinking or "", block.signature or "")
+        case "redacted_thinking":
+            return RedactedThinkingBlock(block.data or "")
+        case "tool_use":
+            arguments = msgspec.json.decode(object_in(block.input) or "{}")
+            return ToolUseBlock(block.id or "", told.name(block.name), arguments)
+    return None
 
 
 class _Count(Struct, frozen=True):

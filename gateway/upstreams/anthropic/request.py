@@ -30,8 +30,8 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
+from protocol.messages import CALLERS_BETAS, CountRequest, MessagesRequest, TextBlock, Turn
 from protocol.messages import Block as NativeBlock
-from protocol.messages import CountRequest, MessagesRequest, TextBlock, Turn
 from protocol.messages_to_chat import to_chat
 
 Block = dict[str, Any]
@@ -93,8 +93,10 @@ def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, str
     turns = tuple(turn for turn in map(_told_again, asked.messages) if turn.content)
     mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
     body: Block = msgspec.to_builtins(mine)
+    body.pop("anthropic_beta", None)  # a header of this API's
     make_names_safe(body)
-    return body, fit(body, rules_of(model))
+    left_out = (name for name in asked.anthropic_beta or () if name not in CALLERS_BETAS)
+    return body, [*fit(body, rules_of(model)), *(f"anthropic-beta.{name}" for name in left_out)]
 
 
 def count_body(asked: CountRequest, model: str) -> Block:

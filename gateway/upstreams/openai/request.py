@@ -16,6 +16,7 @@ from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
+from protocol.messages import DocumentBlock, MessagesRequest, SearchResultBlock
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(
@@ -89,10 +90,26 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
                 "ask one of Anthropic's models.",
                 param="tools",
             )
+        if (kind := _anthropics_alone(native)) is not None:
+            raise UpstreamUnable(
+                f"The model that answers here takes no block of type '{kind}'. Send its text, or pictures of its "
+                "pages, or ask one of Anthropic's models.",
+                param="messages",
+            )
+        if native.context_management is not None:
+            dropped.append("context_management")
         if not asking.quirks.effort and request.reasoning_effort is not None:
             dropped.append("thinking")
             request = replace(request, reasoning_effort=None)
     return request
+
+
+def _anthropics_alone(native: MessagesRequest) -> str | None:
+    """Return the type of a block that no other API has."""
+    for block in native.blocks():
+        if isinstance(block, DocumentBlock | SearchResultBlock):
+            return str(block.__struct_config__.tag)
+    return None
 
 
 def _with_short_ids(request: Request) -> Request:

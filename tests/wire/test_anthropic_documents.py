@@ -1,0 +1,208 @@
+# What only Anthropic's API has, on its way through: documents, search results, citations, betas, and what is said at
+# a reply's end. The same comes out of a body, of a stream however it is cut, and of a body in place of a stream.
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from billing.core.holds import Settlement
+from gateway.calls.as_events import events_of
+from gateway.dialects.messages_writer import MessagesWriter
+from gateway.inference.reply import Reply
+from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.wire.errors import UpstreamUnable
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.messages import MessagesRequest
+from protocol.messages_to_chat import to_chat
+from protocol.usage import Usage
+from router.prompt_size.prompt_bounds import bound_prompt
+from tests.support.anthropic_rules import check_body
+from tests.support.message_stream import built_of
+from tests.wire.anthropic_traffic import PROMPT, USAGE, end, event
+from tests.wire.traffic import CHAT, TARGET, asking, read_stream
+
+ON = {"enabled": True}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+PLAIN = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Once. Twice."}}
+BLOCKS = {
+    "pdf": PDF | {"title": "A", "context": "B", "citations": ON, "cache_control": {"type": "ephemeral"}},
+    "pdf by url": {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}},
+    "text": PLAIN | {"citations": ON},
+    "parts": {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "One."}]}},
+    "search result": {
+        "type": "search_result",
+        "source": "https://a.example",
+        "title": "A",
+        "content": [{"type": "text", "text": "One."}],
+        "citations": ON,
+    },
+}
+CITATION = {"type": "char_location", "cited_text": "Once.", "document_index": 0, "start_char_index": 0}
+
+
+def asked(*blocks: dict[str, Any], **more: Any) -> MessagesRequest:
+    turns = [{"role": "user", "content": [*blocks, {"type": "text", "text": "What is it?"}]}]
+    return msgspec.convert({"model": "asked", "max_tokens": 99, "messages": turns, **more}, MessagesRequest)
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_block_reaches_claude_as_it_came(block: dict[str, Any]) -> None:
+    """To the last field, among the turns and as a tool's result."""
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [block]}]}
+    native = asked(block)
+    native = msgspec.convert(
+        msgspec.to_builtins(native) | {"messages": [*msgspec.to_builtins(native.messages), use, result]},
+        MessagesRequest,
+    )
+    built = AnthropicFormat().build_request(asking(to_chat(native), native=native))
+    turns = check_body(built.body, built.headers)["messages"]
+
+    assert turns[0]["content"][0] == block and turns[2]["content"][0]["content"] == [block]
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_other_models_refuse_it_by_its_name(block: dict[str, Any]) -> None:
+    """Another target of the route may take it; what would be right is said."""
+    native = asked(block)
+    with pytest.raises(UpstreamUnable, match=f"'{block['type']}'.*Anthropic's models") as caught:
+        OpenAIFormat().build_request(asking(to_chat(native), native=native))
+
+    assert (caught.value.param, caught.value.moves_on) == ("messages", True)
+
+
+def test_what_a_document_may_cost_is_held() -> None:
+    """A page is a picture and its text; a text that may be cited is parted into sentences, and its words count."""
+
+    def most(*blocks: dict[str, Any]) -> int:
+        return bound_prompt(to_chat(asked(*blocks))).closely().tokens_on(TARGET.model)
+
+    words = " ".join(f"Number {number} is here." for number in range(300))
+    long = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": words}}
+    assert most(PDF) - most() > 600 * 3_000
+    assert most(long) - most() > 300
+    assert most(long | {"citations": ON}) - most(long) > 300 * 8
+
+
+def test_betas_pass_by_a_list() -> None:
+    """What changes a price, or reaches what is not the caller's, is left out and told; what is needed is added."""
+    edits = {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 3}}]}
+    betas = ["interleaved-thinking-2025-05-14", "fast-mode-2026-02-01", "files-api-2025-04-14"]
+    native = asked(context_management=edits, anthropic_beta=betas)
+    built = AnthropicFormat().build_request(asking(to_chat(native), native=native))
+    body = check_body(built.body, built.headers)
+    elsewhere = OpenAIFormat().build_request(asking(to_chat(native), native=native))
+
+    assert built.headers["anthropic-beta"] == "context-management-2025-06-27,interleaved-thinking-2025-05-14"
+    assert built.dropped == ("anthropic-beta.fast-mode-2026-02-01", "anthropic-beta.files-api-2025-04-14")
+    assert body["context_management"] == edits and "anthropic_beta" not in body
+    assert elsewhere.dropped == ("context_management",)
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=6)
+texts = st.builds(
+    lambda text, citations: {"type": "text", "text": text} | ({"citations": citations} if citations else {}),
+    words,
+    st.lists(words.map(lambda cited: CITATION | {"cited_text": cited}), max_size=2),
+)
+thoughts = words.map(lambda thought: {"type": "thinking", "thinking": thought, "signature": "EqQB"})
+hidden = words.map(lambda data: {"type": "redacted_thinking", "data": data})
+calls = words.map(lambda text: {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": text}})
+ENDS = st.fixed_dictionaries(
+    {"stop_reason": st.sampled_from(["end_turn", "refusal", "model_context_window_exceeded", "pause_turn"])},
+    optional={"stop_details": st.just({"type": "refusal", "category": "bio", "explanation": None})},
+)
+BESIDE = {"cache_creation": {"ephemeral_5m_input_tokens": 100}, "service_tier": "priority", "inference_geo": "eu"}
+EDITS = {"applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 1}]}
+
+
+def streamed(content: list[dict[str, Any]], ends: dict[str, Any]) -> bytes:
+    """Return the events of a message, its citations before their text."""
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
+    out = [event("message_start", message=message | {"usage": {**PROMPT, **BESIDE, "output_tokens": 1}})]
+    for index, block in enumerate(content):
+        head, deltas = dict(block), []
+        match block["type"]:
+            case "text":
+                head = {"type": "text", "text": ""}
+                deltas = [{"type": "citations_delta", "citation": each} for each in block.get("citations", ())]
+                deltas += [{"type": "text_delta", "text": sign} for sign in block["text"]]
+            case "thinking":
+                head |= {"thinking": "", "signature": ""}
+                deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
+            case "tool_use":
+                head |= {"input": {}}
+                deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+        out.append(event("content_block_start", index=index, content_block=head))
+        out += [event("content_block_delta", index=index, delta=delta) for delta in deltas]
+        out.append(event("content_block_stop", index=index))
+    usage = {"output_tokens": 90, "server_tool_use": {"web_search_requests": 0}}
+    delta = {"stop_sequence": None, **ends}
+    out.append(event("message_delta", delta=delta, usage=usage, context_management=EDITS))
+    return b"".join([*out, event("message_stop")])
+
+
+REPLY = cast(
+    Reply,
+    SimpleNamespace(
+        call=SimpleNamespace(request_id="0-1"),
+        target=TARGET,
+        record=SimpleNamespace(cost_nanousd=1),
+        meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
+    ),
+)
+
+
+def written(events: list[Event]) -> dict[str, Any]:
+    """Return the message that a client builds; its usage comes last, as a reply tells it."""
+    writer = MessagesWriter(asked(), "0-1", 1)
+    last: list[Event] = [UsageReport(Usage(3, 0, 5)), ReplyEnd()]
+    told = [*(one for one in events if isinstance(one, Delta)), *last]
+    return built_of(b"".join(writer.pieces(REPLY, [one]) for one in told).decode())
+
+
+@given(st.lists(texts | thoughts | hidden | calls, min_size=1, max_size=6), ENDS, st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_message_comes_through_to_the_last_field(
+    content: list[dict[str, Any]], ends: dict[str, Any], data: st.DataObject
+) -> None:
+    """Its blocks in their order with what they rest on, why it ended, and what is beside the counts of its usage."""
+    stream = streamed(content, ends)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=9).map(sorted))
+    pieces = [stream[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    events, outcome = read_stream(AnthropicFormat().open_events(CHAT), pieces)
+    frame = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+    beside = BESIDE | {"server_tool_use": {"web_search_requests": 0}}
+    body = frame | ends | {"content": content, "usage": {**USAGE, **beside}, "context_management": EDITS}
+    whole, usage = AnthropicFormat().read_reply(CHAT, json.dumps(body).encode())
+    assert usage is not None
+    plain = json.loads(MessagesWriter(asked(), "0-1", 1).whole(REPLY, whole, usage))
+
+    assert outcome is None
+    for message in (written(events), written(events_of(whole, usage)), plain):
+        assert message["content"] == content
+        assert {name: message[name] for name in ends} == ends and message["context_management"] == EDITS
+        assert {name: message["usage"][name] for name in beside} | {"service_tier": "priority"} == beside
+
+
+def test_nonsense_beside_an_answer_does_not_lose_it() -> None:
+    """Fields that no price rests on may be anything; they are left out."""
+    odd = {"stop_details": "x", "container": [], "context_management": 7}
+    content = [{"type": "text", "text": "Yes.", "citations": "none"}]
+    usage = {**USAGE, "cache_creation": 5, "service_tier": {}}
+    body = {"content": content, "stop_reason": "end_turn", "usage": usage, **odd}
+    whole, counted = AnthropicFormat().read_reply(CHAT, json.dumps(body).encode())
+    stream = streamed(content, {"stop_reason": "end_turn", "stop_details": "x"}).replace(b'"eu"', b"{}")
+    events, outcome = read_stream(AnthropicFormat().open_events(CHAT), [stream + end()])
+
+    assert outcome is None and counted is not None
+    assert json.loads(MessagesWriter(asked(), "0-1", 1).whole(REPLY, whole, counted))["stop_reason"] == "end_turn"
+    assert [block["text"] for block in written(events)["content"]] == ["Yes."]
