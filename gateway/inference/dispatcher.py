@@ -76,9 +76,7 @@ class Dispatcher:
     def begin(self, call: Call, route: Route, log: AttemptLog) -> AttemptContext:
         """Return what the attempts of a call share."""
         first = self._providers.settings(route.targets[0].model.provider)
-        budget = self._budgets.of(first)
-        budget.deposit(self._clock.monotonic())
-        return AttemptContext(call, route, log, Deadline(call.started + first.timeouts.total), budget)
+        return AttemptContext(call, route, log, Deadline(call.started + first.timeouts.total), self._budgets.of(first))
 
     def go_on(
         self, context: AttemptContext, route: Route, provider: ProviderSettings, resume: Resume
@@ -96,6 +94,8 @@ class Dispatcher:
         last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or UpstreamBusy: no
         target may be asked.
         """
+        if failure is None:  # a call that is not sent, as the content policy forbids it, earns no extra attempt
+            context.budget.deposit(self._clock.monotonic())
         tried: list[Tried] = []
         unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
         too_short = 0  # tokens of the longest context that the prompt did not fit into

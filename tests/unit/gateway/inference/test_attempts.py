@@ -322,6 +322,19 @@ def test_with_everything_failing_there_is_no_storm(calls: int, budget: float, at
     assert calls <= len(upstreams.asked) <= (1 + budget) * calls + BURST
 
 
+async def test_a_call_that_is_never_sent_earns_no_extra_attempt() -> None:
+    """The content policy may forbid a call before it is sent: any number of those pays for no retry of another."""
+    scene = Scene(Upstreams(us=well, eu=well, other=well), budget=0.5)
+    for _ in range(100):
+        context = scene.dispatcher.begin(scene.call(), scene.route, AttemptLog())
+
+    extra = 0
+    while context.budget.take_move(scene.clock.monotonic()):
+        extra += 1
+
+    assert extra == BURST
+
+
 async def test_a_cold_region_that_fails_under_a_hundred_calls_fails_none_of_them() -> None:
     """The burst is there for this: calls that began together all find the other region."""
     scene = Scene(Upstreams(us=broken, eu=well, other=well), attempts=2, breaker=BreakerPolicy())
