@@ -40,6 +40,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 HEADS = ((4, 4), (6, 1), (8, 2), (10, 2), (32, 8), (40, 8))  # query heads, key heads
 FEW_HEADS = ((2, 2), (3, 1), (4, 2))
 HEAD_DIMS = (64, 80, 96, 128, 256)
+FP8_NORMAL = 2.0**-6  # the smallest normal number of e4m3: below it numbers are an eighth of it apart
 
 
 def attention_of_decodes(setting: Setting) -> str:
@@ -293,12 +294,13 @@ def products(setting: Setting) -> str:
 def rows_of_eight_bits(setting: Setting) -> str:
     """Each row as float8 or int8 with its scale, as plain torch rounds it."""
     errors = []
-    for dtype, allowed in ((FP8, _float8_tolerance(setting)), (torch.int8, 2e-3)):
+    for dtype, allowed in ((FP8, 2e-2), (torch.int8, 2e-3)):
         x = _without_ties(setting.randn(5, 300).to(_dtype(setting)) * 9)
         x[2] = 0
         rounded, scales = quantized_linear.quantize_rows(x, dtype)
         expected, expected_scales = reference.quantize_rows(x, dtype)
-        errors.append(relative_error(rounded.float() * scales, expected.float() * expected_scales))
+        found = _with_carries(setting, rounded, expected) if dtype == FP8 else rounded.float()
+        errors.append(relative_error(found * scales, expected.float() * expected_scales))
         require(errors[-1] <= allowed, f"relative error {errors[-1]:.1e} as {dtype}")
     return f"relative errors {errors[0]:.1e} and {errors[1]:.1e}"
 
@@ -445,7 +447,7 @@ def _norm_rope_store_error(setting: Setting) -> float:
     both = [some.cpu().float().flatten(0, 1) for some in (cache, expected_cache)]
     require(torch.equal(both[0][untouched], both[1][untouched]), "another slot was written")
     if float8:
-        require(relative_error(*both) <= _float8_tolerance(setting), "the stored float8 differ")
+        _judge_float8(setting, cache, expected_cache)
         return relative_error(query, expected)
     return max(relative_error(query, expected), relative_error(*both))
 
@@ -484,12 +486,40 @@ def _without_ties(x: Tensor) -> Tensor:
     return x.where((steps.frac().abs() - 0.5).abs() > 1e-4, 0)
 
 
-def _float8_tolerance(setting: Setting) -> float:
-    """Few numbers lie so near the middle of two that they may fall either way.
+def _judge_float8(setting: Setting, out: Tensor, expected: Tensor) -> None:
+    """Each number is that of plain torch, or its neighbour where it lies near the middle of the two, which is seldom.
 
-    The interpreter (3.7.1) rounds wrongly whatever carries into an odd exponent, so there the bound is a loose one.
+    The interpreter's caches are small, and a neighbour of one large number is more of their norm than many are of a
+    large cache's: there numbers are judged one by one. Plain torch rounds to the model's precision before, so what
+    cancels in a rotation may differ by more than a step, but not by more than the head's largest number is rounded.
     """
-    return 2e-2 if setting.device.type == "cuda" else 2.5e-1
+    found, right = _with_carries(setting, out, expected), expected.float().cpu()
+    if setting.device.type == "cuda":
+        require(relative_error(found, right) <= 2e-2, "the stored float8 differ")
+        return
+    step = torch.maximum(found.abs(), right.abs()).clamp(min=FP8_NORMAL) / 8
+    rounding = 4 * torch.finfo(_dtype(setting)).eps * right.abs().amax(-1, keepdim=True)
+    worst = ((found - right).abs() / (step + rounding)).max().item()
+    require(worst <= 1, f"a stored float8 is {worst:.1f} times as far from the right one as its neighbour")
+    differing = int((found != right).sum())
+    require(differing <= 2 + right.numel() / 50, f"{differing} of {right.numel()} stored float8 differ")
+
+
+def _with_carries(setting: Setting, out: Tensor, expected: Tensor) -> Tensor:
+    """Return float8 numbers as float32, those that the interpreter of Triton 3.7 is known to round wrongly put right.
+
+    A carry into an odd power of two, or into the smallest normal number, is lost: half of it is stored. Smaller numbers
+    are cut off where they should be rounded: a step less is stored.
+    """
+    found, right = out.float().cpu(), expected.float().cpu()
+    if setting.device.type == "cuda":
+        return found
+    carried = 2 * found
+    mantissa, exponent = carried.abs().frexp()  # a power of two has the mantissa 0.5, and an exponent of one more
+    may_lose = (mantissa == 0.5) & ((exponent % 2 == 0) | (carried.abs() == FP8_NORMAL))
+    loses_carry = may_lose & (right / carried >= 7 / 8) & (right / carried <= 1)  # plain torch may not have carried
+    is_cut = (right.abs() <= FP8_NORMAL) & (right.abs() - found.abs() == FP8_NORMAL / 8)
+    return torch.where(loses_carry, carried, torch.where(is_cut, right, found))
 
 
 def _dtype(setting: Setting) -> torch.dtype:
