@@ -1,1 +1,1 @@
-# Training of the models that ship with Tollgate; run by hand, not in the wheel.
+# Training of the models that ship with Tollgate, and experiments on the simulator; run by hand, not in the wheel.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_backend.kv_cache.eviction import EvictionOrder
-from gpu_backend.simulate.cache import prompts, share_found, share_found_by_lru
 from tests.support.traces import MOONCAKE, trace_path
+from tools.simulate.cache import prompts, share_found, share_found_by_lru
 
 
 def key(number: int) -> bytes:

@@ -9,7 +9,6 @@ import pytest
 
 from gpu_backend.scheduling.forecast import WINDOW, LengthForecast, highest_use
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
-from gpu_backend.simulate.pressure import Workload, make_replica, try_out
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
@@ -18,6 +17,7 @@ from gpu_backend.step.messages import Generate, Refused
 from gpu_backend.step.plan import StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import counting_loop, finish, greedy
+from tools.simulate.pressure import Workload, make_replica, try_out
 
 H200 = step_cost(MODELS["llama-8b"], DEVICES["h200"])
 TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpu_backend.simulate.capacity import ReplicaShape, main, requests_per_replica
-from gpu_backend.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
 from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.cost import StepCost
+from tools.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
 
 TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)
 

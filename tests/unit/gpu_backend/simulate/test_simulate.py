@@ -9,13 +9,13 @@ import pytest
 
 from gpu_backend.simulate.__main__ import main
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
-from gpu_backend.simulate.pressure import Workload, make_replica, try_out
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, replay
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 from tests.support.traces import AZURE_CHAT, trace_path
+from tools.simulate.pressure import Workload, make_replica, try_out
 
 # A tenth of a second a step, a millisecond a token beyond the hundred that hide behind the weights.
 PLAIN = StepCost(fixed=0.0, weights=0.1, token=0.001, context=0.0, pair=0.0)

@@ -1,4 +1,4 @@
-# python -m gpu_backend.simulate.locality: what it is worth to let a tenant whose prompts are cached be ahead of the
+# python -m tools.simulate.locality: what it is worth to let a tenant whose prompts are cached be ahead of the
 # least served one for a while, and what it costs the others. 0 tokens of lead are the counters alone.
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def table(options: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, print the table, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.locality")
+    parser = argparse.ArgumentParser(prog="python -m tools.simulate.locality")
     add = parser.add_argument
     add("--trace", type=Path, metavar="FILE", help="Mooncake's; without it, teams with system prompts are made up")
     add("--requests", type=int, default=2000, metavar="N")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--blocks", type=int, default=6144, metavar="N", help="of 16 tokens, in the KV cache")
     add("--leads", type=int, nargs="+", default=[0, 512, BUDGET, 4 * BUDGET, 16 * BUDGET], metavar="Q")
     for line in table(parser.parse_args(arguments)):
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
     return 0
 
 

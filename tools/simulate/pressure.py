@@ -1,4 +1,4 @@
-# python -m gpu_backend.simulate.pressure: what becomes of goodput when more replies are asked for at once than the KV
+# python -m tools.simulate.pressure: what becomes of goodput when more replies are asked for at once than the KV
 # cache holds, by how they are let in; and what becomes of preempted ones, by what host memory there is.
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def make_replica(
 def closed_loop(replica: Replica, requests: Sequence[TraceRequest], clients: int) -> float:
     """Let each client ask again as soon as it has its answer; return the goodput until the last one asked.
 
-    That is tokens a second of replies without a pause: one with a pause was thrown out and computed again.
+    That is tokens a second of replies without a pause: one with a pause was thrown out and computed again. Where each
+    client asks once, all ask at the start: then it is the goodput until the last answer.
     """
     scheduler = replica.loop.scheduler
     for number, request in enumerate(requests):
@@ -105,6 +106,8 @@ def closed_loop(replica: Replica, requests: Sequence[TraceRequest], clients: int
         replica.submit(number, replace(request, arrival=replica.runner.now), DECLARED)
     seconds, tokens = replica.runner.now, {name: outcome.tokens for name, outcome in replica.outcomes.items()}
     replica.run_until(math.inf)
+    if not seconds:
+        seconds, tokens = replica.runner.now, {name: outcome.tokens for name, outcome in replica.outcomes.items()}
     return sum(tokens[name] for name, o in replica.outcomes.items() if o.longest_gap < LONGEST_PAUSE) / seconds
 
 
@@ -199,7 +202,7 @@ def _table(options: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, print the tables, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.pressure")
+    parser = argparse.ArgumentParser(prog="python -m tools.simulate.pressure")
     add = parser.add_argument
     add("table", choices=("admission", "swapping", "choice"))
     add("--load", choices=WORKLOADS, default="short")
@@ -209,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--host-gib", type=float, default=64.0, metavar="GIB", help="of the second table")
     options = parser.parse_args(arguments)
     for line in _table(options):
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
     return 0
 
 

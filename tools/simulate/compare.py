@@ -1,4 +1,4 @@
-# python -m gpu_backend.simulate.compare: what continuous batching, paging, shared prompts and the steps' budget are
+# python -m tools.simulate.compare: what continuous batching, paging, shared prompts and the steps' budget are
 # worth, each against what one would do without. In the first three tables all requests are there from the start and
 # steps may stretch, so that nothing else differs.
 
@@ -175,7 +175,7 @@ def tables(options: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, print the tables, return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m gpu_backend.simulate.compare")
+    parser = argparse.ArgumentParser(prog="python -m tools.simulate.compare")
     parser.add_argument("--trace", action="append", default=[], metavar="FILE", help="replay this one too")
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of each trace")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="of each trace; ServeGen needs it")
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=MODELS, default="llama-8b")
     parser.add_argument("--device", choices=DEVICES, default="h200")
     for line in tables(parser.parse_args(arguments)):
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
     return 0
 
 

@@ -1,5 +1,5 @@
 # How much of a trace's prompts the prefix cache would have held: the real block manager alone, over a trace that tells
-# which blocks are equal (Mooncake's). python -m gpu_backend.simulate.cache --trace FILE --blocks 1700
+# which blocks are equal (Mooncake's). python -m tools.simulate.cache --trace FILE --blocks 1700
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_backend.simulate.traces import read_trace
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, print a table, return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpu_backend.simulate.cache", description="Replay a trace against the prefix cache."
+        prog="python -m tools.simulate.cache", description="Replay a trace against the prefix cache."
     )
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="JSON lines with hash_ids, as Mooncake's")
@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--host-blocks", type=int, default=0, metavar="N", help="blocks in host memory behind them")
     options = parser.parse_args(arguments)
     requests = prompts(options.trace)
-    print("blocks\tours\tLRU\tratio\tmicroseconds a block")  # noqa: T201
+    print("blocks\tours\tLRU\tratio\tmicroseconds a block")
     for num_blocks in options.blocks:
         started = time.process_time()
         ours = share_found(requests, num_blocks, options.host_blocks)
         cost = (time.process_time() - started) / sum(map(len, requests)) * 1e6
         lru = share_found_by_lru(requests, num_blocks + options.host_blocks)
-        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru:.2f}\t{cost:.2f}")  # noqa: T201
+        print(f"{num_blocks}\t{ours:.4f}\t{lru:.4f}\t{ours / lru:.2f}\t{cost:.2f}")
     return 0
 
 

@@ -1,0 +1,1 @@
+# Comparisons and measurements on the engine's simulator; run by hand from a checkout.
