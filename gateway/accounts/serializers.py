@@ -114,12 +114,7 @@ def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:
     """Return a webhook secret, without the secret."""
-    return {
-        "object": "webhook_secret",
-        "id": record.id,
-        "team_id": record.team_id,
-        "created_at": moment(record.created_at),
-    }
+    return {"object": "webhook_secret", **asdict(record), "created_at": moment(record.created_at)}
 
 
 def callback_view(row: Mapping[Any, Any], now: datetime) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 # How workers get the items of batches: they claim them under a lease, renew it, and release what cannot run now. A
 # lease that ended frees its items for others, and `tries` fences: what a worker reports of a try that is not the last
-# one changes nothing. An item that was lost with its worker twice is a suspect, and not claimed here: suspects.py.
+# one changes nothing. An item that was lost with its worker twice is a suspect: it may crash its workers, so it runs in
+# one that runs nothing else, and a crash then tells of it alone. The first two losses prove nothing: what ran beside
+# was lost as well.
 
 from __future__ import annotations
 
@@ -73,6 +75,18 @@ async def claim_items(
 def claimed_item(row: Mapping[Any, Any]) -> ClaimedItem:
     """Return the claim that a row of ``CLAIMED`` columns tells of."""
     return ClaimedItem(**{**row, "body": bytes(row["body"]), "expires_at": row["expires_at"].timestamp()})
+
+
+async def has_suspects(connection: AsyncConnection) -> bool:
+    """Return whether an item that must run alone may run now."""
+    return (await connection.execute(FIRST_SUSPECT)).first() is not None
+
+
+async def claim_suspect(connection: AsyncConnection, owner: str) -> ClaimedItem | None:
+    """Claim an item that must run alone; None: none is left for this worker."""
+    rows = await connection.execute(CLAIM_SUSPECT, {"owner": owner, "lease": timedelta(seconds=LEASE)})
+    row = rows.mappings().one_or_none()
+    return None if row is None else claimed_item(row)
 
 
 async def renew_leases(connection: AsyncConnection, owner: str, claims: Sequence[ClaimedItem]) -> None:
@@ -158,4 +172,19 @@ REQUEUE = text(f"""
         tries = item.tries - :less, lease_owner = NULL, lease_until = NULL,
         not_before = clock_timestamp() + CAST(:wait AS interval)
     FROM {TRIES}, batches WHERE {STILL_OURS} AND batches.id = item.batch_id
+""")  # noqa: S608  (all of it is ours)
+FIND_SUSPECT = f"""
+    SELECT batch_id, position FROM batch_items AS item
+    WHERE losses > 0 AND {IS_DUE} AND {LOSSES} >= {SUSPECT_AFTER}
+      AND batch_id IN (SELECT id FROM batches WHERE status = 'in_progress' AND expires_at > clock_timestamp())
+    LIMIT 1
+"""  # noqa: S608  (all of it is ours)
+FIRST_SUSPECT = text(FIND_SUSPECT)
+CLAIM_SUSPECT = text(f"""
+    WITH found AS MATERIALIZED ({FIND_SUSPECT} FOR UPDATE SKIP LOCKED)
+    UPDATE batch_items AS item
+    SET {RUNS}
+    FROM found, batches
+    WHERE batches.id = found.batch_id AND item.batch_id = found.batch_id AND item.position = found.position
+    RETURNING {CLAIMED}
 """)  # noqa: S608  (all of it is ours)

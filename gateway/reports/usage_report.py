@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from msgspec.structs import asdict
@@ -28,10 +28,7 @@ CANCELLED = "57014"  # Postgres: query_canceled
 
 async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_admin: bool) -> dict[str, Any]:
     """Return a team's usage in the shape of GET /v1/usage. ``for_admin``: with what our own GPUs cost us."""
-    if reads_calls(asked.group_by):
-        async with added_up_by_call(connection):
-            statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
-    else:
+    async with added_up_by_call(connection) if reads_calls(asked.group_by) else nullcontext():
         statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
     sums = total_view(statement.total, for_admin)
     late = corrections_view(statement.corrections, for_admin)

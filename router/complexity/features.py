@@ -12,8 +12,7 @@ import numpy.typing as npt
 from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest
 from protocol.inference import Request
-from router.complexity.plain import plain_bytes
-from router.complexity.text_stats import stats_of, words_of
+from router.complexity.text_stats import plain_bytes, stats_of, words_of
 
 BUCKETS = 1 << 14  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt

@@ -19,6 +19,8 @@ from gateway.batch.claims import (
     WAITING,
     ClaimedItem,
     claim_items,
+    claim_suspect,
+    has_suspects,
     renew_leases,
     requeue,
     use_due_index,
@@ -28,9 +30,9 @@ from gateway.batch.file_store import get_file, list_files
 from gateway.batch.finishing import ItemResult, expire_batches, finish_cancelled, finish_items
 from gateway.batch.results import ENDED, ERRORS, error_of, read_results, response_of
 from gateway.batch.retention import check_retained, purge_items
+from gateway.batch.running.item import result_if_given_up
 from gateway.batch.shapes import Item
 from gateway.batch.store import Batch, add_items, begin_batch, cancel_batch, get_batch, list_batches, make_batch
-from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
 from gateway.core.clock import Clock
 from gateway.core.errors import Gone
 from gateway.storage.audit_log import Act

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from billing.core.records import UsageRecord
 from gateway.accounts.teams import find_caller_of_key
-from gateway.batch.claims import ClaimedItem
+from gateway.batch.claims import SUSPECT_AFTER, ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
-from gateway.batch.results import response_of
+from gateway.batch.results import error_of, response_of
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, TeamSuspended
@@ -34,6 +34,7 @@ MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
 UNCHECKED_PAUSE = 15.0  # seconds, while the external checker fails: every try writes a usage record
 BELIEVED = 2.0  # seconds for which what was read of a caller holds
+MOST_ALONE = 3  # losses of an item that ran alone
 
 CONGESTED = (UpstreamBusy, UpstreamFull, UpstreamTimeout, Overloaded)
 
@@ -158,6 +159,17 @@ class Senders:
                 caller = await find_caller_of_key(connection, key_id)
             self._known[key_id] = (now, caller)
         return caller
+
+
+def result_if_given_up(claim: ClaimedItem, clock: Clock) -> ItemResult | None:
+    """Return the end of an item that crashed too many workers; None: it may run."""
+    if claim.losses < SUSPECT_AFTER + MOST_ALONE:
+        return None
+    message = (
+        f"{claim.losses} workers died while they ran this request, the last {MOST_ALONE} of them while they ran "
+        "nothing else. It is not tried again. Look for what is unusual in it."
+    )
+    return ItemResult(claim=claim, status="failed", request_id=clock.new_id(), error=error_of("worker_lost", message))
 
 
 def _wait_or_end(error: ServiceError, claim: ClaimedItem, request_id: str) -> ItemResult | RetryLater:

@@ -18,6 +18,8 @@ from gateway.batch.claims import (
     LEASE,
     ClaimedItem,
     claim_items,
+    claim_suspect,
+    has_suspects,
     renew_leases,
     requeue,
     use_due_index,
@@ -29,8 +31,7 @@ from gateway.batch.finishing import ItemResult, expire_batches, failed_result, f
 from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
 from gateway.batch.running.backpressure import Backpressure
 from gateway.batch.running.finisher import Finisher
-from gateway.batch.running.item import ItemRunner, RetryLater, Senders
-from gateway.batch.suspects import claim_suspect, has_suspects, result_if_given_up
+from gateway.batch.running.item import ItemRunner, RetryLater, Senders, result_if_given_up
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.inference.edition import Editions

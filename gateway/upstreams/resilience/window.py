@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -42,7 +42,7 @@ class Window:
         if is_small:
             bucket.small += 1
         else:
-            bucket.large[team] = bucket.large.get(team, 0) + 1
+            bucket.large[team] += 1
 
     def clear(self) -> None:
         """Forget everything."""
@@ -74,14 +74,13 @@ class Window:
 
     def _tally(self, since: float) -> Tally:
         requests = small = 0
-        large: dict[str, int] = {}
+        large = Counter[str]()
         for bucket in reversed(self._buckets):
             if bucket.begin <= since:
                 break
             requests += bucket.requests
             small += bucket.small
-            for team, failures in bucket.large.items():
-                large[team] = large.get(team, 0) + failures
+            large.update(bucket.large)
         return Tally(requests, small, large)
 
 
@@ -91,7 +90,7 @@ class _Bucket:
     def __init__(self, begin: float, end: float) -> None:
         self.begin, self.end = begin, end
         self.requests = self.small = 0
-        self.large: dict[str, int] = {}
+        self.large = Counter[str]()
 
     @property
     def failures(self) -> int:
@@ -111,9 +110,7 @@ class Tally(Struct, frozen=True):
         return self.small + sum(self.large.values())
 
     def __add__(self, other: Tally) -> Tally:
-        large = dict(self.large)
-        for team, failures in other.large.items():
-            large[team] = large.get(team, 0) + failures
+        large = Counter(self.large) + Counter(other.large)
         return Tally(self.requests + other.requests, self.small + other.small, large)
 
     def weighed(self) -> tuple[int, int]:
