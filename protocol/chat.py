@@ -27,14 +27,14 @@ class FinishReason(StrEnum):
 
 
 class CacheControl(Struct, frozen=True, omit_defaults=True):
-    """Marks the end of a prefix that shall be cached. Only five minutes are priced, so an hour is refused."""
+    """Marks the end of a prefix that shall be cached, for five minutes: an hour is asked for at /v1/messages alone."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
     def __post_init__(self) -> None:
         if self.ttl == "1h":
-            raise ValueError("a cache of an hour has no price here; leave 'ttl' out, or say 5m")
+            raise ValueError("a cache of an hour is kept for /v1/messages alone; leave 'ttl' out, or say 5m")
 
 
 class TextPart(Struct, frozen=True, tag="text", omit_defaults=True):

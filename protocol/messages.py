@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -12,12 +13,18 @@ from protocol.chat import (
     MOST_MESSAGES,
     MOST_PARTS,
     MOST_TOOLS,
-    CacheControl,
     RedactedThinkingBlock,
     ThinkingBlock,
 )
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class CacheControl(Struct, frozen=True, omit_defaults=True):
+    """Marks the end of a prefix that shall be cached, for five minutes unless an hour is said."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(Struct, frozen=True, tag="text", omit_defaults=True):
@@ -128,6 +135,7 @@ CALLERS_BETAS = frozenset(
         CONTEXT_BETA,
         "claude-code-20250219",
         "effort-2025-11-24",
+        "extended-cache-ttl-2025-04-11",
         "fine-grained-tool-streaming-2025-05-14",
         "interleaved-thinking-2025-05-14",
         "model-context-window-exceeded-2025-08-26",
@@ -266,9 +274,20 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def has_cache_marks(self) -> bool:
         """Whether the caller marked a prefix that shall be cached."""
-        lists = [self.system, self.tools, *(turn.content for turn in self.messages)]
-        blocks = (block for some in lists if isinstance(some, tuple) for block in some)
-        return self.cache_control is not None or any(getattr(block, "cache_control", None) for block in blocks)
+        return next(self.cache_marks(), None) is not None
+
+    @property
+    def is_kept_an_hour(self) -> bool:
+        """Whether it is a cache of an hour."""
+        return any(mark.ttl == "1h" for mark in self.cache_marks())
+
+    def cache_marks(self) -> Iterator[CacheControl]:
+        """Yield every mark of a prefix that shall be cached."""
+        if self.cache_control is not None:
+            yield self.cache_control
+        for marked in chain(self.tools or (), self.blocks()):
+            if (mark := getattr(marked, "cache_control", None)) is not None:
+                yield mark
 
     def blocks(self) -> Iterator[Block]:
         """Yield every block, also those inside of others."""

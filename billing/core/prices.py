@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
 from protocol.usage import Usage
@@ -25,7 +26,8 @@ class Rates(Struct, frozen=True, kw_only=True):
     input: NanoDollars
     output: NanoDollars
     cached_input: NanoDollars | None = None
-    cache_write: NanoDollars | None = None  # kept for five minutes: no request of the gateway can ask for an hour
+    cache_write: NanoDollars | None = None  # kept for five minutes,
+    cache_write_1h: NanoDollars | None = None  # or for an hour: ``kept_an_hour`` has it in the place of the other
     reasoning: NanoDollars | None = None
 
     @property
@@ -101,6 +103,24 @@ def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | Non
         choices = (price, *(change.price for change in price.later)) if at is None else (price_at(price, at),)
         return max(_charge(_most_per_million(most, choice), discount) for choice in choices)
     return _charge(_most_per_million(most, price), discount)
+
+
+def kept_an_hour(price: Price) -> Price:
+    """Return the price of a call that has its prompt cached for an hour: what is written costs what that does.
+
+    A price that does not say so at each of its steps and changes stays as it is: no such call may be made by it.
+    """
+    if not says_an_hour(price):
+        return price
+    steps = tuple(replace(step, cache_write=step.cache_write_1h) for step in price.steps)
+    later = tuple(LaterPrice(change.starts, kept_an_hour(change.price)) for change in price.later)
+    return replace(price, cache_write=price.cache_write_1h, steps=steps, later=later)
+
+
+def says_an_hour(price: Price) -> bool:
+    """Whether a price says what a cache of an hour costs to write."""
+    said = all(rates.cache_write_1h is not None for rates in (price, *price.steps))
+    return said and all(says_an_hour(change.price) for change in price.later)
 
 
 def rates_for(prompt: int, price: Price) -> Rates:

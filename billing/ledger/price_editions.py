@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import least_id
-from billing.core.prices import Price, cost_of
+from billing.core.prices import Price, cost_of, kept_an_hour
 from billing.core.records import CHARGED, MOST_TOKENS, TOKENS, UsageRecord, bounded_cost
 from protocol.usage import Usage
 
@@ -39,7 +39,7 @@ class PriceEditions:
 
     def add(self, prices: Iterable[Price]) -> None:
         """Know more of them: those of a configuration that was just loaded. Calls may still run by the others."""
-        self._prices |= {edition_of(price): price for price in prices}
+        self._prices |= {edition_of(one): one for price in prices for one in (price, kept_an_hour(price))}
 
     def forget(self) -> None:
         """Tell all of them again: the database may have forgotten some."""

@@ -140,7 +140,7 @@ def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel
 def _written_price(node: Node, faults: Faults, only_embeds: bool, discount: float) -> Price:
     """Read what the file says. A tier names every kind that the price below it names: a gap would be a guess."""
     fields = Fields(node, node.path, faults)
-    kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "reasoning"), dollars)
+    kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning"), dollars)
     needed = ("input",) if only_embeds else ("input", "output")
     named = [kind for kind in kinds if kind in needed or fields.has(kind)]
     given = {kind: fields.need(kind, dollars, NOTHING.input, "every price needs it") for kind in named}

@@ -40,6 +40,9 @@ def check_message(asked: MessagesRequest) -> None:
         right = f"Send {' or '.join(CONTEXT_EDITS)}: what others cost is in no price that is known here."
         name = f"context_management.edits[{place}].type"
         require(edit.type in CONTEXT_EDITS, name, f"'{name}' is none that is known here. {right}")
+    kept = {mark.ttl or "5m" for mark in asked.cache_marks()}
+    words = "'cache_control' of five minutes and of an hour cannot be priced apart in one request. Say one 'ttl'."
+    require(len(kept) <= 1, "cache_control", words)
     blank = any(not stop.strip() for stop in asked.stop_sequences or ())
     require(not blank, "stop_sequences", "A stop sequence must hold more than white space.")
 

@@ -53,7 +53,7 @@ class RouteChooser:
 
     def route_of(self, call: Call, snapshot: Health) -> Route:
         """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
-        catalog = self._catalog
+        catalog = self._catalog_for(call)
         share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
         spread = call.spread if catalog.is_replicated else 0.0
         return choose_route(
@@ -72,5 +72,8 @@ class RouteChooser:
     def _judged_route(self, call: Call, snapshot: Health) -> Route:
         route = self.route_of(call, snapshot)
         if is_sampled(call.request_id):
-            route = judge_named(route, call.request, call.routing, self._catalog, self._complexity)
+            route = judge_named(route, call.request, call.routing, self._catalog_for(call), self._complexity)
         return route
+
+    def _catalog_for(self, call: Call) -> Catalog:
+        return self._catalog.kept_an_hour if call.native and call.native.is_kept_an_hour else self._catalog

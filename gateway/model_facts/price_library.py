@@ -8,12 +8,14 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from typing import TypeVar
 
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, TieredPrices, TimeOfDateConstraint
+from msgspec.structs import replace
 
 from billing.core.money import NanoDollars, to_nano
-from billing.core.prices import LaterPrice, Price, PriceStep
+from billing.core.prices import LaterPrice, Price, PriceStep, Rates
 from gateway.model_facts.listed_models import ListedModel, NoPrice
 
 # Our name of a rate, the library's, and the one that stands in where a listing has no rate of that kind.
@@ -67,6 +69,7 @@ def read_listing(model: ModelInfo, today: date) -> ListedModel | NoPrice:
         return NoPrice(f"{model.id} searches the web, at a price per call that the price library does not know")
     changes = tuple(LaterPrice(_midnight(day), _price(listings[day])) for day in later)
     price = _price(listings[today], later=changes)
+    price = _with_hours(price) if "claude" in model.id.lower() else price
     has_output = all(_says(listing, "output_mtok") for listing in all_listings)
     return ListedModel(price=price, context=model.context_window, has_output=has_output)
 
@@ -100,6 +103,23 @@ def _price(listings: Sequence[ModelPrice], later: tuple[LaterPrice, ...] = ()) -
         steps=tuple(PriceStep(above=start, **_rates(listings, start + 1)) for start in starts),
         later=later,
     )
+
+
+SomeRates = TypeVar("SomeRates", bound=Rates)
+
+
+def _with_hours(price: Price) -> Price:
+    """Return a price with what a cache of an hour costs to write, wherever five minutes cost as Anthropic has it."""
+    steps = tuple(map(_with_hour, price.steps))
+    later = tuple(LaterPrice(change.starts, _with_hours(change.price)) for change in price.later)
+    return replace(_with_hour(price), steps=steps, later=later)
+
+
+def _with_hour(rates: SomeRates) -> SomeRates:
+    """Return rates with that of an hour: twice the input's where five minutes cost a quarter more (Anthropic, "Prompt
+    caching"). The library has no such rate."""
+    is_usual = rates.cache_write is not None and 4 * rates.cache_write == 5 * rates.input
+    return replace(rates, cache_write_1h=NanoDollars(2 * rates.input)) if is_usual else rates
 
 
 def _rates(listings: Sequence[ModelPrice], prompt: int) -> dict[str, NanoDollars]:

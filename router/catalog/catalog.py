@@ -8,6 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.core.prices import kept_an_hour
 from router.catalog.targets import Endpoint, ModelSpec, Target
 
 
@@ -43,6 +44,12 @@ class Catalog(Struct, frozen=True, dict=True):
     auto: dict[str, AutoRoute]
     fallbacks: dict[str, tuple[str, ...]]
     aliases: dict[str, str]
+
+    @cached_property
+    def kept_an_hour(self) -> Catalog:
+        """The same for calls that have their prompt cached for an hour: models at what that costs."""
+        models = {name: replace(model, price=kept_an_hour(model.price)) for name, model in self.models.items()}
+        return replace(self, models=models)
 
     def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
         """Return the model at each endpoint of its provider, in order of preference."""

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
+from billing.core.money import to_nano
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
@@ -29,7 +30,9 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
-        models = settings.models | {"claude": model("claude", "anthropic")}
+        claude = model("claude", "anthropic")
+        claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2)))
+        models = settings.models | {"claude": claude}
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,3 +165,30 @@ def test_memory_is_the_callers_to_keep(client: Anthropic, upstream: ScriptedUpst
     client.beta.messages.create(model="claude", max_tokens=9, messages=HI, tools=[tool])
 
     assert (upstream.requests[-1].body or {})["tools"] == [tool]
+
+
+@pytest.mark.parametrize(("ttl", "dollars"), [("1h", 2), ("5m", 1)])
+def test_an_hour_in_the_cache_costs_what_an_hour_costs(
+    client: Anthropic, house: House, upstream: ScriptedUpstream, ttl: Any, dollars: int
+) -> None:
+    """Held, charged and booked by its own rate, under a price that the row names."""
+    upstream.script("tokens=2,cache_write_tokens=7")
+    system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": ttl}}]
+    raw = client.messages.with_raw_response.create(model="claude", max_tokens=9, messages=HI, system=system)
+    usage, row = raw.parse().usage, house.record_of(raw.http_response)
+
+    assert (upstream.requests[-1].body or {})["system"] == system
+    cost = Decimal(usage.input_tokens + 7 * dollars + 2 * usage.output_tokens) / 1_000_000
+    assert Decimal(str(usage.to_dict()["cost_usd"])) == Decimal(str(row["cost_usd"])) == cost
+    assert row["held_nanousd"] >= (row["held_tokens"] - 9) * dollars * 1_000
+
+
+def test_an_hour_and_five_minutes_are_not_told_apart(client: Anthropic) -> None:
+    """So one request says one of them."""
+    from anthropic import BadRequestError
+
+    system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    with pytest.raises(BadRequestError, match="Say one 'ttl'"):
+        client.messages.create(
+            model="claude", max_tokens=9, messages=HI, system=system, cache_control={"type": "ephemeral"}
+        )

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from billing.core.money import NanoDollars
-from billing.core.prices import LaterPrice, Price, PriceStep, cost_of
+from billing.core.prices import LaterPrice, Price, PriceStep, cost_of, kept_an_hour
 from billing.ledger import price_editions
 from billing.ledger.corrections import Correction, add_correction
 from billing.ledger.ledger import forget_days, insert_records
@@ -235,6 +235,22 @@ async def test_a_row_that_costs_what_its_price_does_not_say_is_found(
         assert len(await prices.tell(connection, rows)) == 3
     known = {row.request_id: row.cost_nanousd for row in rows}
     assert all((one.expected, one.found) == (known[one.where], known[one.where] + 1) for one in found)
+
+
+async def test_a_cache_of_an_hour_is_reckoned_by_its_own_edition(house: House) -> None:
+    """A row of such a call names the price that it cost by; the gateway knows it beside the one of its file."""
+    said = Price(input=NanoDollars(4_000), output=NanoDollars(9), cache_write_1h=NanoDollars(8_000))
+    kept, usage = kept_an_hour(said), Usage(100, output_tokens=20, cached_input_tokens=40, cache_write_tokens=60)
+    row = make_record(
+        house.clock.new_id(), cost_nanousd=cost_of(usage, kept), cache_write_tokens=60, price=edition_of(kept)
+    )
+    prices = PriceEditions((said,))
+    async with house.database.begin() as connection:
+        assert await prices.tell(connection, [row]) == {edition_of(kept)}
+    await house.owners[0].book(row)
+
+    async with house.database.begin() as connection:
+        assert await compare_costs(connection, house.clock.today()) == (1, [])
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 599, 600, 3000, 43_200, 86_399])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from billing.core.holds import Settlement
 from gateway.calls.as_events import events_of
@@ -23,6 +24,7 @@ from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
 from protocol.usage import Usage
+from router.catalog.targets import Target
 from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.anthropic_rules import check_body
 from tests.support.message_stream import built_of
@@ -206,3 +208,18 @@ def test_nonsense_beside_an_answer_does_not_lose_it() -> None:
     assert outcome is None and counted is not None
     assert json.loads(MessagesWriter(asked(), "0-1", 1).whole(REPLY, whole, counted))["stop_reason"] == "end_turn"
     assert [block["text"] for block in written(events)["content"]] == ["Yes."]
+
+
+def test_an_hour_in_the_cache_needs_a_price() -> None:
+    """Where what it costs to write is known it passes; another model drops the mark, as any, and tells."""
+    native = asked(cache_control={"type": "ephemeral", "ttl": "1h"})
+    price = replace(TARGET.model.price, cache_write_1h=TARGET.model.price.output)
+    priced = Target(replace(TARGET.model, price=price), TARGET.endpoint)
+    built = AnthropicFormat().build_request(asking(to_chat(native), native=native, target=priced))
+    elsewhere = OpenAIFormat().build_request(asking(to_chat(native), native=native))
+    with pytest.raises(UpstreamUnable) as caught:
+        AnthropicFormat().build_request(asking(to_chat(native), native=native))
+
+    assert check_body(built.body, built.headers)["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert (caught.value.param, caught.value.moves_on) == ("cache_control", True)
+    assert elsewhere.dropped == ("cache_control",)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from billing.core.prices import says_an_hour
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.replies import read_count, read_message, told_in
@@ -36,6 +37,9 @@ class AnthropicFormat:
         if not isinstance(request, ChatRequest):
             raise Unsayable("The model that answers here takes chat completions alone.", param="model")
         if asking.native is not None:
+            if asking.native.is_kept_an_hour and not says_an_hour(model.price):
+                words = "What a cache of an hour costs at the model that answers here is not known. Say a 'ttl' of 5m."
+                raise Unsayable(words, param="cache_control")
             body, dropped = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
         else:
             body, dropped = message_body(request, model.upstream_model, model.usual_output, streams=asking.streams)

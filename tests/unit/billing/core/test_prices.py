@@ -7,9 +7,20 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from billing.core.money import NanoDollars, to_decimal, to_nano
-from billing.core.prices import LaterPrice, Price, PriceStep, cost_of, most_cost, price_at, rates_for
+from billing.core.prices import (
+    LaterPrice,
+    Price,
+    PriceStep,
+    cost_of,
+    kept_an_hour,
+    most_cost,
+    price_at,
+    rates_for,
+    says_an_hour,
+)
 from protocol.usage import Usage
 
 COUNTS = st.integers(min_value=0, max_value=2_000_000)
@@ -84,6 +95,31 @@ def test_no_usage_within_a_bound_costs_more_than_its_hold(
     used = Usage(prompt, cached, output, data.draw(st.integers(0, output)), written)
 
     assert cost_of(used, price, batch=batch) <= most_cost(most, price, batch=batch)
+
+
+@given(usages(), prices(), prices(), NANOS)
+def test_a_cache_of_an_hour_costs_what_it_says_and_nothing_else(
+    usage: Usage, price: Price, other: Price, hour: int
+) -> None:
+    """What is written costs the hour's rate at every step and from every change on; all else costs what it did."""
+    unsaid = replace(price, later=(LaterPrice(9.0, other),))
+    said = replace(
+        _by_the_hour(price, NanoDollars(hour)), later=(LaterPrice(9.0, _by_the_hour(other, NanoDollars(hour))),)
+    )
+    kept = kept_an_hour(said)
+
+    assert kept_an_hour(unsaid) is unsaid and not says_an_hour(unsaid)
+    for at in (8.0, 9.0):
+        rates = rates_for(usage.input_tokens, price_at(kept, at))
+        assert rates.cache_write == hour
+        plain = replace(usage, cache_write_tokens=0)
+        assert cost_of(plain, kept, at=at) == cost_of(plain, unsaid, at=at)
+        assert cost_of(usage, kept, at=at) <= most_cost(usage, kept)
+
+
+def _by_the_hour(price: Price, hour: NanoDollars) -> Price:
+    steps = tuple(replace(step, cache_write_1h=hour) for step in price.steps)
+    return replace(price, cache_write_1h=hour, steps=steps)
 
 
 @given(usages(), prices())

@@ -44,7 +44,7 @@ HEAD = """\
       llama: {provider: own, price: {input: 0.40, output: 0.80}}
 """
 DEMO_TOKENIZER = str(Path(gpu_backend.demo_model.__file__).parent / "checkpoint" / "tokenizer.json")
-KINDS = ("input", "output", "cached_input", "cache_write", "reasoning")
+KINDS = ("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning")
 BELOW_HEAD = 11  # the line on which a test's own lines begin
 
 
@@ -166,12 +166,14 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
               input: 2.50
               cached_input: 1.25
               cache_write: 3
+              cache_write_1h: 4
               output: 10.00
               reasoning: 12
               request: 0.01
               tiers:
-                - {above: 200, input: 5, cached_input: 2.5, cache_write: 6, output: 15, reasoning: 18}
-                - {above: 500, input: 1, cached_input: 1, cache_write: 1, output: 1, reasoning: 1}
+                - {above: 200, input: 5, cached_input: 2.5, cache_write: 6, cache_write_1h: 8, output: 15,
+                   reasoning: 18}
+                - {above: 500, input: 1, cached_input: 1, cache_write: 1, cache_write_1h: 1, output: 1, reasoning: 1}
             context: 1000
             max_output: 100
             default_output: 50
@@ -216,6 +218,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         output=to_nano(10),
         cached_input=to_nano("1.25"),
         cache_write=to_nano(3),
+        cache_write_1h=to_nano(4),
         reasoning=to_nano(12),
         request=to_nano("0.01"),
         steps=(
@@ -225,6 +228,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
                 output=to_nano(15),
                 cached_input=to_nano("2.5"),
                 cache_write=to_nano(6),
+                cache_write_1h=to_nano(8),
                 reasoning=to_nano(18),
             ),
             PriceStep(above=500, **dict.fromkeys(KINDS, to_nano(1))),

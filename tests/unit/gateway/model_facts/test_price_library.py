@@ -133,6 +133,7 @@ def test_long_context_prices_have_their_steps() -> None:
             output=to_nano("22.5"),
             cached_input=to_nano("0.6"),
             cache_write=to_nano("7.5"),
+            cache_write_1h=to_nano(12),
         ),
     )
 
