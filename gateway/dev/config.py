@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
 from gateway.config.fields import NUMBER
 from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
@@ -133,35 +134,27 @@ def text_at(tree: Section, *path: str | int) -> str | None:
     return node.text if isinstance(node, Scalar) else None
 
 
-def to_yaml(node: Node, indent: int = 0) -> str:
+def to_yaml(tree: Section) -> str:
     """Return a tree as YAML text that reads back as the same tree."""
-    margin = "  " * indent
+    text: str = yaml.serialize(_yaml_node(tree), Dumper=yaml.SafeDumper, allow_unicode=True, width=math.inf)
+    return text
+
+
+def _yaml_node(node: Node) -> yaml.Node:
     match node:
-        case Scalar():
-            return f" {_scalar(node)}\n"
-        case Section() if node.entries:
-            lines = (f"{margin}{_key(key)}:{to_yaml(each, indent + 1)}" for key, each in node.entries.items())
-            return ("\n" if indent else "") + "".join(lines)
-        case Items() if node.items:
-            return "\n" + "".join(f"{margin}-{to_yaml(each, indent + 1)}" for each in node.items)
-        case Section():
-            return " {}\n"
-        case Items():
-            return " []\n"
+        case Section(entries=entries):
+            pairs = [(yaml.ScalarNode(_TEXT, key), _yaml_node(each)) for key, each in entries.items()]
+            return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=False)
+        case Items(items=items):
+            return yaml.SequenceNode("tag:yaml.org,2002:seq", [_yaml_node(each) for each in items], flow_style=False)
+        case Scalar(text=text, is_quoted=is_quoted):
+            # Texts stand in quotes, for YAML might read them as something else; numbers and switches stay bare.
+            is_nothing = (node.is_expanded and not text) or (not is_quoted and text in ("", "~", "null"))
+            if not is_nothing and (is_quoted or not (text in ("true", "false") or NUMBER.fullmatch(text))):
+                return yaml.ScalarNode(_TEXT, text.replace("${", "$${"), style='"')
+            bare = "~" if is_nothing else text
+            return yaml.ScalarNode(_RESOLVER.resolve(yaml.ScalarNode, bare, (True, False)), bare)
 
 
-_BARE_KEY = re.compile(r"[A-Za-z][\w.-]*")
-
-
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
-
-
-def _scalar(node: Scalar) -> str:
-    """Quote what was quoted and what YAML might read as something else; numbers and switches stay bare."""
-    if not node.is_quoted and (node.text in ("true", "false") or NUMBER.fullmatch(node.text)):
-        return node.text
-    is_nothing = node.is_expanded and not node.text  # ${NAME:-}, quoted or not
-    if is_nothing or (not node.is_quoted and node.text in ("", "~", "null")):
-        return "~"
-    return json.dumps(node.text, ensure_ascii=False).replace("${", "$${")
+_TEXT = "tag:yaml.org,2002:str"
+_RESOLVER = yaml.resolver.Resolver()
