@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -18,7 +19,7 @@ from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_sta
 if TYPE_CHECKING:
     from gateway.core.settings import Settings
 
-ADMIN_COMMANDS = frozenset({"teams", "keys", "owners", "batch", "usage"})
+ADMIN_COMMANDS = ("teams", "keys", "owners", "batch", "usage")  # each the `command` of its module
 
 app = typer.Typer(
     name="tollgate",
@@ -191,27 +192,12 @@ def moderate() -> None:
 
 def _add_admin_commands(named: str | None = None) -> None:
     """Add the command ``named``, or all where it is none of them: each imports what the others do not need."""
-    added = ADMIN_COMMANDS & {named} or ADMIN_COMMANDS
-    if "teams" in added:
-        from gateway.commands.teams import teams_app
-
-        app.add_typer(teams_app, name="teams")
-    if "keys" in added:
-        from gateway.commands.keys import keys_app
-
-        app.add_typer(keys_app, name="keys")
-    if "owners" in added:
-        from gateway.commands.owners import owners_app
-
-        app.add_typer(owners_app, name="owners")
-    if "batch" in added:
-        from gateway.commands.batch import batch_app
-
-        app.add_typer(batch_app, name="batch")
-    if "usage" in added:
-        from gateway.commands.usage import usage_command
-
-        app.command("usage")(usage_command)
+    for name in (named,) if named in ADMIN_COMMANDS else ADMIN_COMMANDS:
+        command = import_module(f"gateway.commands.{name}").command
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
 
 
 def _load(path: Path) -> Settings:

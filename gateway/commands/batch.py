@@ -41,10 +41,10 @@ LONGEST_LINE = 300  # characters of each
 NOT_COMPLETED, SOME_FAILED = 1, 3  # exit statuses of a wait; 2 is a command line that makes no sense
 SHOWN = ("status", "total", "completed", "failed", "cost_usd", "estimated_completion", "expires_at")
 
-batch_app = typer.Typer(no_args_is_help=True, help="Submit batches, watch them and read their results.")
+command = typer.Typer(no_args_is_help=True, help="Submit batches, watch them and read their results.")
 
 
-@batch_app.command("submit")
+@command.command("submit")
 def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines: custom_id, method, url, body")],
     team: Annotated[str | None, typer.Option(help="Whose batch; default: the only team")] = None,
@@ -101,7 +101,7 @@ def submit(
         raise typer.Exit(_tell_end(settings, _watch(settings, batch)))
 
 
-@batch_app.command("status")
+@command.command("status")
 def status(batch_id: str, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """Show how far a batch is, what it cost so far and when it will be done."""
     view = batch_view(run(read_settings(config), lambda connection: _find(connection, batch_id)))
@@ -109,7 +109,7 @@ def status(batch_id: str, config: ConfigOption = None, format: FormatOption = Fo
     show(format, view, SHOWN, [row], f"Batch {batch_id}")
 
 
-@batch_app.command("results")
+@command.command("results")
 def results(
     batch_id: str,
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed or expired")] = False,

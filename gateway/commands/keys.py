@@ -28,14 +28,14 @@ from gateway.core.clock import Clock
 from gateway.core.durations import read_duration
 from gateway.core.keys import pepper_name
 
-keys_app = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
+command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
 
 COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at")
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
 
 
-@keys_app.command("create")
+@command.command("create")
 def create_one_key(
     team: Annotated[str, typer.Option(help="Whose key it is")],
     name: Annotated[str, typer.Option(help="For people: where it is used")] = "",
@@ -58,7 +58,7 @@ def create_one_key(
     _show_made(made, format)
 
 
-@keys_app.command("list")
+@command.command("list")
 def list_all_keys(
     team: Annotated[str | None, typer.Option(help="Only this team's")] = None,
     config: ConfigOption = None,
@@ -79,7 +79,7 @@ def list_all_keys(
     show(format, {"object": "list", "data": rows, "has_more": False}, columns, rows, "Keys")
 
 
-@keys_app.command("rotate")
+@command.command("rotate")
 def rotate(
     key_id: KeyId,
     overlap: Annotated[str, typer.Option(help="How long the old key still works; 0s: not at all")] = "24h",
@@ -96,7 +96,7 @@ def rotate(
     _show_made(made, format)
 
 
-@keys_app.command("revoke")
+@command.command("revoke")
 def revoke(key_id: KeyId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """End a key at once and for ever."""
     record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, cli_actor()))

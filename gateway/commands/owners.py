@@ -15,21 +15,21 @@ from gateway.commands.command_line import Format, FormatOption, cli_actor, fail,
 from gateway.config.paths import ConfigOption
 from gateway.storage.audit_log import record_act
 
-owners_app = typer.Typer(help="Gateways and workers: what each holds of budgets, and retiring one that is lost.")
+command = typer.Typer(help="Gateways and workers: what each holds of budgets, and retiring one that is lost.")
 
 COLUMNS = ("id", "state", "version", "started_at", "seen_at", "backlog", "scopes", "unused_tokens", "unused_usd")
 
 OwnerId = Annotated[str, typer.Argument(metavar="ID", help="The owner's id, as listed")]
 
 
-@owners_app.callback(invoke_without_command=True)
+@command.callback(invoke_without_command=True)
 def list_without_a_word(context: typer.Context, config: ConfigOption = None) -> None:
     """List the owners, where no command is named."""
     if context.invoked_subcommand is None:
         list_all_owners(config=config)
 
 
-@owners_app.command("list")
+@command.command("list")
 def list_all_owners(
     ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended")] = False,
     config: ConfigOption = None,
@@ -41,7 +41,7 @@ def list_all_owners(
     show(format, {"object": "list", "data": rows}, COLUMNS, rows, "Owners")
 
 
-@owners_app.command("retire")
+@command.command("retire")
 def retire_one_owner(
     owner: OwnerId,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,

@@ -37,7 +37,7 @@ from gateway.config.paths import ConfigOption
 from gateway.core.settings import Level, Settings
 from protocol.errors import ServiceError
 
-teams_app = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
+command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
 LEVELS: Mapping[str, Level | None] = {"block": "block", "flag": "flag", "off": "off", "none": None}
 COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "created_at")
@@ -58,7 +58,7 @@ Levels = Annotated[
 ]
 
 
-@teams_app.command("create")
+@command.command("create")
 def create(
     team_id: TeamId,
     name: Name = None,
@@ -97,7 +97,7 @@ def create(
     _show_teams([record], format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
 
 
-@teams_app.command("set")
+@command.command("set")
 def change(
     team_id: TeamId,
     name: Name = None,
@@ -138,14 +138,14 @@ def change(
     _show_teams([record], format, f"Team {team_id}")
 
 
-@teams_app.command("list")
+@command.command("list")
 def list_all(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """List the teams."""
     records = run(read_settings(config), lambda connection: list_teams(connection, limit=100_000))
     _show_teams(records, format, "Teams", as_list=True)
 
 
-@teams_app.command("show")
+@command.command("show")
 def show_one(team_id: TeamId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
     """Show a team."""
     record = run(read_settings(config), lambda connection: get_team(connection, team_id))

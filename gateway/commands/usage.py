@@ -28,7 +28,7 @@ SHARES = ("share_of_requests", "share_of_cost")
 OF_INSTANCES = ("instance_id", "model", "gpus", "hours", "busy_hours", "cost_usd", "calls_usd", "idle_usd")
 
 
-def usage_command(
+def command(
     team: Annotated[str | None, typer.Option(help="Whose usage; default: the whole deployment")] = None,
     date: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="A UTC day; default: today")] = None,
     since: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="The first day of several")] = None,

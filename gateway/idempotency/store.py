@@ -11,7 +11,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Self
 from weakref import WeakValueDictionary
 
 import structlog
@@ -54,19 +53,10 @@ class Answered(Struct, frozen=True):
 Found = Claim | Running | Reused | Answered
 
 
-class Lookout:
+class Lookout(asyncio.Lock):
     """Of all who wait for one call, one looks at a time; what it has seen answered, the others need not ask for."""
 
-    def __init__(self) -> None:
-        self.seen: Answered | None = None
-        self._turn = asyncio.Lock()
-
-    async def __aenter__(self) -> Self:
-        await self._turn.acquire()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._turn.release()
+    seen: Answered | None = None
 
 
 class IdempotencyStore:

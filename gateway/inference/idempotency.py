@@ -127,9 +127,9 @@ class AnsweredOnce:
 
     async def _wait(self, wanted: Claim) -> Found:
         """Wait until the call is answered, or ours to run. Of all that wait for it in this process, one looks."""
-        pause = FIRST_LOOK
+        pause, lookout = FIRST_LOOK, self._store.lookout(wanted)
         try:
-            async with asyncio.timeout(self._longest_call), self._store.lookout(wanted) as lookout:
+            async with asyncio.timeout(self._longest_call), lookout:
                 if lookout.seen is not None:
                     return lookout.seen
                 while isinstance(found := await self._ask(wanted), Running):

@@ -164,7 +164,8 @@ async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, cl
     looks: list[int] = []
 
     async def wait(number: int) -> object:
-        async with store.lookout(wanted(clock)) as lookout:
+        lookout = store.lookout(wanted(clock))
+        async with lookout:
             if lookout.seen is None:
                 looks.append(number)
                 await asyncio.sleep(0.01)
@@ -179,10 +180,12 @@ async def test_of_those_who_wait_one_looks_at_a_time(store: IdempotencyStore, cl
 
 async def test_who_asks_for_something_else_shares_no_lookout(store: IdempotencyStore, clock: SetClock) -> None:
     """Two bodies race under one key: what a waiter of one of them sees answered is never given to the other's."""
-    async with store.lookout(wanted(clock)) as lookout:
+    lookout = store.lookout(wanted(clock))
+    async with lookout:
         lookout.seen = Answered("of somebody", ANSWER)
 
-        async with store.lookout(wanted(clock, digest=b"two")) as other:
+        other = store.lookout(wanted(clock, digest=b"two"))
+        async with other:
             assert other.seen is None
         assert store.lookout(wanted(clock)) is lookout
 
