@@ -25,6 +25,7 @@ class Command(Struct, eq=False):
     """A command, said until it is answered, and for whom."""
 
     team: RateTeam
+    number: int
     keys: list[str]
     packed: bytes
     callers: list[Caller]
@@ -62,4 +63,4 @@ class RateTeam:
         keys = [f"{prefix}told:{owner}"]
         for scope in scopes:
             keys += (f"{prefix}minute:{scope.name}", f"{prefix}slots:{scope.name}")
-        return Command(self, keys, pack((number, time, owners, owner, said, asked)), callers, scopes, now)
+        return Command(self, number, keys, pack((number, time, owners, owner, said, asked)), callers, scopes, now)

@@ -12,11 +12,12 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from billing.quotas.rate_team import MOST, Command
 
-REDIS_AWAY = (RedisError, OSError)  # what a call to Redis may raise while it is away
+# What a call to Redis may raise while it is away; the last four by redis-py, over bytes that are no answer.
+REDIS_AWAY = (RedisError, OSError, AttributeError, LookupError, TypeError, ValueError)
 
 # Errors of a Redis that cannot serve now and may later. Any other error is about the command alone.
 NOT_NOW = re.compile(
@@ -40,9 +41,10 @@ class RateWire:
     async def carry(self, commands: list[Command], hear: Callable[[Command, Any], None]) -> None:
         """Say the first commands, take each off the list when it is answered, and have the answer heard.
 
-        An answer is what the script returned, or the ResponseError of a command that Redis refuses. What fails is tried
-        once more over a new connection: a closed one, a demoted primary's, one that a busy process has not read in
-        time. Raises one of REDIS_AWAY after the deadline at most; commands still listed may have been executed.
+        An answer is what the script returned, or the ResponseError of a command that Redis refuses; ``hear`` raises
+        InvalidResponse where it answers another command. What fails is tried once more over a new connection: a closed
+        one, a demoted primary's, one that a busy process has not read in time. Raises one of REDIS_AWAY after the
+        deadline at most; commands still listed may have been executed.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -62,8 +64,10 @@ class RateWire:
                             if type(exc) is not ResponseError or NOT_NOW.search(str(exc)):
                                 raise
                             answer = exc  # it would answer the same again: a faulty script, a key of another type
-                        commands.pop(0)
+                        if not isinstance(answer, bytes | ResponseError | None):
+                            raise InvalidResponse(f"{type(answer).__name__} is no answer of the script")
                         hear(one, answer)
+                        commands.pop(0)
                 return
             except REDIS_AWAY as exc:
                 if self._connection is not None:

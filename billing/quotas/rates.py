@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 from msgspec import MsgspecError
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import InvalidResponse, ResponseError
 
 from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, RefusedHold, Remaining, Scope
@@ -291,6 +291,8 @@ class RateLimits:
             self._note(team)
             self._decide_alone(command.callers)
             return
+        if answer.number != command.number:
+            raise InvalidResponse(f"command {command.number} was answered as {answer.number}")
         if now - command.at <= self._deadline:
             self._ahead = answer.now - command.at
         is_wiped = not answer.was_known and any(command.at - scope.told_at < WIPED for scope in command.scopes)

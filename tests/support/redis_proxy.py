@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
 
@@ -17,6 +17,11 @@ class Way(Enum):
     CUT = "cut"  # connections break, and none is made
     DEAF = "deaf"  # requests are executed, answers are lost
     SILENT = "silent"  # connections stand, nothing passes
+    # Requests are executed, and instead of each answer there comes
+    GARBAGE = "garbage"  # what is no protocol,
+    ANOTHER = "another"  # a number, whatever was asked,
+    HALF = "half"  # the half of it,
+    TORN = "torn"  # the half of it, and the end of the connection
 
 
 class RedisProxy:
@@ -59,18 +64,37 @@ class RedisProxy:
         there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
         self._writers |= {writer, there}
         with suppress(OSError):
-            await asyncio.gather(
-                self._carry(reader, there, {Way.OPEN, Way.DEAF}), self._carry(there_reader, writer, {Way.OPEN})
-            )
+            await asyncio.gather(self._carry(reader, there, _as_asked), self._carry(there_reader, writer, _as_answered))
         self._writers -= {writer, there}
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: set[Way]) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: Callable[[Way, bytes], bytes]
+    ) -> None:
         try:
             while piece := await reader.read(65536):
-                if self.way in passing:
-                    writer.write(piece)
+                writer.write(passing(self.way, piece))
+                if self.way is Way.TORN and passing is _as_answered:
+                    break
         finally:
             writer.close()
+
+
+def _as_asked(way: Way, piece: bytes) -> bytes:
+    return b"" if way in (Way.CUT, Way.SILENT) else piece
+
+
+def _as_answered(way: Way, piece: bytes) -> bytes:
+    match way:
+        case Way.OPEN:
+            return piece
+        case Way.GARBAGE:
+            return b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
+        case Way.ANOTHER:
+            return b":1000000\r\n"
+        case Way.HALF | Way.TORN:
+            return piece[: len(piece) // 2]
+        case _:
+            return b""
 
 
 @asynccontextmanager
