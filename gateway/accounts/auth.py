@@ -10,7 +10,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -43,12 +42,6 @@ CHECK_LISTENER_EVERY = 1.0  # seconds
 _KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
-@dataclass(slots=True)
-class _Known:
-    caller: Caller
-    generation: int
-
-
 class Authenticator:
     """Knows callers by their keys. ``run`` keeps what it remembers true."""
 
@@ -68,7 +61,7 @@ class Authenticator:
         self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
         # An admin key that was chosen by hand, without our prefix, can be guessed.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Caller, int]] = OrderedDict()  # with their generation
         # Unknown keys, since when and in which generation: apart, so that no flood of them displaces a caller.
         self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._generation = 0  # what was loaded in an older one must be looked up again
@@ -147,13 +140,13 @@ class Authenticator:
     async def _caller(self, key: str, address: str) -> Caller | None:
         digest = key_digest(self._pepper, key)
         now = self._clock.monotonic()
-        known = self._known.get(digest)
-        if known is not None and known.generation == self._generation:
-            return known.caller
+        known, generation = self._known.get(digest, (None, -1))
+        if generation == self._generation:
+            return known
         since, generation = self._unknown.get(digest, (-math.inf, 0))
         if generation == self._generation and now - since < UNKNOWN_FOR:
             return None
-        remembered = known.caller if known is not None and now - self._heard < LONGEST_MEMORY else None
+        remembered = known if now - self._heard < LONGEST_MEMORY else None
         if remembered is not None and now < self._away_until:
             return remembered
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
@@ -174,7 +167,7 @@ class Authenticator:
         for memory in (self._known, self._unknown):
             memory.pop(digest, None)
         if caller is not None:
-            self._known[digest] = _Known(caller, generation)
+            self._known[digest] = (caller, generation)
             _bound(self._known)
         else:
             self._unknown[digest] = (now, generation)

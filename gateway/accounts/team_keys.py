@@ -148,11 +148,6 @@ def _moment(now: float) -> datetime:
     return datetime.fromtimestamp(now, UTC)
 
 
-def unknown_key(key_id: str) -> NotFound:
-    """Return the error for a key that does not exist."""
-    return NotFound(f"There is no key '{key_id[:100]}'.", param="key_id", code="key_not_found")
-
-
 async def _lock_key(connection: AsyncConnection, key_id: str) -> KeyRecord:
     return await _find(connection, key_id, select(api_keys).with_for_update())
 
@@ -162,7 +157,7 @@ async def _find(connection: AsyncConnection, key_id: str, query: Select[Any]) ->
         row = (await connection.execute(query.where(api_keys.c.id == key_id))).mappings().one_or_none()
         if row is not None:
             return _record(row)
-    raise unknown_key(key_id)
+    raise NotFound(f"There is no key '{key_id[:100]}'.", param="key_id", code="key_not_found")
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, record: KeyRecord, details: dict[str, Any]) -> None:

@@ -123,11 +123,6 @@ async def announce(connection: AsyncConnection, team_id: str) -> None:
     await connection.execute(_NOTIFY, {"channel": ACCESS_CHANNEL, "payload": team_id})
 
 
-def unknown_team(team_id: str) -> NotFound:
-    """Return the error for a team that does not exist."""
-    return NotFound(f"There is no team '{team_id[:100]}'.", param="team_id", code="team_not_found")
-
-
 def read_limits(stored: Any) -> Limits:
     """Return limits from their column."""
     return msgspec.convert(stored, Limits)
@@ -138,7 +133,7 @@ async def _find(connection: AsyncConnection, team_id: str, query: Select[Any]) -
         row = (await connection.execute(query.where(teams.c.id == team_id))).mappings().one_or_none()
         if row is not None:
             return row
-    raise unknown_team(team_id)
+    raise NotFound(f"There is no team '{team_id[:100]}'.", param="team_id", code="team_not_found")
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str, details: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -54,10 +53,10 @@ def retire_one_owner(
     settings = read_settings(config)
     if not yes and not typer.confirm(f"Is the journal of {owner} lost, and its process dead?"):
         fail("nothing was done")
-    end = run(settings, lambda connection: _retire(connection, owner))
-    match end.said:
+    said, words = run(settings, lambda connection: _retire(connection, owner))
+    match said:
         case "retired":
-            say(f"{owner} has ended: {end.words}")
+            say(f"{owner} has ended: {words}")
         case "alive":
             fail(f"{owner} was seen in the last {RETIRED_AFTER:.0f} s: stop its process first")
         case "ended":
@@ -66,21 +65,16 @@ def retire_one_owner(
             fail(f"no owner {owner}: see `tollgate owners list`")
 
 
-@dataclass(frozen=True)
-class _End:
-    said: str
-    words: str = ""
-
-
-async def _retire(connection: AsyncConnection, owner: str) -> _End:
+async def _retire(connection: AsyncConnection, owner: str) -> tuple[str, str]:
+    """Return what became of an owner, and what went back."""
     held = next((one for one in await list_owners(connection) if one.id == owner), None)
     said = await retire_owner(connection, owner)
     if said != "retired" or held is None:
-        return _End(said)
+        return said, ""
     details = {name: _view(held)[name] for name in ("seen_at", "backlog", "unused_tokens", "unused_usd")}
     await record_act(connection, cli_actor(), "owner.retired", subject=owner, details=details)
     words = f"${dollars(held.unused_nanousd)} and {held.unused_tokens} tokens went back to {held.scopes} teams and keys"
-    return _End(said, words)
+    return said, words
 
 
 def _view(owner: ListedOwner) -> dict[str, Any]:

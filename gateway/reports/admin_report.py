@@ -65,7 +65,7 @@ async def admin_report(
     price = analysis.price_on(last)
     statement = await period(connection, None, first, last, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
     by_team = uses_of(statement.lines, price)
-    by_model = uses_of([_without_team(line) for line in statement.lines], price)
+    by_model = uses_of([replace(line, groups=line.groups[1:]) for line in statement.lines], price)
     by_model.sort(key=lambda use: (use.groups[0] is None, use.groups[0] or ""))
     mix = mix_view(by_model, for_admin=True)
     whole = sum_of(by_team, is_compared=price is not None)
@@ -149,10 +149,6 @@ def _late(lines: Sequence[Line]) -> dict[tuple[str | None, ...], Totals]:
     for line in lines:
         late[line.groups[:-1]] = late.get(line.groups[:-1], Totals()) + line.corrections
     return late
-
-
-def _without_team(line: Line) -> Line:
-    return Line(groups=line.groups[1:], total=line.total, corrections=line.corrections)
 
 
 def _gpu_view(costs: Sequence[InstanceCost]) -> dict[str, Any]:

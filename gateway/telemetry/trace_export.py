@@ -26,9 +26,9 @@ class TraceExport:
 
     def __init__(self, url: str, exporter: Any = None) -> None:
         self._exporter = exporter or OTLPSpanExporter(url.rstrip("/") + "/v1/traces", timeout=SEND_WITHIN)
-        self._trace_id = 0
+        self.trace_id = 0  # of traces that begin now: a request's, so that an operator finds the one by the other
         ids: Any = RandomIdGenerator()
-        ids.generate_trace_id = lambda: self._trace_id
+        ids.generate_trace_id = lambda: self.trace_id
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,  # spans are made of calls that are traced, and of no others
             resource=Resource.create({"service.name": "tollgate"}).merge(OTELResourceDetector().detect()),
@@ -39,11 +39,6 @@ class TraceExport:
             BatchSpanProcessor(self._exporter, max_queue_size=MOST_WAITING, schedule_delay_millis=EVERY * 1000)
         )
         self.tracer: Tracer = self._provider.get_tracer("tollgate")
-
-    def name_next(self, trace_id: int) -> None:
-        """Give the traces that begin from now on this id: a request's, so that an operator finds the one by the
-        other."""
-        self._trace_id = trace_id
 
     async def close(self) -> None:
         """Send what is left, as far as it goes in a few seconds."""

@@ -54,7 +54,7 @@ class Tracer:
 
         Attempts stand one behind the other as they were made; the pauses between them are not known.
         """
-        self._export.name_next(int(record.request_id.replace("-", ""), 16))
+        self._export.trace_id = int(record.request_id.replace("-", ""), 16)
         at = record.created_at
         whole = self._begin(_name(record), SpanKind.SERVER, at, parent, _facts(record))
         inside = trace.set_span_in_context(whole, Context())

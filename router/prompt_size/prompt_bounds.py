@@ -138,7 +138,7 @@ def prompt_tokens_likely(request: Request) -> int:
             images = list(images_of(request))
             calls = (call for message in request.messages for call in message.tool_calls or ())
             size = _chat_bound(replace(request, tools=None, response_format=None)).size - TEMPLATE_TOKENS
-            size -= sum(_quoted_length(call.function.arguments) for call in calls)  # once is enough
+            size -= sum(len(msgspec.json.encode(call.function.arguments)) for call in calls)  # once is enough
             if request.tools:
                 size += TOOLS_TOKENS + len(msgspec.json.encode(request.tools))
             if request.response_format is not None:
@@ -257,10 +257,6 @@ def _indented(value: Tool | JsonSchema) -> str:
 
 def _quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
-
-
-def _quoted_length(text: str) -> int:
-    return len(msgspec.json.encode(text))
 
 
 def _prompt_likely(prompt: str | list[int]) -> int:
