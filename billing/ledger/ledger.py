@@ -1,4 +1,5 @@
-# The ledger: one row per finished call, written once however often it is delivered, and the daily sums beside it.
+# The ledger: one row per finished call, written once however often it is delivered and found by the id that its answer
+# carried, and the daily sums beside it.
 #
 # A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
 # gateway ten times the time, and where all gateways add to one team's daily sum, the time from there to the commit is
@@ -6,12 +7,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
+from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -157,6 +160,17 @@ async def write_records(
 async def memory_begins(connection: AsyncConnection) -> date | None:
     """Return the first day whose rows were not dropped; None as long as none were."""
     return (await connection.execute(BEGINS)).scalar_one_or_none()
+
+
+async def find_row(connection: AsyncConnection, request_id: str) -> Mapping[Any, Any] | None:
+    """Return the row of a call, its columns by name, or ``None``. The id says the day, so one partition is read."""
+    try:
+        day = date_of(request_id)
+        key = UUID(request_id)
+    except (ValueError, OverflowError):  # no UUID, or not one of version 7
+        return None
+    query = select(usage_records).where(usage_records.c.day == day, usage_records.c.request_id == key)
+    return (await connection.execute(query)).mappings().one_or_none()
 
 
 async def forget_days(connection: AsyncConnection, before: date) -> None:

@@ -1,17 +1,50 @@
-# The queries behind statements: one for each way of grouping, over the daily sums or the calls themselves, with what
-# was booked by hand and the days that are closed in the same round trip.
+# What the lines of a statement may be for, and the queries behind them: one for each way of grouping, over the daily
+# sums or the calls themselves, with what was booked by hand and the days that are closed in the same round trip.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 
+from msgspec import Struct
 from sqlalchemy import TextClause, text
 
 from billing.core.records import CHARGED, COSTS, REQUESTS, TOKENS
-from billing.ledger.grouping import Group, GroupBy, Tag
 
+LONGEST_BY_CALL = 31  # days that are added up call by call
 CORRECTION = "correction"  # the status of what was booked by hand, among the rows
 STATUSES = {"requests": list(REQUESTS), "charged": [*CHARGED, CORRECTION]}
+
+
+class GroupBy(StrEnum):
+    """What the lines of a statement are for."""
+
+    MODEL = "model"
+    KEY = "key"
+    TIER = "tier"
+    DAY = "day"
+    MONTH = "month"
+    USER = "user"  # as callers tag their calls
+    TEAM = "team"  # of a statement of the whole deployment
+
+
+class Tag(Struct, frozen=True):
+    """One line for each value that callers gave to ``key`` in their calls' metadata."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"metadata:{self.key}"
+
+
+Group = GroupBy | Tag
+
+
+def reads_calls(group_by: tuple[Group, ...]) -> bool:
+    """Tell whether such a statement adds up the calls one by one, and not the daily sums."""
+    return any(group is GroupBy.USER or isinstance(group, Tag) for group in group_by)
+
+
 COLUMNS = {
     GroupBy.MODEL: "{book}.model_used",
     GroupBy.KEY: "{book}.key_id",

@@ -12,8 +12,7 @@ from msgspec.structs import astuple
 from sqlalchemy import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger.grouping import Group, GroupBy, Tag, reads_calls
-from billing.ledger.statement_queries import STATUSES, query_for
+from billing.ledger.statement_queries import STATUSES, Group, GroupBy, Tag, query_for, reads_calls
 
 __all__ = ["MOST_TAGS", "GroupBy", "Line", "Statement", "Tag", "Totals", "period"]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, MutableSet
 from typing import Any
 
 from billing.core.holds import Headroom, HoldRequest, LimitName, RefusedHold, Remaining, Scope
-from billing.quotas.rate_shares import Share
-from billing.quotas.rate_words import MINUTE, NONE, WINDOW, ScopeTold
+from billing.quotas.rate_shares import MINUTE, NONE, WINDOW, ScopeTold, Share
 
 LIFE = 0.2  # seconds in which a slice may be used; less than a bucket, and then it goes back
 FRESH = 1.0  # seconds for which what Redis told stands as it is

@@ -1,11 +1,28 @@
-# What a process may admit of a scope's rates while Redis is away: its share by living owners. Pure.
+# What Redis tells an owner of a scope's rates, and what that owner may admit while Redis is away: its share by living
+# owners. Pure.
 
 from __future__ import annotations
 
-from billing.quotas.rate_words import BUCKETS, MINUTE, WINDOW, ScopeTold
+from msgspec import Struct
 
+BUCKETS = 4  # in a second, as rates.lua counts
+WINDOW = 60 * BUCKETS  # a bucket counts while so many later ones have begun, and one more
+MINUTE = 60.0  # seconds
+NONE = -1  # no limit
 SLOTS = 30.0  # seconds after which slots that are not stated again have ended
 PAUSE = 1.0  # seconds until a caller may try again where nothing tells when there is room
+
+
+class ScopeTold(Struct, array_like=True, frozen=True):
+    """One scope in an answer: what all owners have, with this command's, and the slice."""
+
+    requests: int = 0
+    tokens: int = 0
+    held: int = 0  # of the tokens
+    slots: int = 0
+    own_slots: int = 0  # of this owner, with those of the slice
+    calls: int = 0  # for which the slice is
+    call_tokens: int = 0  # of all of these
 
 
 class Share:

@@ -1,14 +1,16 @@
-# One team's words to Redis: what its callers wait for, and what its scopes have to tell, in one command.
+# One team's words to Redis: what its callers wait for, and what its scopes have to tell, in one command; and the
+# answer to it.
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from msgspec import Struct
 
 from billing.core.holds import HoldRequest, RefusedHold
 from billing.quotas.rate_scope import RateScope
-from billing.quotas.rate_words import pack
+from billing.quotas.rate_shares import ScopeTold
 
 MOST = 128  # callers in one command, and commands in one trip
 
@@ -31,6 +33,17 @@ class Command(Struct, eq=False):
     callers: list[Caller]
     scopes: list[RateScope]
     at: float  # monotonic seconds
+
+
+class Answer(Struct, array_like=True, frozen=True):
+    """What rates.lua answers."""
+
+    number: int
+    now: float
+    bucket: int
+    was_known: int
+    scopes: list[ScopeTold]
+    refusals: list[tuple[int, int, float]]  # why a need waits longest: scope and limit, from 1; seconds, or 0: granted
 
 
 class RateTeam:
@@ -64,3 +77,7 @@ class RateTeam:
         for scope in scopes:
             keys += (f"{prefix}minute:{scope.name}", f"{prefix}slots:{scope.name}")
         return Command(self, number, keys, pack((number, time, owners, owner, said, asked)), callers, scopes, now)
+
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder(Answer).decode

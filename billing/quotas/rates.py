@@ -23,9 +23,9 @@ from redis.exceptions import InvalidResponse, ResponseError
 from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, RefusedHold, Remaining, Scope
 from billing.quotas.rate_scope import RateScope, refused, remaining_of
-from billing.quotas.rate_team import Caller, Command, RateTeam
+from billing.quotas.rate_shares import BUCKETS
+from billing.quotas.rate_team import Caller, Command, RateTeam, unpack
 from billing.quotas.rate_wire import REDIS_AWAY, RateWire
-from billing.quotas.rate_words import BUCKETS, unpack
 
 DEADLINE = 0.25  # seconds that a call waits at the most
 TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another
@@ -85,10 +85,7 @@ class RateLimits:
             known.tokens -= tokens
             known.slots -= 1
             known.live += 1
-            cell = known.untold.get(bucket) or known.cell_of(bucket)
-            cell[0] += 1
-            cell[1] += tokens
-            cell[2] += tokens
+            known.change(bucket, 1, tokens, tokens)
         self._counted[request.request_id] = (bucket, tokens, scopes)
         return True
 
@@ -204,10 +201,7 @@ class RateLimits:
         for scope in scopes:
             scope.live -= 1
             scope.slots += 1
-            cell = scope.untold.get(bucket) or scope.cell_of(bucket)
-            cell[0] += requests
-            cell[1] += tokens - held
-            cell[2] -= held
+            scope.change(bucket, requests, tokens - held, -held)
             if scope.share is not None:
                 scope.share.spend(bucket, requests, tokens - held)
         team = self._teams[request.team_id]

@@ -19,7 +19,7 @@ from billing.core.edges import Database
 from billing.core.records import CHARGED
 from billing.ledger.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.ledger.price_editions import compare_costs
-from billing.upkeep.fold import first_month
+from billing.upkeep.sweep import first_month
 from billing.upkeep.turns import database_moment
 
 COSTS, STATEMENTS, LEASES, BALANCES = "costs", "statements", "leases", "balances"

@@ -1,5 +1,7 @@
 # The audit in the background: one process at a time compares the accounts of today and yesterday, all of them show what
-# it found. Balances that differ are healed; for all else an operator looks.
+# it found. A balance that differs is made anew, under its lock: drawn from its leases, corrected from the corrections,
+# the cap from the row that has the limit; that is an error all the same, and told as one. For all else an operator
+# looks.
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from datetime import timedelta
 import msgspec
 import structlog
 from msgspec import Struct
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.edges import Database
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.audit import BALANCES, COSTS, STATEMENTS, Difference, audit
-from billing.upkeep.heal import Healed, heal_balance
 from billing.upkeep.turns import Turns
 
 EVERY = 900.0  # seconds between audits, all processes together
@@ -33,6 +35,16 @@ class Found(Struct, frozen=True):
     statements: int = 0  # and of rows that do not cost what their tokens cost
     counters: int = 0  # of leases and balances
     books: int = 0
+
+
+class Healed(Struct, frozen=True):
+    """A balance that was made anew."""
+
+    scope: str
+    unit: str
+    period: str
+    before: dict[str, int | None]  # cap, drawn and corrected
+    after: dict[str, int | None]
 
 
 class Auditor:
@@ -99,3 +111,46 @@ def _balance(one: Difference) -> tuple[str, str, str]:
     """Return the scope, unit and period of a balance that differs."""
     scope, _, period = one.where.rpartition(" ")
     return scope, one.quantity.split(" ")[0], period
+
+
+async def heal_balance(connection: AsyncConnection, scope: str, unit: str, period: str) -> Healed | None:
+    """Make a balance anew; ``None``: it was as it should be.
+
+    The limit's row is locked before the balance, as when a limit is changed. A process that draws changes lease and
+    balance in one transaction, under the balance's lock: what the second statement sees of leases is what the balance
+    has.
+    """
+    key = {"scope": scope, "unit": unit, "period": period}
+    await connection.execute(MAKE, key)
+    before = (await connection.execute(LOCK, key)).one()._asdict()
+    after = (await connection.execute(MAKE_ANEW, key)).one()._asdict()
+    return None if before == after else Healed(scope, unit, period, before, after)
+
+
+MAKE = text("""
+    INSERT INTO balances (scope, unit, period, cap) SELECT :scope, :unit, :period, cap_of(:scope, :unit, :period)
+    ON CONFLICT DO NOTHING
+""")
+LOCK = text("""
+    SELECT cap, drawn, corrected FROM balances WHERE scope = :scope AND unit = :unit AND period = :period
+    FOR NO KEY UPDATE
+""")
+MAKE_ANEW = text("""
+    WITH span AS (
+        SELECT CAST(rpad(:period, 10, '-01') AS date) AS first,
+               CASE length(:period) WHEN 7 THEN interval '1 month' ELSE interval '1 day' END AS long
+    )
+    UPDATE balances
+    SET cap = cap_of(scope, unit, period),
+        drawn = (
+            SELECT coalesce(sum(granted - returned), 0) FROM leases, span
+            WHERE leases.scope = :scope AND leases.unit = :unit AND day >= first AND day < first + long
+        ),
+        corrected = (
+            SELECT coalesce(sum(CASE :unit WHEN 'tokens' THEN input_tokens + output_tokens ELSE cost_nanousd END), 0)
+            FROM corrections, span
+            WHERE (:scope = 'team:' || team_id OR :scope = 'key:' || key_id) AND day >= first AND day < first + long
+        )
+    WHERE scope = :scope AND unit = :unit AND period = :period
+    RETURNING cap, drawn, corrected
+""")

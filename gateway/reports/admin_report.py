@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.comparison import Use, sum_of, uses_of
-from billing.ledger.grouping import GroupBy
 from billing.ledger.instances import InstanceCost, idle_costs
+from billing.ledger.statement_queries import GroupBy
 from billing.ledger.statements import Line, Totals, period
 from gateway.accounts.serializers import dollars, list_view, team_view
 from gateway.accounts.teams import list_teams

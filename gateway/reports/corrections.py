@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.money import NanoDollars, to_nano
 from billing.ledger.corrections import Correction, add_correction, has_booked
-from billing.ledger.lookup import find_row
+from billing.ledger.ledger import find_row
 from gateway.accounts.serializers import cost_view, moment
 from gateway.accounts.team_keys import get_key
 from gateway.accounts.teams import get_team

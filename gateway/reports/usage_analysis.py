@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.prices import Price
 from billing.ledger.choices import Alternative, AskedSum, asked_sums, missed_saving, saving_of_auto
 from billing.ledger.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
-from billing.ledger.grouping import LONGEST_BY_CALL, GroupBy
+from billing.ledger.statement_queries import LONGEST_BY_CALL, GroupBy
 from billing.ledger.statements import period
 from gateway.accounts.serializers import cost_view, dollars
 from gateway.accounts.teams import get_team

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 
 from msgspec import Struct
 
-from billing.ledger.grouping import LONGEST_BY_CALL, Group, GroupBy, Tag, reads_calls
+from billing.ledger.statement_queries import LONGEST_BY_CALL, Group, GroupBy, Tag, reads_calls
 from gateway.core.days import read_day
 from protocol.errors import BadRequest, invalid_value
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger.grouping import reads_calls
+from billing.ledger.statement_queries import reads_calls
 from billing.ledger.statements import Line, Statement, Totals, period
 from gateway.accounts.serializers import cost_view, dollars
 from gateway.reports.csv_text import csv_of

@@ -10,7 +10,7 @@ from msgspec import Struct, to_builtins
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.upkeep.heal import Healed
+from billing.upkeep.auditor import Healed
 from gateway.storage.tables import audit_log
 
 

@@ -15,8 +15,8 @@ import billing.ledger.statements
 from billing.core.ids import date_of
 from billing.core.records import CHARGED, REQUESTS, Status, UsageRecord
 from billing.ledger.corrections import Correction, add_correction
-from billing.ledger.grouping import Group, GroupBy, Tag
 from billing.ledger.ledger import insert_records
+from billing.ledger.statement_queries import Group, GroupBy, Tag
 from billing.ledger.statements import Statement, Totals, period
 from billing.upkeep.sweep import close_days
 from gateway.storage.database import Database

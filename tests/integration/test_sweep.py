@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from billing.upkeep.audit import audit
-from billing.upkeep.fold import fold_leases
-from billing.upkeep.sweep import CHORES_EVERY, STEADY, Sweeper
+from billing.upkeep.sweep import CHORES_EVERY, STEADY, Sweeper, fold_leases
 from billing.upkeep.turns import Turns
 from gateway.storage.database import Database
 from tests.support.clock import SetClock

@@ -21,10 +21,9 @@ from sqlalchemy import text
 import migrations
 from benchmarks.ledger import make_calls
 from billing.journal.journal import Journal
-from billing.ledger.grouping import GroupBy
 from billing.ledger.ledger import ROLLUP_KEY, SUMS
 from billing.ledger.partitions import drop_partition, ensure_partitions, partition_of
-from billing.ledger.statement_queries import STATUSES, query_for
+from billing.ledger.statement_queries import STATUSES, GroupBy, query_for
 from billing.ledger.statements import period
 from billing.upkeep.audit import audit
 from billing.upkeep.flusher import Flusher

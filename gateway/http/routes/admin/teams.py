@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 
-from billing.ledger.lookup import find_row
+from billing.ledger.ledger import find_row
 from gateway.accounts.auth import Authenticator, admin_guard
 from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.accounts.serializers import audit_view, key_view, list_view, made_view, record_view, team_view

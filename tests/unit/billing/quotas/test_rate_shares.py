@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from billing.quotas.rate_shares import Share
-from billing.quotas.rate_words import BUCKETS, NONE, ScopeTold
+from billing.quotas.rate_shares import BUCKETS, NONE, ScopeTold, Share
 
 MINUTE = 60.0
 
