@@ -143,7 +143,6 @@ CALLERS_BETAS = frozenset(
         "prompt-caching-2024-07-31",
         "search-results-2025-06-09",
         "structured-outputs-2025-11-13",
-        "thinking-token-count-2026-05-13",
         "token-efficient-tools-2025-02-19",
         "tool-examples-2025-10-29",
     }

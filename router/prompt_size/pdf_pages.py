@@ -7,9 +7,12 @@ import base64
 import binascii
 import re
 import zlib
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 MOST_PAGES = 600  # of one request that Anthropic takes (100 where the context is below a million tokens)
 MOST_INFLATED = 32 * 1024 * 1024  # bytes of object streams that are looked at
+MOST_NAMES = 20_000  # spelt in escapes, or of counts, that are
 PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 COUNT = re.compile(rb"/Count\s+(\d{1,9})(?!\d)")
 OBJECTS = re.compile(rb"/Type\s*/ObjStm\b")
@@ -29,25 +32,33 @@ def pages_most(data: str) -> int:
     objects = None if _hides(pdf) else _objects(pdf)
     if objects is None or any(map(_hides, objects)):
         return MOST_PAGES
-    found = [pdf, *objects]
-    marked = sum(len(PAGE.findall(part)) for part in found)
-    counted = max((int(count) for part in found for count in COUNT.findall(part)), default=0)
-    return min(MOST_PAGES, max(marked, counted)) or MOST_PAGES
+    parts = [pdf, *objects]
+    marked = sum(1 for _ in islice(_all(PAGE, parts), MOST_PAGES))
+    counts = [int(count[1]) for count in islice(_all(COUNT, parts), MOST_NAMES)]
+    if len(counts) == MOST_NAMES:
+        return MOST_PAGES
+    return min(MOST_PAGES, max(marked, *counts, 0)) or MOST_PAGES
+
+
+def _all(pattern: re.Pattern[bytes], parts: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
+    return chain.from_iterable(map(pattern.finditer, parts))
 
 
 def _hides(part: bytes) -> bool:
     """Whether it is encrypted, or spells the names that are looked for otherwise than usual."""
     if b"/Encrypt" in part:
         return True
-    return any(
-        SIGN.sub(lambda sign: bytes.fromhex(sign[1].decode()), name) in LOOKED_FOR for name in ESCAPED.findall(part)
-    )
+    names = [found[0] for found in islice(ESCAPED.finditer(part), MOST_NAMES)]
+    spelt = (SIGN.sub(lambda sign: bytes.fromhex(sign[1].decode()), name) for name in names)
+    return len(names) == MOST_NAMES or any(name in LOOKED_FOR for name in spelt)
 
 
 def _objects(pdf: bytes) -> list[bytes] | None:
     """Return the object streams of a PDF, inflated; ``None`` where one of them cannot be."""
-    objects, room = [], MOST_INFLATED
+    objects, room, end = [], MOST_INFLATED, 0
     for mark in OBJECTS.finditer(pdf):
+        if mark.start() < end:  # inside of the one before: no byte is read twice
+            return None
         begin = STREAM.search(pdf, mark.end(), mark.end() + HEAD)
         end = pdf.find(b"endstream", begin.end()) if begin is not None else -1
         if begin is None or end < 0:

@@ -72,6 +72,25 @@ def test_a_stream_that_swells_is_not_read_to_its_end() -> None:
     assert time.process_time() - began < 5
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"/a#41",
+        b"/Count 1 ",
+        b"/Type /Page ",
+        b"/Type " + b" " * 90,
+        b" obj << /Type /ObjStm /Filter /FlateDecode >> stream\n" + zlib.compress(b""),
+    ],
+)
+def test_no_file_takes_long(piece: bytes) -> None:
+    """Whatever it repeats: each byte is looked at a few times, and others have their turn."""
+    data = base64.b64encode(b"%PDF" + piece * (8_000_000 // len(piece)) + b" endstream").decode()
+    began = time.process_time()
+
+    assert pages_most(data) == MOST_PAGES
+    assert time.process_time() - began < 2
+
+
 def test_a_page_counts_as_its_picture_and_its_text() -> None:
     """By the formula of the model; a PDF that lies elsewhere may have any number of pages."""
     here, there = PdfUrl("data:application/pdf;base64," + pdf(PLAIN, pages=3)), PdfUrl("https://a.example/b.pdf")
