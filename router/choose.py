@@ -114,29 +114,19 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
     A team that may not use every model hears the same of one that there is and of one that there is not: the catalogue
     is not its own to find out.
     """
-    name = _resolve(asked, catalog)
+    name = catalog.meaning(asked)
+    is_known = name in catalog.models or name in catalog.auto
     if options.allowed_models is None:
-        if name is None:
+        if not is_known:
             words = f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do."
             raise UnknownModel(words, param="model")
         return name
-    if name is not None:
+    if is_known:
         members = catalog.members_of(name) if name in catalog.auto else ()
         if options.may_use(name, asked, *(model.name for model in members)):
             return name
     words = f"This team may use no model '{asked[:100]}'; GET /v1/models lists those that it may."
     raise ModelNotAllowed(words, param="model")
-
-
-def _resolve(asked: str, catalog: Catalog) -> str | None:
-    name = asked
-    seen: set[str] = set()
-    while name not in catalog.models and name not in catalog.auto:
-        if name in seen or name not in catalog.aliases:
-            return None
-        seen.add(name)
-        name = catalog.aliases[name]
-    return name
 
 
 def _eligible(

@@ -21,7 +21,7 @@ from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
 from gateway.egress.urls import BadUrl, read_url
 from gateway.moderation.rules.policy import NAMES, loosens
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import BadRequest, invalid_param, invalid_value
 
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
@@ -105,11 +105,8 @@ def check_id(team_id: str) -> str:
     """Return ``team_id`` if it can be one. Raises BadRequest."""
     if is_id(team_id):
         return team_id
-    raise BadRequest(
-        "A team's 'id' is 1 to 64 lower-case letters, digits, '-' and '_', and begins with a letter or digit.",
-        param="id",
-        code="invalid_value",
-    )
+    right = "is 1 to 64 lower-case letters, digits, '-' and '_', and begins with a letter or digit"
+    raise invalid_param("id", f"A team's 'id' {right}.")
 
 
 def check_name(name: str) -> str:
@@ -179,8 +176,7 @@ def check_models(names: list[str] | None, known: Collection[str] | None) -> list
         if known is not None and name not in known:
             close = get_close_matches(name, known, n=1)
             hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
-            param = f"allowed_models[{place}]"
-            raise BadRequest(f"There is no model '{name[:100]}'. {hint}", param=param, code="invalid_value")
+            raise invalid_param(f"allowed_models[{place}]", f"There is no model '{name[:100]}'. {hint}")
     return None if names is None else list(dict.fromkeys(names))
 
 

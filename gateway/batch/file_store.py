@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.storage.database import Database
 from gateway.storage.tables import file_chunks, files
-from protocol.errors import BadRequest, NotFound
+from protocol.errors import NotFound, invalid_param
 
 CHUNK = 512 * 1024  # bytes
 STALE = 3600.0  # seconds after which an upload that was never finished is dropped
@@ -98,11 +98,8 @@ async def check_seen(connection: AsyncConnection, table: Table, team_id: str, af
     """Raise BadRequest unless ``after`` is a team's: a list would end there as if nothing followed."""
     query = select(table.c.id).where(table.c.id == after, table.c.team_id == team_id)
     if (await connection.execute(query)).scalar_one_or_none() is None:
-        raise BadRequest(
-            f"There is no '{after[:100]}' to go on after; it may have been deleted. Begin anew without 'after'.",
-            param="after",
-            code="invalid_value",
-        )
+        words = f"There is no '{after[:100]}' to go on after; it may have been deleted. Begin anew without 'after'."
+        raise invalid_param("after", words)
 
 
 async def delete_file(connection: AsyncConnection, team_id: str, file_id: str) -> None:

@@ -85,7 +85,11 @@ def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:
         return whole, ()
     models = {name: model for name, model in whole.models.items() if model.provider not in away}
     routes = {name: short for name, route in whole.auto.items() if (short := _shortened(route, models)) is not None}
-    spares = {name: _those_in(models, others) for name, others in whole.fallbacks.items() if name in models}
+    spares = {
+        name: tuple(other for other in others if other in models)
+        for name, others in whole.fallbacks.items()
+        if name in models
+    }
     kept = Catalogue(
         providers={name: provider for name, provider in whole.providers.items() if name not in away},
         models=models,
@@ -180,13 +184,12 @@ def _base_url(wire: str) -> Read[str]:
 
 def _shortened(route: AutoRoute, models: Mapping[str, object]) -> AutoRoute | None:
     """Return a route over the models that are left; where one side is empty, the other answers for it."""
-    small, large = _those_in(models, route.small), _those_in(models, route.large)
-    if not (small or large):
-        return None
-    shadow = route.shadow
+    left, shadow = route.among(models.keys()), route.shadow
     if shadow is not None and shadow.judge not in models:
         shadow = replace(shadow, judge=None)
-    return replace(route, small=small or large, large=large or small, shadow=shadow)
+    if not (left.small or left.large):
+        return None
+    return replace(left, small=left.small or left.large, large=left.large or left.small, shadow=shadow)
 
 
 def _what_goes(whole: Catalogue, kept: Catalogue, provider: str) -> LeftOut:
@@ -198,7 +201,3 @@ def _what_goes(whole: Catalogue, kept: Catalogue, provider: str) -> LeftOut:
     )
     aliases = tuple(name for name, model in whole.aliases.items() if model in models)
     return LeftOut(provider, models, aliases, routes)
-
-
-def _those_in(models: Mapping[str, object], names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in models)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from billing.ledger.statement_queries import LONGEST_BY_CALL, Group, GroupBy, Tag, reads_calls
 from gateway.core.days import read_day
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import BadRequest, invalid_param, invalid_value
 
 LONGEST_PERIOD = 1100  # days
 LONGEST_TAG = 64  # characters of a key of metadata
@@ -46,11 +46,8 @@ def read_period(said: Mapping[str, str], today: date) -> Period:
         group_by = (GroupBy.DAY,)
     asked = Period(first=first, last=last, group_by=group_by)
     if reads_calls(group_by) and asked.days > LONGEST_BY_CALL:
-        raise BadRequest(
-            f"By user or metadata, a period is at most {LONGEST_BY_CALL} days long: it is added up call by call.",
-            param="from",
-            code="invalid_value",
-        )
+        words = f"By user or metadata, a period is at most {LONGEST_BY_CALL} days long: it is added up call by call."
+        raise invalid_param("from", words)
     return asked
 
 
@@ -58,7 +55,7 @@ def read_span(said: Mapping[str, str], today: date) -> tuple[date, date]:
     """Return the first and the last day that ``date``, or ``from`` and ``to``, mean. Raises BadRequest."""
     if "date" in said:
         if "from" in said or "to" in said:
-            raise BadRequest("Send 'date', or 'from' and 'to', not both.", param="date", code="invalid_value")
+            raise invalid_param("date", "Send 'date', or 'from' and 'to', not both.")
         day = read_day(said["date"], "date")
         return day, day
     if "from" not in said:
@@ -68,9 +65,9 @@ def read_span(said: Mapping[str, str], today: date) -> tuple[date, date]:
     first = read_day(said["from"], "from")
     last = read_day(said["to"], "to") if "to" in said else today
     if last < first:
-        raise BadRequest(f"The period ends ({last}) before it begins ({first}).", param="to", code="invalid_value")
+        raise invalid_param("to", f"The period ends ({last}) before it begins ({first}).")
     if last - first >= timedelta(days=LONGEST_PERIOD):
-        raise BadRequest(f"A period is at most {LONGEST_PERIOD} days long.", param="from", code="invalid_value")
+        raise invalid_param("from", f"A period is at most {LONGEST_PERIOD} days long.")
     return first, last
 
 

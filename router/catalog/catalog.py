@@ -126,7 +126,7 @@ class Catalog(Struct, frozen=True, dict=True):
 
     def meaning(self, name: str) -> str:
         """Return what a name leads to: itself, or what it is an alias of. It need not exist."""
-        seen = set[str]()
+        seen: set[str] = set()
         while name in self.aliases and name not in seen:
             seen.add(name)
             name = self.aliases[name]

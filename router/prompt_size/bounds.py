@@ -95,33 +95,22 @@ def limit_within(
     At most what the largest of them can say; below 0 where the prompt alone does not fit. ``prompt`` as in
     ``usage_most``.
     """
-    most, found = 0, None
-    for model in models:
-        limit = _limit_within(request, model, headroom, prompt, batch=batch, at=at)
-        most = max(most, model.max_output)
-        if limit < model.max_output:  # a model whose own limit fits lets others say more
-            found = limit if found is None else min(found, limit)
-    return most if found is None else found
+    replies = replies_asked(request)
 
+    def limit_on(model: ModelSpec) -> int:
+        prompt_most = input_tokens_most(request, model, prompt)
 
-def _limit_within(
-    request: Request,
-    model: ModelSpec,
-    headroom: Headroom,
-    prompt: PromptBound,
-    *,
-    batch: bool,
-    at: float | None,
-) -> int:
-    prompt_most, replies = input_tokens_most(request, model, prompt), replies_asked(request)
+        def is_too_much(limit: int) -> bool:
+            most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
+            if headroom.tokens is not None and most.total_tokens > headroom.tokens:
+                return True
+            return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
 
-    def is_too_much(limit: int) -> bool:
-        most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
-        if headroom.tokens is not None and most.total_tokens > headroom.tokens:
-            return True
-        return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
+        return bisect_left(range(model.max_output + 1), True, key=is_too_much) - 1
 
-    return bisect_left(range(model.max_output + 1), True, key=is_too_much) - 1
+    limits = [(limit_on(model), model.max_output) for model in models]
+    # A model whose own limit fits lets others say more.
+    return min((limit for limit, own in limits if limit < own), default=max((own for _, own in limits), default=0))
 
 
 def with_output_limit(request: Request, limit: int | None) -> Request:
