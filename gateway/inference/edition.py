@@ -45,6 +45,7 @@ class Editions:
     def change(self, settings: Settings) -> None:
         """Go by another configuration from now on, and have everything that is shared follow."""
         providers = ProviderRegistry(settings.providers, before=self.current.providers)
-        self.current = self._build(settings, providers)
+        edition = self._build(settings, providers)
         for follow in self._followers:
-            follow(self.current)
+            follow(edition)
+        self.current = edition  # last: calls that begin never go by what could not be followed

@@ -15,7 +15,7 @@ from gateway.core.draining import Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import BreakerPolicy, QuotaSettings, Retention, Retries, Settings
 from gateway.idempotency.store import IdempotencyStore
-from gateway.inference.edition import Editions
+from gateway.inference.edition import Edition, Editions
 from gateway.inference.limiter import TargetLimiter
 from gateway.run.process import open_process
 from gateway.run.reload import Reloader
@@ -114,6 +114,21 @@ async def test_a_faulty_file_is_refused_whole(parts: Parts, settings: Settings) 
 
     assert not await reloader.reload()
     assert parts.get(Editions).current is edition
+
+
+async def test_what_cannot_be_followed_is_no_edition(parts: Parts, settings: Settings) -> None:
+    """Calls go on by the edition before, and the next reload is told what it changes against that."""
+    editions = parts.get(Editions)
+    edition = editions.current
+
+    def refuse(_: Edition) -> None:
+        raise RuntimeError("this cannot be followed")
+
+    editions.follow(refuse)
+
+    with pytest.raises(RuntimeError):
+        editions.change(replace(settings, models={"large": settings.models["large"]}, auto={}))
+    assert editions.current is edition
 
 
 async def test_reloads_leave_no_task_behind(parts: Parts, settings: Settings) -> None:
