@@ -29,10 +29,10 @@ from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.smoothing import rounded
 from gpu_backend.models.weights import Checkpoint, LinearOptions
-from gpu_backend.step.batch import Batch, build_batch
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import StepTensors, build_tensors
 from tools.demo_training.lessons import DATA
 
 CPU = torch.device("cpu")
@@ -186,12 +186,12 @@ def _load(folder: Path, dtype: torch.dtype, quantization: str | None) -> Decoder
     return load_model(config, Checkpoint(folder, CPU, dtype, LinearOptions(quantization)), config.max_position)
 
 
-def _batch(model: Decoder, tokens: Sequence[int]) -> tuple[Batch, int]:
+def _batch(model: Decoder, tokens: Sequence[int]) -> tuple[StepTensors, int]:
     """Return one chunk of these tokens, and how many blocks it takes; attention's groups are for that model's type."""
     blocks = -(-len(tokens) // 16)
     step = SequenceStep(1, tuple(tokens), 0, tuple(range(blocks)), False, SamplingParams(1), 0)
     grouping = Grouping(16, blocks, 16 * blocks, CPU, model.embedding.dtype)
-    return build_batch(StepPlan(0, (step,)), grouping, CPU), blocks
+    return build_tensors(StepPlan(0, (step,)), grouping, CPU), blocks
 
 
 def _cache(model: Decoder, blocks: int, dtype: torch.dtype) -> Tensor:

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     cost = "JSON with what a step takes here, or auto: measured at the start; without it nothing is predicted"
     add("--step-cost", metavar="FILE|auto", help=cost)
     add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
-    gives = "after it the tenant that holds most gives a reply's place to one who waits; inf for never"
+    gives = "after it the tenant that holds most gives a reply's place to one that waits; inf for never"
     add("--interactive-patience", type=float, default=engine.interactive_patience, metavar="S", help=gives)
     lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
     add("--cached-lead", type=int, metavar="N", help=lead)
@@ -110,10 +110,16 @@ def _parser() -> argparse.ArgumentParser:
         "--speculative-method",
         choices=SPECULATIVE_METHODS,
         default=engine.speculative_method,
-        help="how to guess ahead",
+        help="where draft tokens come from",
     )
     add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
-    add("--num-speculative-tokens", type=int, default=engine.num_speculative_tokens, metavar="N", help="guesses a step")
+    add(
+        "--num-speculative-tokens",
+        type=int,
+        default=engine.num_speculative_tokens,
+        metavar="N",
+        help="draft tokens a step",
+    )
     add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
     add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")

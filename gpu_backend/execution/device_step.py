@@ -17,8 +17,8 @@ from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sample
 from gpu_backend.sampling.verification import num_gained
-from gpu_backend.step.batch import Batch
 from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.step.step_tensors import StepTensors
 
 
 class DeviceStep:
@@ -32,7 +32,7 @@ class DeviceStep:
     def __init__(
         self,
         plan: StepPlan,
-        batch: Batch,
+        tensors: StepTensors,
         places: list[SequenceStep],
         masks: Future[Tensor] | None,
         model: Decoder,
@@ -45,7 +45,7 @@ class DeviceStep:
         drawing: Drawing | None = None,
     ) -> None:
         self._plan = plan
-        self._batch = batch
+        self._tensors = tensors
         self._places = places
         self._masks = masks
         self._model = model
@@ -64,7 +64,7 @@ class DeviceStep:
     @property
     def is_constrained(self) -> bool:
         """Whether some token is for a grammar to say, which may have to hear of the step before."""
-        return any(step.constraint for step in self._batch.samplers)
+        return any(step.constraint for step in self._tensors.samplers)
 
     @torch.inference_mode()
     def sample(self) -> None:
@@ -72,28 +72,28 @@ class DeviceStep:
         if self._is_sampled:
             return
         self._is_sampled = True
-        batch, hidden = self._batch, self._hidden
+        tensors, hidden = self._tensors, self._hidden
         if self._drawing is not None:
             self._drawing.launch()
             drawn = self._drawing.drawn
             self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
         else:
-            if len(batch.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
+            if len(tensors.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
                 self._finite = to_host(torch.isfinite(hidden.float().sum(-1)))
             self._sample_rows()
-        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in batch.poolers}
-        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in batch.scorers}
+        self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in tensors.poolers}
+        self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in tensors.scorers}
         self._timer.stop()
 
     def _sample_rows(self) -> None:
-        batch = self._batch
-        if batch.samplers:
-            rows, last = self._hidden, batch.token_ids
-            if batch.sample_rows is not None:
-                rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+        tensors = self._tensors
+        if tensors.samplers:
+            rows, last = self._hidden, tensors.token_ids
+            if tensors.sample_rows is not None:
+                rows, last = (some.index_select(0, tensors.sample_rows) for some in (rows, last))
             sampled = sample(self._model.logits(rows), self._places, last, self._masks)
-            if len(self._places) == len(batch.samplers):  # which drafts hold is for the host to say
-                self._last_tokens.index_copy_(0, batch.sampled_to, sampled.token_ids)
+            if len(self._places) == len(tensors.samplers):  # which drafts hold is for the host to say
+                self._last_tokens.index_copy_(0, tensors.sampled_to, sampled.token_ids)
             self._keep(sampled)
 
     def _keep(self, sampled: Sampled) -> None:
@@ -103,20 +103,20 @@ class DeviceStep:
     def result(self) -> StepResult:
         """Wait for the copies, and read them."""
         seconds = self._timer.wait()
-        plan, batch = self._plan, self._batch
+        plan, tensors = self._plan, self._tensors
         least_seconds = self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0
         if (plain := self._plain_tokens()) is not None:
             return StepResult(plan.step, plain, seconds, least_seconds=least_seconds)
         tokens, logprobs, failed = self._gained()
         failed |= self._not_finite()
-        unsure = [step for step in batch.samplers if step.num_draft_tokens or step.slack] if failed else []
+        unsure = [step for step in tensors.samplers if step.num_draft_tokens or step.slack] if failed else []
         if retracted := [step for step in unsure if step.sequence_id in failed]:
             self._retract(retracted)
             failed -= {step.sequence_id for step in retracted}
             for step in retracted:
                 tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
         samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        has_drafts = any(step.num_draft_tokens or step.slack for step in batch.samplers)
+        has_drafts = any(step.num_draft_tokens or step.slack for step in tensors.samplers)
         return StepResult(
             step=plan.step,
             token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
@@ -135,13 +135,13 @@ class DeviceStep:
 
     def _plain_tokens(self) -> tuple[int, ...] | None:
         """Return each sampling sequence's token, where all got one and nothing else, as in most steps."""
-        batch = self._batch
-        if self._logprobs is not None or not batch.samplers or batch.poolers or batch.scorers:
+        tensors = self._tensors
+        if self._logprobs is not None or not tensors.samplers or tensors.poolers or tensors.scorers:
             return None
         sampled, usable = self._read()
-        if len(sampled) != len(batch.samplers) or not all(usable) or self._not_finite():
+        if len(sampled) != len(tensors.samplers) or not all(usable) or self._not_finite():
             return None
-        token_of = dict(zip([step.sequence_id for step in batch.samplers], sampled, strict=True))
+        token_of = dict(zip([step.sequence_id for step in tensors.samplers], sampled, strict=True))
         return tuple([token_of[step.sequence_id] for step in self._plan.sequences if step.samples])
 
     def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
@@ -149,13 +149,13 @@ class DeviceStep:
         tokens: dict[int, tuple[int, ...]] = {}
         logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
         failed: set[int] = set()
-        if not self._batch.samplers:
+        if not self._tensors.samplers:
             return tokens, logprobs, failed
         sampled, usable = self._read()
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
         known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
-        for step in self._batch.samplers:
+        for step in self._tensors.samplers:
             places = step.num_draft_tokens + 1
             count = next(known) if self._drawn is not None else num_gained(step, sampled[first : first + places])
             tokens[step.sequence_id] = tuple(sampled[first : first + count])
@@ -181,8 +181,10 @@ class DeviceStep:
     def _retract(self, steps: list[SequenceStep]) -> None:
         """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
         ids = {step.sequence_id for step in steps}
-        starts = self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self._batch.steps]
-        for step, start in zip(self._batch.steps, starts, strict=True):
+        starts = (
+            self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self._tensors.steps]
+        )
+        for step, start in zip(self._tensors.steps, starts, strict=True):
             if step.sequence_id in ids:
                 where = range(start, start + len(step.token_ids))
                 size = self._block_size
@@ -202,7 +204,7 @@ class DeviceStep:
         """
         if self._finite is None or bool(self._finite.all()):
             return set()
-        steps = self._batch.steps
+        steps = self._tensors.steps
         parts = self._finite.split([len(step.token_ids) for step in steps])
         return {step.sequence_id for step, rows in zip(steps, parts, strict=True) if not rows.all()}
 

@@ -30,9 +30,9 @@ from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import LinearOptions
 from gpu_backend.sampling.sampler import sample
-from gpu_backend.step.batch import build_batch
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
+from gpu_backend.step.step_tensors import build_tensors
 
 Drafts = dict[int, tuple[int, ...]]  # by sequence id
 MakeGraphs = Callable[[Decoder, Tensor, DeviceState, int], DecodeGraphs]
@@ -133,28 +133,28 @@ class DraftModel:
             decodes = replace(plan, sequences=tuple(marked))
             if max(step.num_draft_tokens for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
                 self.graphs.fill(decodes.sequences, size)
-                batch, _, drawing = self.graphs.replay(decodes, size)
+                tensors, _, drawing = self.graphs.replay(decodes, size)
                 assert drawing is not None, "they draw plainly"
                 drawing.launch()
-                return plan.sequences, last_tokens.index_select(0, batch.sampled_to)
-        batch = build_batch(plan, self._grouping, self._device)
-        if batch.unknown is not None:
-            rows, origins = batch.unknown
-            batch.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
-        if batch.fresh_blocks is not None:
-            self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-        hidden = self._model.hidden_states(batch, self.kv_cache)
-        if not batch.samplers:
+                return plan.sequences, last_tokens.index_select(0, tensors.sampled_to)
+        tensors = build_tensors(plan, self._grouping, self._device)
+        if tensors.unknown is not None:
+            rows, origins = tensors.unknown
+            tensors.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
+        if tensors.fresh_blocks is not None:
+            self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
+        hidden = self._model.hidden_states(tensors, self.kv_cache)
+        if not tensors.samplers:
             return (), last_tokens[:0]
-        rows, last = hidden, batch.token_ids
-        if batch.sample_rows is not None:
-            rows, last = (some.index_select(0, batch.sample_rows) for some in (rows, last))
+        rows, last = hidden, tensors.token_ids
+        if tensors.sample_rows is not None:
+            rows, last = (some.index_select(0, tensors.sample_rows) for some in (rows, last))
         # Tokenizers are equal, but tables may be padded to different lengths.
         padding = self._vocab_size - self.config.vocab_size
         logits = F.pad(self._model.logits(rows), (0, padding), value=-torch.inf)
-        tokens = sample(logits, batch.samplers, last).token_ids
-        last_tokens.index_copy_(0, batch.sampled_to, tokens)
-        return batch.samplers, tokens
+        tokens = sample(logits, tensors.samplers, last).token_ids
+        last_tokens.index_copy_(0, tensors.sampled_to, tokens)
+        return tensors.samplers, tokens
 
     def _follow(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep | None:
         """Return the step that computes a draft; None if the reply ends with it, or cannot have it."""

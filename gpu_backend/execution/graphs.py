@@ -28,8 +28,8 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.kernels.layout.upload import pinned, upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import draw
-from gpu_backend.step.batch import Batch
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
+from gpu_backend.step.step_tensors import StepTensors
 
 if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
@@ -138,12 +138,12 @@ class DecodeGraphs:
         if fresh:  # masked out or not, a leftover that is not a number would spoil its neighbours' sums
             self._kv_cache.index_fill_(1, upload(fresh, self._kv_cache.device, torch.long), 0)
 
-    def replay(self, plan: StepPlan, size: Size) -> tuple[Batch, Tensor, Drawing | None]:
+    def replay(self, plan: StepPlan, size: Size) -> tuple[StepTensors, Tensor, Drawing | None]:
         """Compute what was filled in, from a graph if there is one.
 
-        Returns the batch, its final hidden states, and what draws all of its tokens: None where some token needs more
-        than what the graph knows. Batch and hidden states are written over by the next replay; those of a step that is
-        drawn here have unused rows between its own.
+        Returns the step's tensors, its final hidden states, and what draws all of its tokens: None where some token
+        needs more than what the graph knows. Tensors and hidden states are written over by the next replay; those of a
+        step that is drawn here have unused rows between its own.
         """
         if size in self._graphs:
             forward, drawing = self._graphs[size]
@@ -162,7 +162,7 @@ class DecodeGraphs:
         plainly = all(map(draws_plainly, steps))
         if filled is not None and not plainly:
             own = upload(filled, self._inputs.device, torch.long)
-        batch = Batch(
+        tensors = StepTensors(
             steps=steps,
             token_ids=rows.token_ids[own],
             positions=rows.positions[:0],  # the model has seen them
@@ -176,7 +176,7 @@ class DecodeGraphs:
             poolers=(),
             scorers=(),
         )
-        return batch, self._hidden[own], Drawing(drawing, rows.drawn[: len(steps)], filled) if plainly else None
+        return tensors, self._hidden[own], Drawing(drawing, rows.drawn[: len(steps)], filled) if plainly else None
 
     def _try_capture(self, size: Size) -> None:
         """Make a graph, if it can be made: no request fails for the want of one."""
@@ -239,7 +239,7 @@ class DecodeGraphs:
             query_starts=rows.query_starts,
             max_query_len=width,
         )
-        batch = Batch(
+        tensors = StepTensors(
             steps=(),
             token_ids=rows.token_ids,
             positions=rows.positions,
@@ -253,7 +253,7 @@ class DecodeGraphs:
             poolers=(),
             scorers=(),
         )
-        self._hidden[: places * width].copy_(self._model.hidden_states(batch, self._kv_cache, self._kv_scales))
+        self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))
 
     def _draw(self, size: Size) -> None:
         places, width = size

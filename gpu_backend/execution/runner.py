@@ -36,7 +36,6 @@ from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
 from gpu_backend.sampling.verification import rows_of
-from gpu_backend.step.batch import Batch, build_batch
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.grammar import begin_masks
 from gpu_backend.step.plan import (
@@ -50,6 +49,7 @@ from gpu_backend.step.plan import (
     StepResult,
 )
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import StepTensors, build_tensors
 
 if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
@@ -178,27 +178,27 @@ class Runner:
             size = size or self.graphs.sizes.fitting(plan)
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
-            batch, hidden, drawing = self.graphs.replay(plan, size)
+            tensors, hidden, drawing = self.graphs.replay(plan, size)
             begins = self._leads and drawing is None
-            places, masks = self._begin_sampling(batch) if begins else ([], None)
+            places, masks = self._begin_sampling(tensors) if begins else ([], None)
         else:
-            batch = build_batch(plan, self._grouping, self.device)
+            tensors = build_tensors(plan, self._grouping, self.device)
             timer.begin(after=plan.copies)
-            if batch.unknown is not None:
-                rows, origins = batch.unknown
-                batch.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
+            if tensors.unknown is not None:
+                rows, origins = tensors.unknown
+                tensors.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
                 if self._ranks is not None:
-                    self._ranks.share(batch.token_ids)  # only the first rank samples
-            if batch.fresh_blocks is not None:
+                    self._ranks.share(tensors.token_ids)  # only the first rank samples
+            if tensors.fresh_blocks is not None:
                 # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
-                self.kv_cache.index_fill_(1, batch.fresh_blocks, 0)
-            places, masks = self._begin_sampling(batch) if self._leads else ([], None)
-            hidden = self._model.hidden_states(batch, self.kv_cache, self._kv_scales)
+                self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
+            places, masks = self._begin_sampling(tensors) if self._leads else ([], None)
+            hidden = self._model.hidden_states(tensors, self.kv_cache, self._kv_scales)
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
         return DeviceStep(
             plan,
-            batch,
+            tensors,
             places,
             masks,
             self._model,
@@ -211,11 +211,11 @@ class Runner:
             drawing,
         )
 
-    def _begin_sampling(self, batch: Batch) -> tuple[list[SequenceStep], Future[Tensor] | None]:
+    def _begin_sampling(self, tensors: StepTensors) -> tuple[list[SequenceStep], Future[Tensor] | None]:
         """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
-        places = list(batch.samplers)
+        places = list(tensors.samplers)
         if any(step.num_draft_tokens for step in places):
-            places = [place for sampler in batch.samplers for place in rows_of(sampler)]
+            places = [place for sampler in tensors.samplers for place in rows_of(sampler)]
         constraints = [place.constraint for place in places]
         if not any(constraints):
             return places, None
@@ -291,7 +291,7 @@ class Runner:
         tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
         placement = self._placement.of(self.model_config, blocks, count, self.dtype)
-        self._model.hidden_states(build_batch(StepPlan(0, (step,)), placement, self.device), cache)
+        self._model.hidden_states(build_tensors(StepPlan(0, (step,)), placement, self.device), cache)
         return tuple(scales_from(layer) for layer in cache.unbind(0))
 
     @property

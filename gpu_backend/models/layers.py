@@ -15,7 +15,7 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.linear import Linear
 from gpu_backend.models.quantization import QuantizedLinear
-from gpu_backend.step.batch import Batch, token_by_token
+from gpu_backend.step.step_tensors import StepTensors, token_by_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Attention:
     window: int = 0  # how many tokens back a query looks, itself included; 0: all
 
     def __call__(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, batch: Batch
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, tensors: StepTensors
     ) -> Tensor:
         qkv = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         query = ops.norm_rope_store(
-            qkv, self.qk_norm, cos, sin, kv_cache, batch.slots, self.num_heads, self.eps, kv_scales
+            qkv, self.qk_norm, cos, sin, kv_cache, tensors.slots, self.num_heads, self.eps, kv_scales
         )
-        attended = ops.paged_attention(query, kv_cache, batch.groups, self.head_dim**-0.5, self.window, kv_scales)
+        attended = ops.paged_attention(query, kv_cache, tensors.groups, self.head_dim**-0.5, self.window, kv_scales)
         return self.out(attended.reshape(len(qkv), -1))
 
 
@@ -62,11 +62,11 @@ class DecoderLayer:
         sin: Tensor,
         kv_cache: Tensor,
         kv_scales: KvScales | None,
-        batch: Batch,
+        tensors: StepTensors,
     ) -> tuple[Tensor, Tensor]:
         """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
         qkv, residual = self.attention.qkv.of_norm(x, residual, self.attention_norm, self.eps)
-        attended = self.whole(self.attention(qkv, cos, sin, kv_cache, kv_scales, batch))
+        attended = self.whole(self.attention(qkv, cos, sin, kv_cache, kv_scales, tensors))
         gate_up, residual = self.gate_up.of_norm(attended, residual, self.mlp_norm, self.eps)
         return self.whole(self.down.of_silu(gate_up)), residual
 
@@ -94,27 +94,29 @@ class Decoder:
     receive: Callable[[Tensor], None] | None = None
     send: Callable[[Tensor], None] | None = None
 
-    def hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None) -> Tensor:
+    def hidden_states(
+        self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None
+    ) -> Tensor:
         """Return the hidden states (tokens, hidden) after the last layer, and store the step's keys and values.
 
         ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim); one of float8 has scales for each layer.
         """
         if self.batch_invariant and not ops.uses_triton(kv_cache.device):
             # Libraries add in another order for other shapes, so there is but one shape.
-            return torch.cat([self._hidden_states(one, kv_cache, kv_scales) for one in token_by_token(batch)])
-        return self._hidden_states(batch, kv_cache, kv_scales)
+            return torch.cat([self._hidden_states(one, kv_cache, kv_scales) for one in token_by_token(tensors)])
+        return self._hidden_states(tensors, kv_cache, kv_scales)
 
-    def _hidden_states(self, batch: Batch, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
+    def _hidden_states(self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
         if self.receive is None:
-            x = F.embedding(batch.token_ids, self.embedding)
+            x = F.embedding(tensors.token_ids, self.embedding)
         else:
-            x = self.norm.new_empty(len(batch.token_ids), self.config.hidden_size)
+            x = self.norm.new_empty(len(tensors.token_ids), self.config.hidden_size)
             self.receive(x)
-        cos, sin = self.cos.index_select(0, batch.positions), self.sin.index_select(0, batch.positions)
+        cos, sin = self.cos.index_select(0, tensors.positions), self.sin.index_select(0, tensors.positions)
         residual: Tensor | None = None
         all_scales = kv_scales or (None,) * len(self.layers)
         for layer, layer_cache, scales in zip(self.layers, kv_cache.unbind(0), all_scales, strict=True):
-            x, residual = layer(x, residual, cos, sin, layer_cache, scales, batch)
+            x, residual = layer(x, residual, cos, sin, layer_cache, scales, tensors)
         if self.send is not None:
             assert residual is not None, "a stage has layers"
             x = x + residual

@@ -29,7 +29,7 @@ SILENCE = 1.0  # seconds of silence until a stream says that the engine lives
 ALIVE = b": alive\n\n"  # a comment: readers of events skip it
 
 
-class Dialect(Protocol):
+class AnswerWriter(Protocol):
     """How one route writes its replies. One object per call; it may keep what a stream needs to remember."""
 
     def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
@@ -69,12 +69,12 @@ class Envelope:
 
 
 class InferenceResponse:
-    """Answers ``job`` in ``dialect``: an ASGI app that a route handler returns."""
+    """Answers ``job`` by ``writer``: an ASGI app that a route handler returns."""
 
-    def __init__(self, front: Front, job: Job, dialect: Dialect, request_id: str, *, streams: bool) -> None:
+    def __init__(self, front: Front, job: Job, writer: AnswerWriter, request_id: str, *, streams: bool) -> None:
         self._front = front
         self._job = job
-        self._dialect = dialect
+        self._writer = writer
         self._request_id = request_id
         self._streams = streams
 
@@ -90,7 +90,7 @@ class InferenceResponse:
     async def _send_whole(self, generation: Generation, send: Any) -> None:
         pieces = [piece async for some in generation.pieces() for piece in some]
         replies = join_replies(pieces, self._job.num_replies)
-        await send_json(send, self._dialect.whole(replies, generation.usage()), self._request_id)
+        await send_json(send, self._writer.whole(replies, generation.usage()), self._request_id)
 
     async def _stream(self, generation: Generation, send: Any) -> None:
         async with aclosing(generation.pieces()) as pieces:
@@ -103,7 +103,7 @@ class InferenceResponse:
                 async for some in pieces:
                     keep_alive.note_sent()
                     await self._send_pieces(some, send)
-                usage = self._dialect.usage_chunk(generation.usage())
+                usage = self._writer.usage_chunk(generation.usage())
                 await _send_more(send, (encode_event(usage) if usage else b"") + DONE)
             except Exception as exc:
                 # Too late for another status. What is not meant for clients is logged, and named without detail.
@@ -116,7 +116,7 @@ class InferenceResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
-        events = [encode_event(chunk) for piece in pieces for chunk in self._dialect.chunks(piece)]
+        events = [encode_event(chunk) for piece in pieces for chunk in self._writer.chunks(piece)]
         if events:
             await _send_more(send, b"".join(events))
 

@@ -63,12 +63,12 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         sender=read_sender(request.headers),
         stops=stop_strings(body) + (tool_use.stops if tool_use is not None else ()),
         resumed=extensions.resume_token_ids,
-        # Where tools may be called, the text passes through their reader whole, and the dialect skips.
+        # Where tools may be called, the text passes through their reader whole, and the writer skips.
         skip=extensions.resume_text_chars if tool_use is None else 0,
         grammar_field=asked.grammar_field,
     )
-    dialect = ChatDialect(front, body, extensions, tool_use)
-    return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
+    writer = ChatAnswerWriter(front, body, extensions, tool_use)
+    return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _read_chat(front: Front, raw: bytes) -> _Asked:
     return _Asked(body, extensions, text, tool_use, grammar, grammar_field)
 
 
-class ChatDialect:
+class ChatAnswerWriter:
     """Writes one call's replies as chat completions."""
 
     def __init__(

@@ -64,11 +64,11 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         skip=extensions.resume_text_chars,
         grammar_field=grammar_field,
     )
-    dialect = CompletionDialect(front, body, extensions, prompts)
-    return InferenceResponse(front, job, dialect, request_id_of(request), streams=bool(body.stream))
+    writer = CompletionAnswerWriter(front, body, extensions, prompts)
+    return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))
 
 
-class CompletionDialect:
+class CompletionAnswerWriter:
     """Writes one call's replies as text completions."""
 
     def __init__(

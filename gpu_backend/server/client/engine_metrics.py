@@ -80,14 +80,14 @@ class EngineCollector:
 
     def _speculation(self, counters: Mapping[str, float]) -> Iterable[Metric]:
         for name, text in (
-            ("drafts", "Times that a reply's guesses were verified."),
-            ("draft_tokens", "Guessed tokens."),
-            ("accepted_tokens", "Guessed tokens that held."),
+            ("drafts", "Times that a reply's drafts were verified."),
+            ("draft_tokens", "Draft tokens."),
+            ("accepted_tokens", "Draft tokens that held."),
         ):
             yield self._count(f"vllm:spec_decode_num_{name}", text, counters[name])
         family = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Guessed tokens that held, by their place.",
+            "Draft tokens that held, by their place.",
             labels=(*LABELS, "position"),
         )
         for place in range(MOST_SPECULATIVE_TOKENS):

@@ -14,9 +14,9 @@ from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.models.config import ARCHITECTURES, load_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint
-from gpu_backend.step.batch import build_batch
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import build_tensors
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def our_logits(folder: Path, token_ids: list[int], cut: int) -> Tensor:
         for start, end in ((0, cut), (cut, len(token_ids))):
             table = tuple(order[: -(-end // BLOCK)])
             step = SequenceStep(0, tuple(token_ids[start:end]), start, table, True, SamplingParams(1), 0)
-            batch = build_batch(StepPlan(0, (step,)), grouping, CPU)
+            batch = build_tensors(StepPlan(0, (step,)), grouping, CPU)
             rows.append(model.logits(model.hidden_states(batch, cache)))
         return torch.cat(rows)
 

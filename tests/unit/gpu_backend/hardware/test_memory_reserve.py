@@ -16,10 +16,10 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE, memory_reserve_bytes
 from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.sampler import report_logprobs, sample
-from gpu_backend.step.batch import build_batch
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import build_tensors
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 GREEDY = SamplingParams(1, temperature=0.0)
@@ -51,7 +51,7 @@ class Following(TorchDispatchMode):
 def most_bytes(runner: Runner, steps: list[SequenceStep], scored: bool = False) -> int:
     """Return the most bytes that tensors have at once while a step is computed and its tokens are chosen."""
     with torch.inference_mode(), Following() as following:
-        batch = build_batch(StepPlan(0, tuple(steps)), runner._grouping, runner.device)
+        batch = build_tensors(StepPlan(0, tuple(steps)), runner._grouping, runner.device)
         hidden = runner._model.hidden_states(batch, runner.kv_cache)
         if scored:
             targets = torch.zeros(len(hidden), dtype=torch.long)

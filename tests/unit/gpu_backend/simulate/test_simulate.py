@@ -72,7 +72,7 @@ def test_report_counts_what_was_promised() -> None:
 
 
 def test_copies_to_host_memory_take_their_time() -> None:
-    """A step waits for its copies; who is swapped is not computed again, as long as copies take less."""
+    """A step waits for its copies; what is swapped is not computed again, as long as copies take less."""
     workload = Workload(150, 250, mu=5.2, sigma=0.4, num_blocks=60)
     again, swapped, dear = (
         make_replica("llama-8b", "h200", workload.num_blocks, "whatever fits", host)

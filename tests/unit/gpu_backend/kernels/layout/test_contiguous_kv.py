@@ -13,9 +13,9 @@ from gpu_backend.kernels.layout.contiguous_kv import GROWTH, ContiguousKv
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.quantized_kv import KvScales
-from gpu_backend.step.batch import Batch, build_batch
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import StepTensors, build_tensors
 
 CPU = torch.device("cpu")
 SIZE = 4
@@ -44,7 +44,7 @@ class RunningSequences:
         self.free += self.tables.pop(sequence)
         del self.lens[sequence]
 
-    def step(self, counts: dict[int, int], kept: dict[int, int] | None = None) -> Batch:
+    def step(self, counts: dict[int, int], kept: dict[int, int] | None = None) -> StepTensors:
         """Compute so many tokens of each, of which ``kept`` says how many stay; both ways must agree."""
         steps = []
         for sequence, count in counts.items():
@@ -55,8 +55,8 @@ class RunningSequences:
             steps.append(SequenceStep(sequence, (7,) * count, start, covering, True, SAMPLING, 0, row=sequence))
             self.lens[sequence] += (kept or {}).get(sequence, count)
         plan = StepPlan(0, tuple(steps))
-        batch = build_batch(plan, self.copying, CPU)
-        plain = build_batch(plan, Grouping(SIZE, BLOCKS, 1000, CPU, torch.float32), CPU)
+        batch = build_tensors(plan, self.copying, CPU)
+        plain = build_tensors(plan, Grouping(SIZE, BLOCKS, 1000, CPU, torch.float32), CPU)
         assert sorted(batch.slots.tolist()) == sorted(plain.slots.tolist())
         by_slot = {slot: row for row, slot in enumerate(plain.slots.tolist())}
         order = torch.tensor([by_slot[slot] for slot in batch.slots.tolist()])
@@ -74,11 +74,11 @@ class RunningSequences:
             torch.testing.assert_close(got, self.attend(expected, layer, plain)[order], atol=2e-5, rtol=1e-4)
         return batch
 
-    def attend(self, query: Tensor, layer: Tensor, batch: Batch) -> Tensor:
+    def attend(self, query: Tensor, layer: Tensor, batch: StepTensors) -> Tensor:
         return reference_attention.paged_attention(query, layer, batch.groups, 0.3, kv_scales=self.scales)
 
 
-def num_copied(batch: Batch) -> int:
+def num_copied(batch: StepTensors) -> int:
     return sum(len(group.owners) for group in batch.groups if isinstance(group, Part))
 
 

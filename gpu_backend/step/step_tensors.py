@@ -18,7 +18,7 @@ from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StepTensors:
     """The tensors of one step, its sequences contiguous."""
 
     steps: tuple[SequenceStep, ...]  # in the order of their rows
@@ -35,7 +35,7 @@ class Batch:
     scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
 
 
-def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> Batch:
+def build_tensors(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> StepTensors:
     """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
     starts = [step.start for step in plan.sequences]
@@ -62,7 +62,7 @@ def build_batch(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch
     if copies is not None and parts:
         copies.rooms.begin_step(on_device[2][:num_copied])
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
-    return Batch(
+    return StepTensors(
         steps=tuple(steps),
         token_ids=on_device[0],  # those that are unknown are put in their places before any is read
         positions=on_device[1],
@@ -89,15 +89,15 @@ def _sample_rows(placed: list[tuple[SequenceStep, int]], num_rows: int, device: 
     return None if len(rows) == num_rows else integers(rows, device)
 
 
-def token_by_token(batch: Batch) -> Iterator[Batch]:
-    """Yield each row as a batch of its own, where the batch's groups are of one query each."""
-    for group in batch.groups:
+def token_by_token(tensors: StepTensors) -> Iterator[StepTensors]:
+    """Yield the tensors of each row alone, where groups are of one query each."""
+    for group in tensors.groups:
         rows = group.rows
         yield replace(
-            batch,
-            token_ids=batch.token_ids[rows],
-            positions=batch.positions[rows],
-            slots=batch.slots[rows],
+            tensors,
+            token_ids=tensors.token_ids[rows],
+            positions=tensors.positions[rows],
+            slots=tensors.slots[rows],
             groups=(replace(group, rows=slice(0, 1)),),
         )
 
