@@ -96,7 +96,7 @@ def _profile_batch(
     for number, request in enumerate(requests):
         wish = SamplingParams(room, temperature=0.6, ignore_eos=True, seed=number)
         loop.handle(Generate(str(number), request.prompt, wish))
-    while any(sequence.num_generated < 2 for sequence in loop.scheduler.all_running()) or loop.scheduler.num_waiting:
+    while any(sequence.num_generated < 2 for sequence in loop.scheduler.running) or loop.scheduler.num_waiting:
         loop.step()
     on_gpu = device.type == "cuda"
     if on_gpu:

@@ -103,10 +103,10 @@ def run(loop: EngineLoop, sequences: int, grammar: Grammar | None) -> list[float
     sampling = SamplingParams(max_tokens=TOKENS, temperature=1.0, ignore_eos=True, grammar=grammar)
     for i in range(sequences):
         loop.handle(Generate(f"{next(NUMBERS)}", tuple(range(10, 42 + i)), sampling))
-    while loop.scheduler.num_running < sequences:
+    while len(loop.scheduler.running) < sequences:
         loop.step()
     seconds = []
-    while loop.scheduler.num_running == sequences:
+    while len(loop.scheduler.running) == sequences:
         started = time.perf_counter()
         loop.step()
         seconds.append(time.perf_counter() - started)

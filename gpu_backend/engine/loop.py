@@ -97,7 +97,7 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work() or self._due is not None or bool(self._grammars)
+        return bool(self.scheduler.replies) or self._due is not None or bool(self._grammars)
 
     def load(self) -> LoadReport:
         """Describe the engine's state."""
@@ -109,7 +109,7 @@ class EngineLoop:
             case Generate() | Embed():
                 return self._take(command)
             case Abort(request_id, reply_index):
-                leaving = self.scheduler.replies_of(request_id, reply_index)
+                leaving = self.scheduler.replies.of(request_id, reply_index)
                 waiting = self._grammars.abort(request_id, reply_index)
                 aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
                 return [*aborted, *waiting, *self._drain_if_empty()]
@@ -165,7 +165,7 @@ class EngineLoop:
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
             return refusal(command, "the engine is draining; send this to another replica")
-        if self.scheduler.replies_of(command.request_id) or command.request_id in self._grammars:
+        if self.scheduler.replies.of(command.request_id) or command.request_id in self._grammars:
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
@@ -183,7 +183,7 @@ class EngineLoop:
     def _take_compiled(self) -> list[Event]:
         """Queue the requests whose grammars are compiled; without other work, wait a moment for one."""
         answers: list[Event] = []
-        for command, replies, problem in self._grammars.compiled(PATIENCE if not self.scheduler.has_work() else 0.0):
+        for command, replies, problem in self._grammars.compiled(PATIENCE if not self.scheduler.replies else 0.0):
             if problem is not None:
                 answers += refusal(command, problem, is_bad_grammar=True)
                 continue

@@ -43,7 +43,7 @@ class OutputProcessor:
         events: list[Event] = []
         now = self._clock()
         # None in place of those that have ended since this was planned.
-        owners = list(map(self._scheduler.running, [step.sequence_id for step in plan.sequences]))
+        owners = list(map(self._scheduler.running.by_id.get, [step.sequence_id for step in plan.sequences]))
         sizes = [step.num_tokens for step in plan.sequences]
         gpu_seconds_per_token = self._book(plan, result, owners, sizes)
         outputs = StepOutputs(result)
@@ -71,17 +71,17 @@ class OutputProcessor:
         They used the device, whatever they got for it, so its time is recorded. If it was to copy blocks, all running
         sequences go: one let in with copied blocks need not have been computed in the same step.
         """
-        owners = [(step, self._scheduler.running(step.sequence_id)) for step in plan.sequences]
+        owners = [(step, self._scheduler.running.by_id.get(step.sequence_id)) for step in plan.sequences]
         staying = [(step, sequence) for step, sequence in owners if sequence is not None]
         num_tokens = sum(step.num_tokens for step, _ in staying)
         self._meter.count_failed_step(seconds if staying else 0.0)
         for step, sequence in staying:
             sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
-        leaving = self._scheduler.all_running() if plan.copies else [sequence for _, sequence in staying]
+        leaving = list(self._scheduler.running) if plan.copies else [sequence for _, sequence in staying]
         self._scheduler.invalidate_copies(plan.copies)
         for sequence in leaving:
-            self._scheduler.invalidate(sequence)
+            self._scheduler.blocks.forget(sequence.block_table)
         return [self.finish(sequence, FinishReason.ERROR, problem) for sequence in leaving]
 
     def finish(
@@ -118,8 +118,8 @@ class OutputProcessor:
             samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
             of_staying = [output for output, owner in zip(outputs, samplers, strict=True) if owner]
             gained, by_drafts = sum(of_staying), sum(of_staying) - len(of_staying)
-        if scheduler.swapping is not None and scheduler.swapping.wants(plan.step) and plan.sequences:
-            scheduler.swapping.learn(plan_work(plan.sequences), result.seconds)
+        if scheduler.running.swapping is not None and scheduler.running.swapping.wants(plan.step) and plan.sequences:
+            scheduler.running.swapping.learn(plan_work(plan.sequences), result.seconds)
         if scheduler.speculator is not None:
             scheduler.speculator.note_step(plan, by_drafts, result.seconds)
         seconds_per_token = result.seconds / max(1, num_staying)
@@ -136,7 +136,7 @@ class OutputProcessor:
             self._scheduler.advance(sequence, sequence.num_computed)
             return []
         if output.has_failed:
-            self._scheduler.invalidate(sequence)
+            self._scheduler.blocks.forget(sequence.block_table)
             problem = "the model's numbers for this request are not finite; change the prompt"
             return [self.finish(sequence, FinishReason.ERROR, problem)]
         if step.pools:

@@ -20,6 +20,8 @@ class BlockTables:
     def __init__(self, blocks: BlockManager, prefix_caching: bool) -> None:
         self._blocks = blocks
         self._prefix_caching = prefix_caching
+        self.prompt_tokens_seen = 0
+        self.prompt_tokens_found = 0  # of them, those that were cached at the first admission
 
     def fill(self, sequence: Sequence, headroom: int) -> bool:
         """Give a sequence blocks for its tokens, as many as possible with what they need in them.
@@ -42,6 +44,10 @@ class BlockTables:
         sequence.block_table = allocation.block_table
         sequence.num_computed = allocation.num_cached * self._blocks.block_size
         sequence.num_published = allocation.num_cached
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            self.prompt_tokens_seen += sequence.num_prompt
+            self.prompt_tokens_found += sequence.cached_tokens
         return True
 
     def grow(self, sequence: Sequence) -> bool:
@@ -66,6 +72,11 @@ class BlockTables:
         for index in range(sequence.num_published, full):
             self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
         sequence.num_published = full
+
+    def name_waiting(self, sequence: Sequence) -> None:
+        """Name the blocks of a prompt that waits: it is looked up in the cache again and again."""
+        if self._prefix_caching and not sequence.pools:
+            self.extend_hashes(sequence)
 
     def extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""

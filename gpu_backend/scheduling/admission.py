@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.scheduling.budget import StepBudget
 from gpu_backend.scheduling.fairness import FairQueue
 from gpu_backend.scheduling.forecast import LengthForecast, highest_use, remaining_tokens
 from gpu_backend.scheduling.long_waits import LongWaits
@@ -41,6 +42,7 @@ class Admission:
         self._look_again = 0.0  # when to see whether any has
         self._max_waiting = config.max_waiting
         self._headroom = int(config.interactive_headroom * blocks.num_blocks)
+        self.num_preempted_for_starved = 0  # preemptions for a sequence that had waited for long
         self._refused: Sequence | None = None  # found no room, and none has left since
         self._batch_admitted = 0.0  # when batch work was last let in
         self._places = 0
@@ -64,9 +66,11 @@ class Admission:
         if sequences:
             self.queues[sequences[0].tier].add_first(sequences)
 
-    def put_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: Sequence, for_starved: bool) -> None:
         """Let a preempted sequence wait at its place."""
         sequence.tenancy.since, sequence.tenancy.was_starved = self._clock(), False
+        sequence.tenancy.preempted_for_starved = for_starved
+        self.num_preempted_for_starved += for_starved
         self.queues[sequence.tier].put_back(sequence)
         self._reconsider()
 
@@ -83,11 +87,15 @@ class Admission:
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
-    def next(self, running: Collection[Sequence], lets_batch_in: bool = True) -> Sequence | None:
-        """Return the next sequence, or None if none waits. Call ``charge`` first.
+    def next(self, running: Collection[Sequence], budget: StepBudget) -> Sequence | None:
+        """Return the sequence to be tried next; None without a slot, some budget, or one that was not refused."""
+        if len(running) >= self._max_seqs or not budget.allows("interactive"):
+            return None
+        sequence = self._next(running, budget.admits_batch)
+        return None if sequence is self._refused else sequence
 
-        Batch work that is not let in, for its tier has what it may have, keeps no other waiting.
-        """
+    def _next(self, running: Collection[Sequence], lets_batch_in: bool) -> Sequence | None:
+        """Return the sequence whose turn it is. Batch work that is not let in keeps no other waiting."""
         if self._starved is not None:
             return self._starved
         aged = self._aged(self._clock()) if lets_batch_in else None
@@ -112,10 +120,6 @@ class Admission:
     def lacks_room(self) -> bool:
         """Whether a sequence found no room, and none has left since."""
         return self._refused is not None
-
-    def was_refused(self, sequence: Sequence) -> bool:
-        """Whether that one found no room, and none has left since."""
-        return sequence is self._refused
 
     def refuse(self, sequence: Sequence) -> None:
         """Remember that there was no room, so that it is not tried again at every step."""
@@ -200,7 +204,7 @@ class Admission:
             if leaving is None or not (leaving or self.lacks_room or sequence is before):
                 continue  # or it gets in as it is
             self._starved = sequence
-            if self.was_refused(sequence):
+            if sequence is self._refused:
                 self._refused = None
             return leaving
         self._look_again = now + self._long_waits.patience / LOOKS
@@ -225,6 +229,14 @@ class Admission:
             needed -= len(sequence.block_table)
             too_many -= 1
         return leaving if needed <= 0 and too_many <= 0 else []
+
+    def service_gaps(self, running: Iterable[Sequence]) -> dict[str, float]:
+        """Return how far the service of waiting tenants lies apart in each tier, and how far it could."""
+        self.charge(running)
+        queues = self.queues.items()
+        return {f"service_gap_{tier}": queue.gap() for tier, queue in queues} | {
+            f"service_bound_{tier}": queue.bound for tier, queue in queues
+        }
 
     def check(self, admitted: Iterable[Sequence]) -> None:
         """Assert that the accounting of all tenants adds up, given all that were admitted and have not ended."""

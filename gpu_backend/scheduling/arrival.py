@@ -37,7 +37,7 @@ def predict_seconds(command: Generate, scheduler: Scheduler, config: EngineConfi
     many of the running sequences have ended; then its reply takes a decode step a token. A reply's length is
     the mean of late; an idle engine, which that estimate could keep idle for ever, goes by the first token.
     """
-    running, before = scheduler.all_running(), scheduler.admission.before(command.tier)
+    running, before = list(scheduler.running), scheduler.admission.before(command.tier)
     context = sum(sequence.num_computed for sequence in running)
     decodes = StepWork(len(running), context, context)
     step = cost.seconds(decodes)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 from gpu_backend.step.config import EngineConfig
@@ -100,6 +101,20 @@ class StepBudget:
         if sequence.tier == "batch":
             self._batch_left -= taken
         return taken
+
+
+def open_budget(
+    config: EngineConfig,
+    steps: SequenceOf[SequenceStep],
+    decodes: SequenceOf[Sequence],
+    running: Mapping[int, Sequence],
+) -> StepBudget:
+    """Return what a step has left after the ``steps`` of these decodes."""
+    num_batch = num_batch_decodes = 0
+    if config.max_batch_tier_tokens is not None:
+        num_batch = sum(sequence.tier == "batch" for sequence in running.values())
+        num_batch_decodes = sum(sequence.tier == "batch" for sequence in decodes)
+    return StepBudget(config, config.step_cost, steps, num_batch, num_batch_decodes)
 
 
 def largest_chunk(cost: StepCost, work: StepWork, limit: float, start: int, most: int) -> int:

@@ -47,16 +47,16 @@ class LoadMeter:
         elapsed = max(now - then, 1.0)
         self._marks.append((now, self.generated_tokens, self.finished, self.busy_seconds, self.least_seconds))
         recently_busy = self.busy_seconds - busy
-        seen = scheduler.prompt_tokens_seen
+        seen = scheduler.tables.prompt_tokens_seen
         return LoadReport(
             queue_depth=scheduler.num_waiting,
-            running=scheduler.num_running,
+            running=len(scheduler.running),
             free_blocks=blocks.num_available,
             total_blocks=blocks.num_blocks,
             kv_utilization=blocks.num_in_use / blocks.num_blocks,
             tokens_per_second=(self.generated_tokens - tokens) / elapsed,
             requests_per_second=(self.finished - finished) / elapsed,
-            prefix_hit_rate=scheduler.prompt_tokens_found / seen if seen else 0.0,
+            prefix_hit_rate=scheduler.tables.prompt_tokens_found / seen if seen else 0.0,
             steps=self.steps,
             gpu_busy_seconds=self.busy_seconds,
             roofline_share=(self.least_seconds - least) / recently_busy if recently_busy else 0.0,
@@ -65,12 +65,12 @@ class LoadMeter:
                 "computed_tokens": float(self.computed_tokens),
                 "least_seconds": self.least_seconds,
                 "finished": float(self.finished),
-                "preemptions": float(scheduler.num_preemptions),
-                "made_room": float(scheduler.num_preempted_for_starved),
-                "swaps": float(scheduler.num_swaps),
+                "preemptions": float(scheduler.running.num_preempted),
+                "made_room": float(scheduler.admission.num_preempted_for_starved),
+                "swaps": float(scheduler.running.num_swapped),
                 "prompt_tokens": float(seen),
-                "cached_prompt_tokens": float(scheduler.prompt_tokens_found),
-                **scheduler.service_gaps(),
+                "cached_prompt_tokens": float(scheduler.tables.prompt_tokens_found),
+                **scheduler.admission.service_gaps(scheduler.running),
                 **(scheduler.speculator.counters() if scheduler.speculator else {}),
             },
         )

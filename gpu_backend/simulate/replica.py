@@ -153,7 +153,8 @@ class Replica:
         log.most_blocks = max(log.most_blocks, in_use)
         self._steps += 1
         if self._steps % LOOK_EVERY == 0:
-            log.most_gap = max(log.most_gap, self.loop.scheduler.service_gaps()["service_gap_interactive"])
+            gaps = self.loop.scheduler.admission.service_gaps(self.loop.scheduler.running)
+            log.most_gap = max(log.most_gap, gaps["service_gap_interactive"])
 
     def _take(self, events: Iterable[Event]) -> None:
         now = self.runner.now

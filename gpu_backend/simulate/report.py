@@ -67,8 +67,8 @@ def make_report(replicas: Sequence[Replica], promise: Promise, max_num_seqs: int
     busy = sum(log.seconds for log in logs) or 1e-9
     kept = sum(_is_kept(o, promise) for o in served)
     schedulers = [replica.loop.scheduler for replica in replicas]
-    seen = sum(s.prompt_tokens_seen for s in schedulers)
-    found = sum(s.prompt_tokens_found for s in schedulers)
+    seen = sum(s.tables.prompt_tokens_seen for s in schedulers)
+    found = sum(s.tables.prompt_tokens_found for s in schedulers)
     needed = seen - found + sum(o.tokens - 1 for o in served)
     return Report(
         requests=len(outcomes),
@@ -87,8 +87,8 @@ def make_report(replicas: Sequence[Replica], promise: Promise, max_num_seqs: int
         kv_occupancy=sum(log.kv_seconds for log in logs) / busy,
         busy=busy / seconds / len(replicas),
         hit_rate=found / seen if seen else 0.0,
-        preemptions=sum(s.num_preemptions for s in schedulers),
-        swaps=sum(s.num_swaps for s in schedulers),
+        preemptions=sum(s.running.num_preempted for s in schedulers),
+        swaps=sum(s.running.num_swapped for s in schedulers),
         copying=sum(log.copying_seconds for log in logs) / busy,
         recomputed=sum(log.computed_tokens for log in logs) / max(needed, 1),
         service_gap=max(log.most_gap for log in logs),

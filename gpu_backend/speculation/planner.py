@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 from gpu_backend.kv_cache.blocks import BlockManager
@@ -114,12 +114,20 @@ class Speculator:
                 self._planned[number] = _Planned(frame, base, 0.0, has_drafts=False, is_clean=True)
         return extended
 
-    @property
-    def wants_to_draft(self) -> bool:
-        """Whether the next step is worth waiting for the last tokens: drafts may pay, as it looked in the last."""
-        return self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0
+    def goes_ahead(self, running: Mapping[int, Sequence], unfinished: Sized) -> bool:
+        """Whether the device drafts: no sequence waits, and none takes more for its tokens than the device knows."""
+        is_for_all = 0 < len(running) <= self.most_ahead and len(running) == len(unfinished)
+        return is_for_all and all(map(self._may_go_ahead, running.values()))
 
-    def may_go_ahead(self, sequence: Sequence) -> bool:
+    def waits_for_tokens(self, running: Mapping[int, Sequence]) -> bool:
+        """Whether the next step waits for the last tokens: drafts may pay, as it looked in the last, or it is not known
+        where sequences stand.
+        """
+        if self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0:
+            return True
+        return any(sequence.num_awaited > 1 for sequence in running.values())
+
+    def _may_go_ahead(self, sequence: Sequence) -> bool:
         """Whether the device can draft a sequence's tokens, verify and follow them without the host.
 
         Steps of a graph have one width, which its beginning must fill.

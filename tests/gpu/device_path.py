@@ -28,7 +28,7 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 
 FLOAT32 = (torch.float32,)
 TOKENS_COST = StepCost(fixed=1.0, weights=0.0, token=1.0, context=0.0, pair=0.0)
-GUESSES_PAY = StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0)
+DRAFTS_PAY = StepCost(fixed=1.0, weights=0.0, token=0.0, context=0.0, pair=0.0)
 
 
 def decodes(setting: Setting) -> str:
@@ -58,14 +58,14 @@ def swaps(setting: Setting) -> str:
     commands = [_ask(3, 14), _ask(4, 14)]
     sizes = {"block_size": 4, "max_model_len": 32, "num_kv_blocks": 10, "host_kv_bytes": 1 << 20}
     _, loop = _compare(setting, commands, {"copy_seconds": 1e-9}, step_cost=TOKENS_COST, **sizes)
-    require(loop.scheduler.num_swaps > 0, "no sequence was swapped out")
-    return f"{loop.scheduler.num_swaps} sequences swapped out"
+    require(loop.scheduler.running.num_swapped > 0, "no sequence was swapped out")
+    return f"{loop.scheduler.running.num_swapped} sequences swapped out"
 
 
 def drafts(setting: Setting) -> str:
     """Drafts from the text, verified in graphs, each step when the last one's are judged."""
     commands = [_ask(1, 12, temperature=0.8), _ask(2, 12)]
-    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY,
+    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": DRAFTS_PAY,
                 "async_scheduling": False}  # fmt: skip
     card, loop = _compare(setting, commands, draft=True, **settings)
     require(loop.load().counters["accepted_tokens"] > 4 and card.replays > 2, "hardly a draft was verified in a graph")
@@ -75,7 +75,7 @@ def drafts(setting: Setting) -> str:
 def drafts_ahead(setting: Setting) -> str:
     """The device drafts, verifies and goes on before the host knows what held; blocks and places are its own."""
     commands = [_ask(1, 16, temperature=0.8), _ask(2, 14), _ask(3, 18, top_p=0.7, temperature=1.0)]
-    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": GUESSES_PAY, "block_size": 4}
+    settings = {"speculative_method": "ngram", "num_speculative_tokens": 3, "step_cost": DRAFTS_PAY, "block_size": 4}
     card, loop = _compare(setting, commands, ahead=0.75, **settings)
     counters, launched = loop.load().counters, card.launches["propose_drafts_kernel"]
     require(counters["accepted_tokens"] > 4 and card.replays + launched > 4, f"{counters}, {card.launches}")

@@ -109,7 +109,7 @@ def _preempted(tested: ModelUnderTest) -> None:
     loop = tested.engine(max_num_batched_tokens=40, num_kv_blocks=13)
     expect_short_replies(loop)
     tested.judge_all(loop, 40)
-    require(loop.scheduler.num_preemptions > 0, "no sequence was preempted")
+    require(loop.scheduler.running.num_preempted > 0, "no sequence was preempted")
 
 
 def _aborted(tested: ModelUnderTest) -> None:

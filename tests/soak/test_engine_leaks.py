@@ -65,7 +65,7 @@ def test_ten_thousand_requests_leave_nothing(tmp_path: Path) -> None:
     settle(loop, open_requests, ends)
 
     assert ends["abort"] > REQUESTS // 10 and ends["length"] > REQUESTS // 10 and not ends["error"]
-    assert loop.scheduler.num_preemptions > loop.scheduler.num_swaps > 0
+    assert loop.scheduler.running.num_preempted > loop.scheduler.running.num_swapped > 0
     assert live_objects() - objects < MOST_NEW_OBJECTS
     kinds = Counter(map(type, gc.get_objects()))
     assert kinds[Sequence] == 0
@@ -106,7 +106,7 @@ def settle(loop: EngineLoop, open_requests: set[str], ends: Counter[str]) -> Non
     while loop.has_work():
         hear(loop.step(), open_requests, ends)
     loop.scheduler.check()
-    assert loop.blocks.num_in_use == loop.scheduler.num_running == loop.scheduler.num_waiting == 0
+    assert loop.blocks.num_in_use == len(loop.scheduler.running) == loop.scheduler.num_waiting == 0
     loop.blocks.host.check(())
 
 

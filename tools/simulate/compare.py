@@ -84,7 +84,7 @@ def at_once(requests: Sequence[TraceRequest], cost: StepCost, num_blocks: int) -
     while scheduler.num_waiting:
         began = replica.runner.now
         replica.step()
-        seconds += scheduler.num_running * (replica.runner.now - began)
+        seconds += len(scheduler.running) * (replica.runner.now - began)
     return seconds / replica.runner.now
 
 

@@ -101,7 +101,7 @@ def closed_loop(replica: Replica, requests: Sequence[TraceRequest], clients: int
     """
     scheduler = replica.loop.scheduler
     for number, request in enumerate(requests):
-        while scheduler.num_running + scheduler.num_waiting >= clients:
+        while len(scheduler.running) + scheduler.num_waiting >= clients:
             replica.step()
         replica.submit(number, replace(request, arrival=replica.runner.now), DECLARED)
     seconds, tokens = replica.runner.now, {name: outcome.tokens for name, outcome in replica.outcomes.items()}

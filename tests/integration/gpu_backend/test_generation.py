@@ -116,7 +116,7 @@ def test_preempted_sequences_say_the_same(llama: Path, prompts: list[tuple[int, 
 
     expected, answers = answer_all(roomy, commands), answer_all(cramped, commands)
 
-    assert cramped.scheduler.num_preemptions > 0
+    assert cramped.scheduler.running.num_preempted > 0
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
 
 
@@ -183,7 +183,7 @@ def test_penalties_depend_on_the_tokens_so_far_alone(
 
     crowded = answer_all(cramped, [*commands, *(greedy(f"other {i}", p, 40) for i, p in enumerate(prompts))])
 
-    assert cramped.scheduler.num_preemptions > 0
+    assert cramped.scheduler.running.num_preempted > 0
     for (name, index), answer in alone.items():
         assert crowded[name, index].token_ids == answer.token_ids
         assert len(answer.token_ids) > 9
@@ -253,7 +253,7 @@ def test_prompt_logprobs_are_those_of_transformers(llama: Path, prompts: list[tu
 
     answers = answer_all(loop, [*commands, *(greedy(f"other {i}", p, 40) for i, p in enumerate(prompts))])
 
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.running.num_preempted > 0
     for index, prompt in enumerate(prompts):
         first, *later = answers[f"s{index}", 0].events
         with torch.no_grad():

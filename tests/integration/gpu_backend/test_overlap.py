@@ -61,7 +61,7 @@ def test_replies_equal_those_of_one_step_at_a_time(llama: Path, num_kv_blocks: i
         )  # fmt: skip
         expect_short_replies(loop)
         answers.append(answer_all(loop, everything))
-        assert (loop.scheduler.num_preemptions > 0) == (num_kv_blocks == 14)
+        assert (loop.scheduler.running.num_preempted > 0) == (num_kv_blocks == 14)
 
     in_step, overlapped = answers
     assert overlapped.keys() == in_step.keys()

@@ -202,7 +202,7 @@ def test_preempted_replies_say_the_same(llama: Path, prompts: list[tuple[int, ..
 
     answers = answer_all(loop, commands)
 
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.running.num_preempted > 0
     assert tokens_of(answers) == tokens_of(expected)
 
 
@@ -234,7 +234,7 @@ def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple
     assert speculator is not None
     assert runner._draft_model is not None
     assert tokens_of(answers) == tokens_of(expected)
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.running.num_preempted > 0
     assert speculator.num_held > 0.98 * speculator.num_draft_tokens > 50
     assert sum(loop.blocks.num_drafted) > 50
     for block, count in enumerate(loop.blocks.num_drafted):

@@ -52,7 +52,7 @@ def _replies(folder: Path, commands: list[Generate], **settings: Any) -> dict[An
     loop = model_loop(folder, **settings)
     expect_short_replies(loop)
     answers = answer_all(loop, commands)
-    assert (loop.scheduler.num_preemptions > 0) == (settings.get("num_kv_blocks") == 7)
+    assert (loop.scheduler.running.num_preempted > 0) == (settings.get("num_kv_blocks") == 7)
     return {
         key: (tuple(answer.token_ids), tuple(event.logprobs for event in answer.events))
         for key, answer in answers.items()

@@ -77,7 +77,7 @@ def test_replayed_replies_equal_computed_ones(qwen: Path, overlaps: bool, num_kv
             loop.runner.kv_cache[:, :num_kv_blocks] = float("nan")  # type: ignore[attr-defined]
         expect_short_replies(loop)
         answers.append(answer_all(loop, commands))
-        assert (loop.scheduler.num_preemptions > 0) == (num_kv_blocks == 20)
+        assert (loop.scheduler.running.num_preempted > 0) == (num_kv_blocks == 20)
 
     computed, replayed = answers
     assert len(graphs_of(loop.runner)._graphs) >= 2

@@ -101,7 +101,7 @@ def test_batch_work_leaves_headroom() -> None:
 
     assert 60 <= batch_use <= 75
     assert target.outcomes["10"].first_token is not None
-    assert target.loop.scheduler.num_preemptions == 0
+    assert target.loop.scheduler.running.num_preempted == 0
 
 
 def test_batch_tier_has_a_cap_of_tokens() -> None:

@@ -40,7 +40,7 @@ class Ledger:
         def watched(plan: StepPlan) -> StepResult:
             for step in plan.sequences:
                 if step.sequence_id not in self._seen:
-                    sequence = self.replica.loop.scheduler.running(step.sequence_id)
+                    sequence = self.replica.loop.scheduler.running.by_id.get(step.sequence_id)
                     assert sequence is not None
                     request = self._seen[step.sequence_id] = self.replica.outcomes[sequence.request_id].request
                     self._book(request, PROMPT_TOKEN * (request.prompt_tokens - step.start))
@@ -148,7 +148,7 @@ def test_batch_work_yields_at_once_and_keeps_its_place() -> None:
     assert outcomes[4].first_token == pytest.approx(arrival + 0.1)
     assert [o.last_token for o in outcomes[:4]] == sorted(o.last_token for o in outcomes[:4])
     assert all(o.tokens == 30 for o in outcomes[:4])
-    assert target.loop.scheduler.num_preemptions == 1
+    assert target.loop.scheduler.running.num_preempted == 1
 
 
 def test_interactive_work_never_yields_to_batch_work() -> None:
@@ -158,7 +158,7 @@ def test_interactive_work_never_yields_to_batch_work() -> None:
 
     Ledger(target).run()
 
-    assert target.loop.scheduler.num_preemptions == 0
+    assert target.loop.scheduler.running.num_preempted == 0
     assert min(target.outcomes[n].first_token or 0 for n in "23") > max(target.outcomes[n].last_token for n in "01")
 
 

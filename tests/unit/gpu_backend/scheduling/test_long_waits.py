@@ -33,7 +33,7 @@ def run(target: Replica, seconds: float) -> list[dict[str, int]]:
     while target.runner.now < until and target.loop.has_work():
         target.step()
         target.loop.scheduler.check()
-        tenants = [sequence.tenant for sequence in target.loop.scheduler.all_running()]
+        tenants = [sequence.tenant for sequence in target.loop.scheduler.running]
         seen.append({tenant: tenants.count(tenant) for tenant in tenants})
     return seen
 
@@ -56,7 +56,7 @@ def test_long_replies_in_every_slot_keep_no_tenant_waiting_beyond_the_patience()
 
     assert PATIENCE <= waited(target, 64) <= PATIENCE + 0.5
     assert target.outcomes["64"].tokens == 5
-    assert target.loop.scheduler.num_preemptions == target.loop.scheduler.num_preempted_for_starved == 1
+    assert target.loop.scheduler.running.num_preempted == target.loop.scheduler.admission.num_preempted_for_starved == 1
     assert seen[-1] == {"long": 4}
     assert sum(outcome.first_token is not None for outcome in target.outcomes.values()) == 5
 
@@ -68,7 +68,7 @@ def test_nor_do_they_where_the_kv_cache_is_full(prompt: int) -> None:
     expect_short_replies(target.loop)
     submit(target, "long", 64, 700)
     run(target, 20.0)
-    assert target.loop.scheduler.num_waiting and target.loop.scheduler.num_running < 32
+    assert target.loop.scheduler.num_waiting and len(target.loop.scheduler.running) < 32
     submit(target, "short", 1, 20, prompt)
 
     run(target, 10.0)
@@ -76,7 +76,7 @@ def test_nor_do_they_where_the_kv_cache_is_full(prompt: int) -> None:
     assert waited(target, 64) <= PATIENCE + 0.5
     assert target.outcomes["64"].tokens == 20
     assert target.outcomes["64"].longest_gap == pytest.approx(0.1)
-    assert target.loop.scheduler.num_preempted_for_starved <= prompt / 8
+    assert target.loop.scheduler.admission.num_preempted_for_starved <= prompt / 8
 
 
 def test_two_with_long_replies_settle_at_their_shares() -> None:
@@ -87,13 +87,13 @@ def test_two_with_long_replies_settle_at_their_shares() -> None:
     submit(target, "late", 20, weight=3.0)
 
     seen = run(target, 20.0)
-    settled = target.loop.scheduler.num_preemptions
+    settled = target.loop.scheduler.running.num_preempted
     seen += run(target, 20.0)
 
     held = [at.get("late", 0) for at in seen]
     assert held == sorted(held) and all(after - now <= 1 for now, after in zip(held, held[19:], strict=False))
     assert seen[-1] == {"early": 2, "late": 6}
-    assert settled == target.loop.scheduler.num_preemptions == 6
+    assert settled == target.loop.scheduler.running.num_preempted == 6
 
 
 def test_a_slot_stays_with_the_tenant_that_won_it() -> None:
@@ -106,7 +106,7 @@ def test_a_slot_stays_with_the_tenant_that_won_it() -> None:
     seen = run(target, 30.0)
 
     assert seen[-1] == {"long": 4, "short": 4}
-    assert target.loop.scheduler.num_preemptions == 4
+    assert target.loop.scheduler.running.num_preempted == 4
 
 
 def test_more_tenants_than_slots_take_turns() -> None:
@@ -118,7 +118,7 @@ def test_more_tenants_than_slots_take_turns() -> None:
     run(target, 60.0)
 
     assert all(outcome.tokens > 100 for outcome in target.outcomes.values())
-    assert 20 <= target.loop.scheduler.num_preemptions <= 60 / PATIENCE
+    assert 20 <= target.loop.scheduler.running.num_preempted <= 60 / PATIENCE
 
 
 def test_a_tenant_never_gives_way_to_itself() -> None:
@@ -129,7 +129,7 @@ def test_a_tenant_never_gives_way_to_itself() -> None:
 
     run(target, 50.0)
 
-    assert target.loop.scheduler.num_preempted_for_starved == 0
+    assert target.loop.scheduler.admission.num_preempted_for_starved == 0
 
 
 def test_aged_batch_work_does_not_wait_for_long_replies_either() -> None:
@@ -181,7 +181,7 @@ def test_replies_that_gave_way_end_with_the_same_tokens(copy_seconds: float | No
 
     finish(loop, answers)
 
-    assert loop.scheduler.num_preempted_for_starved > 0
-    assert (loop.scheduler.num_swaps > 0) == (copy_seconds is not None)
+    assert loop.scheduler.admission.num_preempted_for_starved > 0
+    assert (loop.scheduler.running.num_swapped > 0) == (copy_seconds is not None)
     for name, prompt in prompts.items():
         assert answers[name, 0].token_ids == continuation(prompt, 40)

@@ -76,7 +76,7 @@ def test_latest_admitted_gives_way_and_keeps_its_place() -> None:
         finished += [e.request_id for e in events if isinstance(e, NewTokens) and e.finish_reason]
         loop.scheduler.check()
 
-    assert loop.scheduler.num_preemptions >= 1
+    assert loop.scheduler.running.num_preempted >= 1
     assert finished == ["old", "young", "later"]
     for name, start in (("old", 0), ("young", 50), ("later", 100)):
         assert answers[name, 0].token_ids == continuation(range(start, start + 7), 13)
@@ -249,7 +249,7 @@ def test_newcomer_is_not_let_into_the_room_that_running_ones_need_next() -> None
 
     finish(loop, {})
 
-    assert loop.scheduler.num_preemptions == 0
+    assert loop.scheduler.running.num_preempted == 0
     assert [len(plan.sequences) for plan in runner.plans] == [2, 2, 2, 1, 1]
 
 

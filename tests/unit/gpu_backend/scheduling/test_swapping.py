@@ -45,7 +45,7 @@ def answer(loop: EngineLoop) -> None:
     answers = answer_all(loop, [greedy(str(i), prompt, 24) for i, prompt in enumerate(prompts)])
     for i, prompt in enumerate(prompts):
         assert answers[str(i), 0].token_ids == continuation(prompt, 24)
-    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.running.num_preempted > 0
 
 
 def test_what_takes_less_is_done() -> None:
@@ -79,8 +79,8 @@ def test_swapped_replies_go_on_where_they_were(caching: bool) -> None:
     for copy_seconds in (0.0, 10.0):
         loop, runner = swapping_loop(copy_seconds, prefix_caching=caching)
         answer(loop)
-        assert (loop.scheduler.num_swaps > 0) == (copy_seconds == 0)
-        assert loop.load().counters["swaps"] == loop.scheduler.num_swaps
+        assert (loop.scheduler.running.num_swapped > 0) == (copy_seconds == 0)
+        assert loop.load().counters["swaps"] == loop.scheduler.running.num_swapped
         computed.append(sum(plan.num_tokens for plan in runner.plans))
 
     assert computed[0] == 5 * (9 + 23) <= computed[1]
@@ -92,7 +92,7 @@ def test_full_host_memory_means_computing_again() -> None:
 
     answer(loop)
 
-    assert loop.scheduler.num_swaps < loop.scheduler.num_preemptions
+    assert loop.scheduler.running.num_swapped < loop.scheduler.running.num_preempted
 
 
 @settings(max_examples=40, deadline=None)
