@@ -120,30 +120,18 @@ def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:
 def callback_view(row: Mapping[Any, Any], now: datetime) -> dict[str, Any]:
     """Return a callback of the outbox and what became of it. Its URL as logs may show it."""
     is_leased = row["lease_until"] is not None and row["lease_until"] > now
-    state = (
-        "delivered"
-        if row["delivered_at"] is not None
-        else "undelivered"
-        if row["given_up_at"] is not None
-        else "delivering"
-        if is_leased
-        else "pending"
-    )
+    ends = {"delivered": row["delivered_at"], "undelivered": row["given_up_at"]}
+    open_as = "delivering" if is_leased else "pending"
+    state = next((name for name, moment_of_end in ends.items() if moment_of_end is not None), open_as)
     return {
         "object": "callback",
-        "id": row["id"],
-        "team_id": row["team_id"],
-        "batch_id": row["batch_id"],
-        "event": row["event"],
+        **{name: row[name] for name in ("id", "team_id", "batch_id", "event")},
         "url": read_url(row["url"]).shown,
         "state": state,
-        "tries": row["tries"],
-        "last_status": row["last_status"],
-        "last_error": row["last_error"],
+        **{name: row[name] for name in ("tries", "last_status", "last_error")},
         "created_at": moment(row["created_at"]),
         "next_try_at": moment(row["next_try_at"]) if state == "pending" else None,
-        "delivered_at": moment(row["delivered_at"]),
-        "given_up_at": moment(row["given_up_at"]),
+        **{name: moment(row[name]) for name in ("delivered_at", "given_up_at")},
     }
 
 
