@@ -145,16 +145,9 @@ def _understood(answer: bytes) -> _Answer:
         raise RedisError(f"what Redis keeps of breakers makes no sense: {exc}") from exc
 
 
-def _offer(condition: Condition, now: float) -> dict[str, Any]:
-    return {
-        "g": condition.generation,
-        "open": condition.is_open,
-        "forced": condition.is_forced,
-        "by_hand": condition.is_by_hand,
-        "opened_ago": now - condition.opened_at,
-        "retry_in": condition.retry_at - now,
-        "reason": condition.reason,
-    }
+def _offer(one: Condition, now: float) -> _Offered:
+    ago, wait = now - one.opened_at, one.retry_at - now
+    return _Offered(one.generation, one.is_open, one.is_forced, one.is_by_hand, ago, wait, one.reason)
 
 
 def _report(watched: Watched, now: float) -> list[Any] | None:
