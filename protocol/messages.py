@@ -128,11 +128,13 @@ CLIENT_TOOLS: dict[str, str | None] = {
 # name. Compaction is none of it: its own tokens are billed beside those that a reply's usage counts.
 CONTEXT_EDITS = ("clear_tool_uses_20250919", "clear_thinking_20251015")
 CONTEXT_BETA = "context-management-2025-06-27"
+BUDGET_BETA = "task-budgets-2026-03-13"
 # Betas of Anthropic's that callers may ask for: they change no price, and reach nothing that other teams have.
 CALLERS_BETAS = frozenset(
     {
         *filter(None, CLIENT_TOOLS.values()),
         CONTEXT_BETA,
+        BUDGET_BETA,
         "claude-code-20250219",
         "effort-2025-11-24",
         "extended-cache-ttl-2025-04-11",
@@ -171,6 +173,8 @@ class MessageTool(Struct, frozen=True, omit_defaults=True):
     enable_zoom: bool | None = None
     input_examples: tuple[dict[str, Any], ...] | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: tuple[str, ...] | None = None
 
     @property
     def is_anthropics(self) -> bool:
@@ -220,6 +224,7 @@ class OutputFormat(Struct, frozen=True):
 class OutputConfig(Struct, frozen=True, omit_defaults=True):
     effort: Effort | None = None
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None  # what the model is told of the tokens that a whole task may take
 
 
 class ContextEdit(Struct, frozen=True, omit_defaults=True):
@@ -268,6 +273,8 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         betas = {beta for tool in self.tools or () if (beta := CLIENT_TOOLS.get(tool.type or "")) is not None}
         if self.context_management is not None:
             betas.add(CONTEXT_BETA)
+        if self.output_config is not None and self.output_config.task_budget is not None:
+            betas.add(BUDGET_BETA)
         return CALLERS_BETAS.intersection(self.anthropic_beta or ()) | betas
 
     @property
@@ -296,7 +303,24 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def beside_chat(self) -> list[Any]:
         """Return what the request says in words of its callers and a chat has no place for."""
         of_blocks = [getattr(block, name, None) for block in self.blocks() for name in ("citations", "caller")]
-        return [said for said in (self.context_management, self.anthropic_beta, *of_blocks) if said is not None]
+        of_tools = [tool.allowed_callers for tool in self.tools or ()]
+        budget = self.output_config.task_budget if self.output_config else None
+        found = (self.context_management, self.anthropic_beta, budget, *of_tools, *of_blocks)
+        return [said for said in found if said is not None]
+
+    def anthropics_wishes(self) -> Iterator[str]:
+        """Yield the names of its fields that no other API has, and that change no meaning of it."""
+        if self.has_cache_marks:
+            yield "cache_control"
+        if self.context_management is not None:
+            yield "context_management"
+        if self.output_config is not None and self.output_config.task_budget is not None:
+            yield "output_config.task_budget"
+        for name in ("eager_input_streaming", "defer_loading", "allowed_callers"):
+            if any(getattr(tool, name) for tool in self.tools or ()):
+                yield f"tools.{name}"
+        if any(isinstance(block, TextBlock) and block.citations for block in self.blocks()):
+            yield "citations"
 
 
 def _blocks_in(content: str | tuple[Block, ...] | None) -> Iterator[Block]:

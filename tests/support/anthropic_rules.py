@@ -144,6 +144,8 @@ class Tool(Strict, frozen=True):
     cache_control: CacheControl | None = None
     input_examples: list[dict[str, Any]] | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
 
 
 class ClientTool(Strict, frozen=True, kw_only=True):
@@ -229,6 +231,7 @@ class JsonFormat(Strict, frozen=True):
 class OutputConfig(Strict, frozen=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
+    task_budget: dict[str, Any] | None = None
 
 
 class Metadata(Strict, frozen=True):
@@ -314,6 +317,7 @@ def _check_betas(plain: dict[str, Any], headers: dict[str, str]) -> None:
     named = set(filter(None, headers.get("anthropic-beta", "").split(",")))
     needed = {BETAS[tool["type"]] for tool in plain.get("tools") or () if tool.get("type") in BETAS}
     needed |= {CONTEXT_BETA} if plain.get("context_management") else set()
+    needed |= {"task-budgets-2026-03-13"} if (plain.get("output_config") or {}).get("task_budget") else set()
     if needed - named or named - needed - ASKED_FOR:
         raise Violation(f"tools: betas {sorted(needed)} are needed, {sorted(named)} are named")
 

@@ -223,3 +223,24 @@ def test_an_hour_in_the_cache_needs_a_price() -> None:
     assert check_body(built.body, built.headers)["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
     assert (caught.value.param, caught.value.moves_on) == ("cache_control", True)
     assert elsewhere.dropped == ("cache_control",)
+
+
+def test_small_wishes_reach_claude_and_are_told_elsewhere() -> None:
+    """Fields of tools, a budget of a task, and what an earlier answer cited."""
+    tool = {"name": "f", "input_schema": {"type": "object"}, "input_examples": [{"a": "b"}], "defer_loading": True}
+    tool |= {"eager_input_streaming": True, "allowed_callers": ["direct"]}
+    budget = {"type": "tokens", "total": 50_000}
+    native = asked(tools=[tool], output_config={"task_budget": budget})
+    earlier = [{"type": "text", "text": "So.", "citations": [CITATION]}]
+    turns = [*msgspec.to_builtins(native.messages), {"role": "assistant", "content": earlier}]
+    turns.append({"role": "user", "content": "And?"})
+    native = msgspec.convert(msgspec.to_builtins(native) | {"messages": turns}, MessagesRequest)
+    built = AnthropicFormat().build_request(asking(to_chat(native), native=native))
+    body = check_body(built.body, built.headers)
+    elsewhere = OpenAIFormat().build_request(asking(to_chat(native), native=native))
+    names = ["tools.eager_input_streaming", "tools.defer_loading", "tools.allowed_callers"]
+
+    assert body["tools"] == [tool] and body["output_config"] == {"task_budget": budget}
+    assert body["messages"][1]["content"] == earlier
+    assert elsewhere.dropped == ("output_config.task_budget", *names, "citations")
+    assert json.loads(elsewhere.body)["tools"][0]["function"]["parameters"]["examples"] == [{"a": "b"}]

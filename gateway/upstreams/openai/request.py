@@ -82,8 +82,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
     if not request.tools:  # what is said of none would be refused
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
     if (native := asking.native) is not None:
-        if native.has_cache_marks:
-            dropped.append("cache_control")
+        dropped += native.anthropics_wishes()
         if (tool := next((tool.type for tool in native.tools or () if tool.is_anthropics), None)) is not None:
             raise UpstreamUnable(
                 f"The model that answers here does not know the tool '{tool}'. Describe it with an 'input_schema', or "
@@ -96,8 +95,6 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
                 "pages, or ask one of Anthropic's models.",
                 param="messages",
             )
-        if native.context_management is not None:
-            dropped.append("context_management")
         if not asking.quirks.effort and request.reasoning_effort is not None:
             dropped.append("thinking")
             request = replace(request, reasoning_effort=None)
