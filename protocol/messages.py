@@ -300,6 +300,14 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         for content in (self.system, *(turn.content for turn in self.messages)):
             yield from _blocks_in(content)
 
+    @property
+    def kind_of_its_own(self) -> str | None:
+        """The type of a tool or of a block that no other API has: the chat that this request is shows it to be counted,
+        and cannot be asked of another model."""
+        tools = (tool.type for tool in self.tools or () if tool.is_anthropics)
+        blocks = (block for block in self.blocks() if isinstance(block, DocumentBlock | SearchResultBlock))
+        return next(chain(tools, (str(block.__struct_config__.tag) for block in blocks)), None)
+
     def beside_chat(self) -> list[Any]:
         """Return what the request says in words of its callers and a chat has no place for."""
         of_blocks = [getattr(block, name, None) for block in self.blocks() for name in ("citations", "caller")]

@@ -141,12 +141,14 @@ class Watch(ReplyHook):
 
 
 def is_comparable(call: Call) -> bool:
-    """Tell whether a call's answer can be compared with another: one answer, in text, that a client waits for."""
+    """Tell whether a call's answer can be compared with another: one answer, in text, that a client waits for, to a
+    request that the other model can be asked as a chat."""
     asked = call.request
     return (
         isinstance(asked, ChatRequest)
         and asked.n in (None, 1)
         and not asked.logprobs
+        and (call.native is None or call.native.kind_of_its_own is None)
         and call.routing.tier is Tier.INTERACTIVE
         and call.size <= LARGEST_BODY
     )

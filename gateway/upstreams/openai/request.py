@@ -16,7 +16,6 @@ from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
-from protocol.messages import DocumentBlock, MessagesRequest, SearchResultBlock
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(
@@ -83,30 +82,16 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
     if (native := asking.native) is not None:
         dropped += native.anthropics_wishes()
-        if (tool := next((tool.type for tool in native.tools or () if tool.is_anthropics), None)) is not None:
-            raise UpstreamUnable(
-                f"The model that answers here does not know the tool '{tool}'. Describe it with an 'input_schema', or "
-                "ask one of Anthropic's models.",
-                param="tools",
-            )
-        if (kind := _anthropics_alone(native)) is not None:
-            raise UpstreamUnable(
-                f"The model that answers here takes no block of type '{kind}'. Send its text, or pictures of its "
-                "pages, or ask one of Anthropic's models.",
-                param="messages",
-            )
+        if (kind := native.kind_of_its_own) is not None:
+            is_tool = any(tool.type == kind for tool in native.tools or ())
+            what = f"does not know the tool '{kind}'" if is_tool else f"takes no block of type '{kind}'"
+            right = "Describe it with an 'input_schema'" if is_tool else "Send its text, or pictures of its pages"
+            words = f"The model that answers here {what}. {right}, or ask one of Anthropic's models."
+            raise UpstreamUnable(words, param="tools" if is_tool else "messages")
         if not asking.quirks.effort and request.reasoning_effort is not None:
             dropped.append("thinking")
             request = replace(request, reasoning_effort=None)
     return request
-
-
-def _anthropics_alone(native: MessagesRequest) -> str | None:
-    """Return the type of a block that no other API has."""
-    for block in native.blocks():
-        if isinstance(block, DocumentBlock | SearchResultBlock):
-            return str(block.__struct_config__.tag)
-    return None
 
 
 def _with_short_ids(request: Request) -> Request:

@@ -22,6 +22,7 @@ from gateway.shadow.store import ShadowCall
 from gateway.storage.database import Database
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
+from protocol.messages import Block, DocumentBlock, MessagesRequest, MessageTool, PlainSource, TextBlock, Turn
 from router import RoutingOptions
 from router.catalog.catalog import AutoRoute, Catalog, ShadowTraffic
 from router.catalog.targets import Endpoint, Route, Target, Tier
@@ -37,6 +38,10 @@ CATALOG = Catalog(MODELS, {}, {"auto": AUTO}, {}, {"any": "auto"})
 ASKED = ChatRequest(model="auto", messages=(Message(role="user", content="Which river?"),))
 
 
+def native(*blocks: Block) -> MessagesRequest:
+    return MessagesRequest(model="auto", max_tokens=9, messages=(Turn("user", blocks),))
+
+
 class Scene:
     """A sampler whose dice the test throws, and no Postgres."""
 
@@ -45,12 +50,15 @@ class Scene:
         self.dice = 0.0
         self.sampler = Sampler(CATALOG, self.database, self.background, self.clock, "v", lambda: self.dice)
 
-    def call(self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE) -> Call:
+    def call(
+        self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE, native: MessagesRequest | None = None
+    ) -> Call:
         return Call(
             request_id=self.clock.new_id(),
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),
             endpoint="chat.completions",
             request=request,
+            native=native,
             routing=RoutingOptions(tier=tier),
             created_at=self.clock.now(),
             started=0.0,
@@ -82,11 +90,14 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
         "several": scene.call(replace(ASKED, n=2)),
         "scored": scene.call(replace(ASKED, logprobs=True)),
         "batch": scene.call(tier=Tier.BATCH),
+        "message": scene.call(native=native(TextBlock("Which river?"))),
+        "document": scene.call(native=native(DocumentBlock(PlainSource("text/plain", "The Seine.")))),
+        "Claude's own tool": scene.call(native=replace(native(), tools=(MessageTool("bash", type="bash_20250124"),))),
     }
     watched = {name for name, call in calls.items() if scene.sampler.watch(call, SMALL) is not NOT_SAMPLED}
     scene.dice = 0.5
 
-    assert watched == {"auto", "alias"}
+    assert watched == {"auto", "alias", "message"}
     assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NOT_SAMPLED
 
 
