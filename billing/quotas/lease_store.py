@@ -145,12 +145,12 @@ class PostgresLeases:
         values = {
             "owner": owner,
             "day": day,
-            "asks": [number for number, _ in needs],
+            "asks": [str(number) for number, _ in needs],
             "scopes": [need.scope for _, need in needs],
             "units": [need.unit for _, need in needs],
-            "needs": [need.need for _, need in needs],
-            "wants": [need.want for _, need in needs],
-            "holds": [need.hold for _, need in needs],
+            "needs": [str(need.need) for _, need in needs],
+            "wants": [str(need.want) for _, need in needs],
+            "holds": [str(need.hold) for _, need in needs],
             "share": share,
             "moment": self._moment(),
             "clock": datetime.fromtimestamp(self._clock.now(), UTC),
@@ -175,8 +175,8 @@ class PostgresLeases:
             "scopes": [one.scope for one in leases],
             "units": [one.unit for one in leases],
             "days": [one.day for one in leases],
-            "grants": [one.granted for one in leases],
-            "returns": [one.returned for one in leases],
+            "grants": [str(one.granted) for one in leases],
+            "returns": [str(one.returned) for one in leases],
             "is_all": is_all,
             "moment": self._moment(),
         }
@@ -218,16 +218,20 @@ BEAT = text("""
               extract(epoch FROM pg_postmaster_start_time()) AS server,
               (SELECT array_agg(DISTINCT scope) FROM balances WHERE tight_since > now.moment - interval '3 s') AS tight
 """)
+# Numbers travel as text: of all array types the driver knows that of texts by itself, and would look the others up in
+# each new connection, which costs a slow database more than the statement.
 TAKE = text("""
     SELECT CAST(take_room(
-        :owner, :day, CAST(:asks AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
-        CAST(:needs AS bigint[]), CAST(:wants AS bigint[]), CAST(:holds AS bigint[]), :share,
+        :owner, :day, CAST(CAST(:asks AS text[]) AS integer[]), CAST(:scopes AS text[]), CAST(:units AS text[]),
+        CAST(CAST(:needs AS text[]) AS bigint[]), CAST(CAST(:wants AS text[]) AS bigint[]),
+        CAST(CAST(:holds AS text[]) AS bigint[]), :share,
         true, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
     ) AS text)
 """)
 TELL = text("""
     SELECT tell_leases(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
-                       CAST(:grants AS bigint[]), CAST(:returns AS bigint[]), :is_all, CAST(:moment AS timestamptz))
+                       CAST(CAST(:grants AS text[]) AS bigint[]), CAST(CAST(:returns AS text[]) AS bigint[]),
+                       :is_all, CAST(:moment AS timestamptz))
 """)
 FOUND = text("""
     INSERT INTO failovers (found_at) SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp())

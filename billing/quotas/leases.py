@@ -24,10 +24,12 @@ from billing.core.ids import EPOCH, day_of
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, Need, Taken, Told
 
-ASK_WITHIN = 2.0  # seconds that the database has for an answer
+ASK_WITHIN = 2.0  # seconds that a caller waits for the database
+GIVE_UP_AFTER = 4.0  # seconds that a statement has: one that is given up costs its connection, and so the database more
 NOON = 43_200.0  # seconds of a day
 WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
+LOOK_AGAIN = 1.0  # seconds until the first look at what it has drawn; each further one after twice as long
 ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
 LEAST_ASKS = 3  # for the same
 ASK_AGAIN = 0.05  # seconds between asks for what was refused
@@ -115,6 +117,12 @@ class _Waiting(Struct, eq=False):
     asked: int = 0  # times
 
 
+class _Look(Struct):
+    next: float  # monotonic seconds
+    until: float
+    pause: float = LOOK_AGAIN
+
+
 class Leases:
     """The leases of one process; single-threaded. Only ``hold``, ``take_tomorrow`` and ``tell`` do I/O."""
 
@@ -142,7 +150,8 @@ class Leases:
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._returning: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
-        self._unread: dict[tuple[int, tuple[Need, ...]], float] = {}  # asks without an answer, and how long to look
+        self._unread: dict[tuple[int, tuple[Need, ...]], _Look] = {}  # asks that were given up
+        self._late: set[asyncio.Task[None]] = set()  # asks under way whose callers were answered without them
 
     def try_hold(self, request: HoldRequest) -> bool:
         """Hold what the request may cost in all of its scopes, if this process has the room."""
@@ -259,13 +268,18 @@ class Leases:
     async def read_again(self) -> None:
         """Learn what asks that were not answered have drawn after all, or it stays with us, unused and unknown. Raises
         what the database raises."""
-        for (day, needs), until in tuple(self._unread.items()):
-            is_over = self._clock.monotonic() > until
+        now = self._clock.monotonic()
+        for (day, needs), look in tuple(self._unread.items()):
+            if now < look.next:
+                continue
+            is_over = now > look.until
             taken = await self._draw(day, [needs])
             pairs = [(self._rooms.get(day, {}).get(need.scope), need.unit == NANOUSD) for need in needs]
             if taken.refused is None:
                 self._take_in(taken, day, [pair[unit] for pair, unit in pairs if pair is not None])
                 self._return_tight()
+            look.pause *= 2
+            look.next = min(now + look.pause, look.until)
             if is_over:
                 del self._unread[day, needs]
 
@@ -321,7 +335,7 @@ class Leases:
         """Tell the database of everything returned. Raises what it raises."""
         while rooms := tuple(islice(self._untold, MOST_RETURNS)):
             said, sent = [_told(room) for room in rooms], self.acknowledged
-            async with running_timeout(ASK_WITHIN):
+            async with running_timeout(GIVE_UP_AFTER):
                 beat = await self._store.give_back(self.owner, said)
             if beat is None:
                 return
@@ -444,27 +458,47 @@ class Leases:
             return Taken(refused="clock")
         if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
+        asking = asyncio.create_task(self._draw(day, list(self._asks(asked))))
         try:
-            taken = await self._draw(day, list(self._asks(asked)))
+            async with running_timeout(ASK_WITHIN):
+                taken = await asyncio.shield(asking)
         except POSTGRES_AWAY as exc:
+            if not asking.done():
+                late = asyncio.create_task(self._hear_late(asking, day))
+                self._late.add(late)
+                late.add_done_callback(self._late.discard)
             if not self.is_away:
                 log.error("leases_unreachable", error=repr(exc))
             self.is_away = True
             return None
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
         self.is_away = False
         return taken
+
+    async def _hear_late(self, asking: asyncio.Task[Taken], day: int) -> None:
+        """Take in what an ask brings whose callers have been answered without it."""
+        try:
+            taken = await asking
+            rooms = [self._rooms.get(day, {}).get(row.scope) for row in taken.leases or ()]
+            self._take_in(taken, day, [room for pair in rooms if pair is not None for room in pair])
+            self._return_tight()
+        except POSTGRES_AWAY as exc:
+            log.info("ask_given_up", error=repr(exc))
 
     async def _draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
         sent, share, text = self.acknowledged, self.share / self.living, (EPOCH + timedelta(days=day)).isoformat()
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with running_timeout(ASK_WITHIN):
+            async with running_timeout(GIVE_UP_AFTER):
                 taken = await self._store.take(self.owner, text, asks, share)
         except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
             needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
-            self._unread[day, needs] = self._clock.monotonic() + DONE_WITHIN
+            now = self._clock.monotonic()
+            self._unread[day, needs] = _Look(now + LOOK_AGAIN, now + DONE_WITHIN)
             raise
         finally:
             self._took = loop.time() - began

@@ -17,13 +17,13 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.journal.owner_files import OWNER, bury, claim, dead, ended, note_told
 from billing.quotas.lease_store import Beat, LeaseStore
-from billing.quotas.leases import Leases
+from billing.quotas.leases import GIVE_UP_AFTER, Leases
 from billing.upkeep.flusher import Flusher
 
 EVERY = 1.0  # seconds between beats
 YOUNG = 30  # beats of a start in which each looks for dead owners
 DEAD_EVERY = 10  # beats between looks for dead owners, and reports of how far the journal is carried
-ANSWER_WITHIN = 2.0  # seconds that the database has for a beat
+ANSWER_WITHIN = 2.0  # seconds without an answer to a beat, after which the database is taken for lost
 START_WITHIN = 2.0  # seconds that a starting process waits for its first beat
 LEAVE_WITHIN = 2.0  # seconds that an ending one waits until its leases are back
 ASTRAY = 2.0  # seconds by which two clocks may differ
@@ -86,25 +86,36 @@ class Owner:
     async def run(self) -> None:
         """Beat once a second until cancelled."""
         loop = asyncio.get_running_loop()
-        last = loop.time()
-        while True:
-            try:
-                async with running_timeout(ANSWER_WITHIN):
-                    await self.beat()
-            except POSTGRES_AWAY as exc:
-                if not self._leases.is_away:
-                    log.error("leases_unreachable", error=repr(exc))
-                self._leases.is_away = True
-            now = loop.time()
-            if self._synced is not None:  # before that nothing is drawn, and our own clock may be days off
-                self._leases.turn(max(0.1, now - last), self._now())
-            last = now
-            try:
-                async with asyncio.timeout(EVERY):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+        last, beating = loop.time(), None
+        try:
+            while True:
+                beating = beating or asyncio.create_task(self._beat_in_time())
+                try:
+                    async with running_timeout(ANSWER_WITHIN):
+                        await asyncio.shield(beating)
+                except POSTGRES_AWAY as exc:
+                    if not self._leases.is_away:
+                        log.error("leases_unreachable", error=repr(exc))
+                    self._leases.is_away = True
+                if beating.done():
+                    beating = None
+                now = loop.time()
+                if self._synced is not None:  # before that nothing is drawn, and our own clock may be days off
+                    self._leases.turn(max(0.1, now - last), self._now())
+                last = now
+                try:
+                    async with asyncio.timeout(EVERY):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+        finally:
+            if beating is not None:
+                beating.cancel()
+
+    async def _beat_in_time(self) -> None:
+        async with running_timeout(GIVE_UP_AFTER):
+            await self.beat()
 
     async def beat(self) -> None:
         """Say that we live, and do what follows from the answer. Raises what the database raises."""

@@ -107,6 +107,7 @@ def create_engine(url: str, *, pool_size: int = 5, application_name: str = "toll
         max_overflow=pool_size,
         pool_timeout=POOL_TIMEOUT,
         pool_recycle=900,
+        pool_use_lifo=True,  # each connection plans the functions of the schema anew
         connect_args={
             "timeout": CONNECT_TIMEOUT,
             "command_timeout": COMMAND_TIMEOUT,

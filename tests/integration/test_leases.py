@@ -563,6 +563,53 @@ async def test_a_process_that_was_stopped_does_not_take_the_database_for_lost(
     assert not leases.is_away
 
 
+async def test_the_driver_need_not_look_types_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each new connection that would take it longer than the statement, when all processes start at once."""
+    looked_up: list[object] = []
+    introspect = asyncpg.Connection._introspect_types
+
+    async def note(self: Any, types: object, timeout: object) -> Any:
+        looked_up.append(types)
+        return await introspect(self, types, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", note)
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases = await house.process("a")
+    request = await house.hold(leases)
+    leases.settle(request.request_id, 10, 10)
+    leases.return_idle()
+    await leases.tell()
+
+    assert looked_up == []
+
+
+async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement given up would cost a slow database its connection, and another look at what was drawn after all."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases = await house.process("a")
+    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.1)
+    take = leases._store.take
+    asks: list[float] = []
+
+    async def take_late(*args: Any) -> Any:
+        asks.append(time.monotonic())
+        taken = await take(*args)
+        await asyncio.sleep(0.4)
+        return taken
+
+    monkeypatch.setattr(leases._store, "take", take_late)
+    refused = await house.refused(leases)
+    assert refused.is_unknown
+    assert leases.is_away
+
+    await asyncio.sleep(0.5)
+    await house.hold(leases)
+    assert len(asks) == 1
+    assert not leases._unread
+
+
 async def test_a_capped_scope_without_room_hears_so_at_once(house: House) -> None:
     """The first caller waits for the database's deadline; those after it are told without asking again."""
     await house.limit(team=Limits(tokens_per_day=100_000))

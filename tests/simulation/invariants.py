@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from billing.core.records import Status
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
-from billing.quotas.leases import ASK_WITHIN, LONGEST_PACE
+from billing.quotas.leases import GIVE_UP_AFTER, LONGEST_PACE
 from billing.upkeep.owner import EVERY
 from tests.simulation.sql_model import (
     MISSED,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 NOTHING = Lease()
-HELD_UP = 2 * ASK_WITHIN + EVERY + 0.1  # seconds by which an unheard answer delays a return, and another one a beat
+HELD_UP = 2 * GIVE_UP_AFTER + EVERY + 0.1  # seconds by which an unheard answer delays a return, and another one a beat
 IDLE_FOR = 0.25 + EVERY + 0.15  # seconds; the last part for statements, each up to 60 ms, and between two looks
 HEARD_FOR = LONGEST_PACE + 0.3  # seconds, of an owner that has heard the bell: the last part as before
 
