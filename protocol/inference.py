@@ -1,12 +1,16 @@
-# What can be inferred: the one union of requests, that of whole replies, and how many choices a reply has.
+# What can be inferred: the one union of requests, that of requests in dialects of their own, that of whole
+# replies, and how many choices a reply has.
 
 from __future__ import annotations
 
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 
 Request = ChatRequest | CompletionRequest | EmbeddingRequest
+NativeRequest = MessagesRequest | ResponsesRequest  # told as a chat to all but those who know the dialect
 WholeReply = ChatReply | CompletionReply | EmbeddingReply
 
 

@@ -14,7 +14,7 @@ from billing.ledger.price_editions import edition_of
 from gateway.core.principals import Caller
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
-from protocol.inference import Request
+from protocol.inference import NativeRequest, Request
 from protocol.messages import MessagesRequest
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route, Target
@@ -31,9 +31,9 @@ class Call(Struct, frozen=True, kw_only=True):
 
     request_id: str  # UUIDv7; the ledger's, to the letter
     caller: Caller
-    endpoint: str  # "chat.completions", "completions", "embeddings", "messages"
+    endpoint: str  # "chat.completions", "completions", "embeddings", "messages", "responses"
     request: Request
-    native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
+    native: NativeRequest | None = None  # the same request in its dialect's own form, where it has one
     routing: RoutingOptions
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know
@@ -51,6 +51,11 @@ class Call(Struct, frozen=True, kw_only=True):
     def streams(self) -> bool:
         """Whether the client wants the reply in pieces."""
         return bool(getattr(self.request, "stream", None))
+
+    @property
+    def as_message(self) -> MessagesRequest | None:
+        """The same request in Anthropic's form, where it came so."""
+        return self.native if isinstance(self.native, MessagesRequest) else None
 
     @property
     def share(self) -> float:

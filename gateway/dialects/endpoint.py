@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -15,8 +15,7 @@ from gateway.calls.rate_limits import rate_limit_headers
 from protocol.decoding import decode_with_extra
 from protocol.errors import ServiceError
 from protocol.events import Event
-from protocol.inference import Request, WholeReply
-from protocol.messages import MessagesRequest
+from protocol.inference import NativeRequest, Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import Target
 
@@ -91,7 +90,7 @@ class Asked(Struct, frozen=True):
 
     request: Request
     extra: dict[str, Any]
-    native: MessagesRequest | None = None  # the body in its API's own form, where that is not the pipeline's
+    native: NativeRequest | None = None  # the body in its API's own form, where that is not the pipeline's
 
 
 class ApiEndpoint(Struct, frozen=True, kw_only=True):
@@ -105,11 +104,13 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     body_type: type[Any]
     check: Callable[[Any], None]  # refuses what the type lets through; raises BadRequest
     translate: Callable[[Any, dict[str, Any]], Asked] = Asked
+    with_headers: Callable[[Any, Mapping[str, str]], Any] = lambda native, _: native  # what they say joins the body
     writer: Callable[[Any, str, int], ReplyWriter]  # of the body in the API's own form, the request's id, unix seconds
     errors: ErrorShape = OPENAI_ERRORS
     limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
     is_for_batches: bool
     route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
+    route_signs: frozenset[str] = frozenset()  # other fields, each of which tells it from endpoints of the same one
 
     def read(self, body: bytes, note_model: Callable[[str], None] | None = None) -> Asked:
         """Decode and check a body; ``note_model`` is told which model it asks for. Raises BadRequest and its kin."""

@@ -82,6 +82,7 @@ ENDPOINT = ApiEndpoint(
     body_type=MessagesRequest,
     check=check_message,
     translate=as_chat,
+    with_headers=lambda native, headers: with_betas(native, headers.get("anthropic-beta")),
     writer=MessagesWriter,
     errors=ANTHROPIC_ERRORS,
     limit_headers=lambda held, now: rate_limit_headers(held) | anthropic_limit_headers(held, now),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gateway.dialects import chat, completions, embeddings, messages
+from gateway.dialects import chat, completions, embeddings, messages, responses
 from gateway.dialects.checks import require
 from gateway.dialects.endpoint import OPENAI_ERRORS, ApiEndpoint, ErrorShape
 
@@ -14,6 +14,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     completions.ENDPOINT,
     embeddings.ENDPOINT,
     messages.ENDPOINT,
+    responses.ENDPOINT,
 )
 BY_NAME = {endpoint.name: endpoint for endpoint in ENDPOINTS}
 FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_for_batches}
@@ -24,12 +25,14 @@ _OTHER_ERRORS = tuple((row.path, row.errors) for row in ENDPOINTS if row.errors 
 
 def endpoint_of_body(fields: Collection[str], headers: Mapping[str, str]) -> ApiEndpoint:
     """Return the endpoint that a body with these ``fields`` is for: by the field that only its kind has, and among
-    endpoints of one field by the header of an API's clients. Raises BadRequest."""
+    endpoints of one field by the header of an API's clients or by another field. Raises BadRequest."""
     found = [name for name in _ROUTE_FIELDS if name in fields]
     known = " and ".join((", ".join(f"'{name}'" for name in _ROUTE_FIELDS[:-1]), f"'{_ROUTE_FIELDS[-1]}'"))
     require(len(found) == 1, "messages", f"Give the body of a request: one of {known}.")
     rows = [endpoint for endpoint in ENDPOINTS if endpoint.route_field == found[0]]
-    return next((row for row in rows if row.errors.client_header in headers), rows[0])
+    by_header = (row for row in rows if row.errors.client_header in headers)
+    by_sign = (row for row in rows if not row.route_signs.isdisjoint(fields))
+    return next(by_header, None) or next(by_sign, rows[0])
 
 
 def errors_at(path: str) -> ErrorShape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.dialects.endpoint import ApiEndpoint, Asked
-from gateway.dialects.messages import with_betas
 from gateway.dialects.options import options_of, read_idempotency_key, routing_options
 from gateway.http.exchange import AnyRequest, caller_of, is_traced, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
@@ -32,7 +31,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         caller=caller,
         endpoint=endpoint.name,
         request=asked.request,
-        native=with_betas(asked.native, request.headers.get("anthropic-beta")) if asked.native is not None else None,
+        native=endpoint.with_headers(asked.native, request.headers),
         routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier)),
         priority=options.priority,
         extra=asked.extra,

@@ -6,9 +6,10 @@ from __future__ import annotations
 from gateway.dialects.table import ENDPOINTS
 
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
+NOT_STORED = "Responses are answered and not stored here. Send the items of the turns before in 'input'."
 NOT_SPOKEN = {
-    "/responses": f"The Responses API {NEIGHBOURS}",
-    "/conversations": f"The Responses API {NEIGHBOURS}",
+    "/responses": NOT_STORED,
+    "/conversations": NOT_STORED,
     "/assistants": f"The Assistants API {NEIGHBOURS}",
     "/threads": f"The Assistants API {NEIGHBOURS}",
     "/messages/batches": "Many messages at once go through POST /v1/batch, or /v1/files and /v1/batches.",

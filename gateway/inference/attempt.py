@@ -117,7 +117,7 @@ def asking_of(
         api_key=permit.api_key,
         streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,
-        native=call.native,
+        native=call.as_message,
         extra=extra,
         left_out=tuple(name for name in call.extra if name not in extra),
         quirks=quirks,

@@ -259,4 +259,4 @@ def _adapted(quirks: Quirks, refusal: UpstreamFailure, provider: ProviderSetting
     """Return how a target can be asked that refuses a field, where it can be asked without."""
     if provider.format != "openai" or not isinstance(refusal, UpstreamRefused):
         return None
-    return quirks.adapted_to(refusal, call.native is not None)
+    return quirks.adapted_to(refusal, call.as_message is not None)

@@ -76,4 +76,5 @@ class RouteChooser:
         return route
 
     def _catalog_for(self, call: Call) -> Catalog:
-        return self._catalog.kept_an_hour if call.native and call.native.is_kept_an_hour else self._catalog
+        message = call.as_message
+        return self._catalog.kept_an_hour if message is not None and message.is_kept_an_hour else self._catalog

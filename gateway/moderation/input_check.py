@@ -39,7 +39,7 @@ def input_check_of(moderator: Moderator, call: Call) -> InputCheck[Any] | None:
     policy = moderator.policy_for(call)
     if policy is None or policy.input == "off":
         return None
-    if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.native))) > MOST_TEXT:
+    if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.as_message))) > MOST_TEXT:
         raise TooLarge(f"The content policy reads at most {MOST_TEXT:,} characters of a request. Send it in parts.")
     return InputCheck(moderator, call, policy)
 
@@ -113,7 +113,7 @@ class InputCheck(Generic[Answer]):
         meanwhile, holds above all, goes first."""
         for _ in range(after):
             await asyncio.sleep(0)
-        return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, self._call.native)
+        return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, self._call.as_message)
 
     def _ask(self) -> None:
         if self._moderator.checker.is_on and (texts := judged_texts(self._call.request)):

@@ -27,7 +27,7 @@ from gateway.telemetry.metrics import Metrics
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
 
-PARAMS = {"embeddings": "input", "completions": "prompt"}  # else "messages"
+PARAMS = {"embeddings": "input", "responses": "input", "completions": "prompt"}  # else "messages"
 
 log = structlog.get_logger()
 

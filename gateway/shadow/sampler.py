@@ -148,7 +148,7 @@ def is_comparable(call: Call) -> bool:
         isinstance(asked, ChatRequest)
         and asked.n in (None, 1)
         and not asked.logprobs
-        and (call.native is None or call.native.kind_of_its_own is None)
+        and (call.as_message is None or call.as_message.kind_of_its_own is None)
         and call.routing.tier is Tier.INTERACTIVE
         and call.size <= LARGEST_BODY
     )

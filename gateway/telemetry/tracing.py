@@ -23,7 +23,7 @@ from router.catalog.targets import Target
 if TYPE_CHECKING:
     from gateway.telemetry.trace_export import TraceExport
 
-OPERATIONS = {"chat.completions": "chat", "messages": "chat", "completions": "text_completion"}
+OPERATIONS = {"chat.completions": "chat", "messages": "chat", "responses": "chat", "completions": "text_completion"}
 
 _traceparents = TraceContextTextMapPropagator()
 

@@ -90,8 +90,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
     shutil.copytree(ROOT / "gateway" / "dialects", package / "dialects")
     (package / "dialects" / "toys.py").write_text(f"from __future__ import annotations\n{TOY}")
     table = package / "dialects" / "table.py"
-    rows = table.read_text().replace("    messages.ENDPOINT,\n", "    messages.ENDPOINT,\n    toys.ENDPOINT,\n")
-    table.write_text(rows.replace("embeddings, messages\n", "embeddings, messages, toys\n"))
+    rows = table.read_text().replace("    responses.ENDPOINT,\n", "    responses.ENDPOINT,\n    toys.ENDPOINT,\n")
+    table.write_text(rows.replace("messages, responses\n", "messages, responses, toys\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with running_fault_house(run, gateways=1) as house:

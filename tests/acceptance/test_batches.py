@@ -181,6 +181,20 @@ def submitted(client: httpx.Client, *texts: str, model: str = "instant", **more:
     return str(client.post("/v1/batch", json=body).raise_for_status().json()["batch_id"])
 
 
+def test_responses_are_answered_in_batches(client: httpx.Client) -> None:
+    """Lines for /v1/responses are read, answered and written as over HTTP; a stream has no place in one."""
+    bodies = [{"model": "instant", "input": "Hi"}, {"model": "instant", "input": "Hi", "stream": True}]
+    asked = {"endpoint": "/v1/responses", "requests": bodies}
+    made = client.post("/v1/batch", json=asked).raise_for_status().json()
+    until(lambda: client.get(f"/v1/batch/{made['batch_id']}").json()["ended_at"], within=60)
+    lines = client.get(f"/v1/batch/{made['batch_id']}/results").raise_for_status().text.splitlines()
+    good, bad = (json.loads(line)["response"] for line in lines)
+
+    assert (good["status_code"], good["body"]["object"], good["body"]["status"]) == (200, "response", "completed")
+    assert good["body"]["output"][0]["content"][0]["text"] and good["body"]["usage"]["cost_usd"]
+    assert (bad["status_code"], bad["body"]["error"]["param"]) == (400, "stream")
+
+
 def test_another_team_finds_nothing(client: httpx.Client, team_of: Callable[..., httpx.Client]) -> None:
     """404 on every route, to the letter of what an unknown id gets."""
     batch = ended(client, submitted(client, "Secret?"))

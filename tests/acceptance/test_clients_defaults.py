@@ -32,9 +32,9 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/responses", "The Responses API is not spoken here. Set the client to chat completions"),
-        ("/v1/responses/resp_1", "The Responses API"),
-        ("/v1/v1/responses", "The Responses API"),
+        ("/v1/responses/resp_1", "Responses are answered and not stored here"),
+        ("/v1/conversations", "Responses are answered and not stored here"),
+        ("/v1/v1/responses", "Is /v1/responses meant? The client's base URL has one /v1 too many."),
         ("/v1/assistants", "The Assistants API"),
         ("/v1/messages/batches", "POST /v1/batch, or /v1/files and /v1/batches"),
         ("/chat/completions", "Is /v1/chat/completions meant? The client's base URL ends without its /v1."),
@@ -48,7 +48,7 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
     ],
 )
 def test_a_client_at_the_wrong_url_hears_which_is_right(house: House, path: str, words: str) -> None:
-    """The base URL is what most people set wrongly, and some clients ask for /v1/responses unless told otherwise."""
+    """The base URL is what most people set wrongly, and some clients ask for what was stored with a response."""
     answer = post(house, path, {"model": "small", "messages": [USER]})
     dialect = post(house, path, {"model": "small", "messages": [USER]}, **VERSION)
 

@@ -22,6 +22,7 @@ from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent
 from tests.support.front import END, TEMPLATE, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.response_stream import built_response
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
 from tests.support.told import Told, rows_of
@@ -176,6 +177,29 @@ def test_a_reply_goes_on_from_wherever_it_broke(scene: Scene, path: str, tempera
             assert [attempt["target"].split("/")[1] for attempt in row.attempts] == ["r0", "r1"]
             assert row.attempts[0]["outcome"] in ("reset", "cut", "error_frame", "malformed")
             assert row.attempts[1]["outcome"] == "ok" and row.provider_endpoint.startswith("r1 ")
+
+
+def test_a_response_goes_on_from_wherever_it_broke(scene: Scene) -> None:
+    """Its events are numbered on, its items end once, and the books have one call."""
+    with scene.house.client() as client:
+
+        def ask() -> httpx.Response:
+            body = {"model": "llama", "input": "hi", "temperature": 1, "max_output_tokens": 80, "stream": True}
+            return client.post("/v1/responses", json=body)
+
+        whole = built_response(ask().text)
+        told = []
+        for cut in cuts_of(scene.dying.heard)[:-2:5]:
+            scene.dying.cut = cut
+            told.append(ask())
+    rows = rows_of(scene.house.settings, [one.headers["x-request-id"] for one in told])
+
+    assert whole["output"][0]["content"][0]["text"] == SAID + "STO"
+    for one, row in zip(told, rows, strict=True):
+        response = built_response(one.text)
+        assert response["output"][0]["content"] == whole["output"][0]["content"]
+        assert (response["status"], response["usage"]) == (whole["status"], whole["usage"])
+        assert (row.status, len(row.attempts)) == ("answered", 2)
 
 
 def test_tool_calls_go_on_too(scene: Scene) -> None:

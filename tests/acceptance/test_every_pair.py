@@ -1,5 +1,5 @@
-# One conversation, asked in either dialect of a model behind either format, plain and streamed: the same answer in all
-# eight ways. What a fault looks like at each pair is in test_fault_table.py.
+# One conversation, asked in each dialect of a model behind either format, plain and streamed: the same answer in all
+# twelve ways. What a fault looks like at each pair is in test_fault_table.py.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from tests.support.house import House
 from tests.support.message_stream import built_of
+from tests.support.response_stream import built_response
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
@@ -109,7 +110,8 @@ CASES = {
         heard=Heard(text="Yes.", thought="Hm. 東京? No.", said=1),
     ),
 }  # fmt: skip
-WAYS = list(product(("openai", "anthropic"), ("small", "claude"), (False, True)))
+WAYS = list(product(("openai", "responses", "anthropic"), ("small", "claude"), (False, True)))
+PATHS = {"openai": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +128,9 @@ def test_all_pairs_say_the_same(house: House, upstream: ScriptedUpstream, case: 
     upstream.script(case.script)
     with house.client() as client:
         for dialect, model, streams in WAYS:
-            ask = ask_openai if dialect == "openai" else ask_anthropic
+            if dialect == "responses" and case.asked.stop:
+                continue  # this API has no stop sequences
+            ask = ASK[dialect]
             heard = ask(client, case.asked, model, streams)
             expected = case.heard
             # OpenAI has one word for both ends; and of its upstreams nobody tells which stop sequence it was.
@@ -144,9 +148,9 @@ def test_a_refusal_is_told_in_every_dialect(house: House, upstream: ScriptedUpst
     upstream.script("400")
     with house.client() as client:
         for dialect, model, streams in WAYS:
-            path = "/v1/chat/completions" if dialect == "openai" else "/v1/messages"
             turns = [{"role": "user", "content": "Hi."}]
-            answer = client.post(path, json={"model": model, "max_tokens": 9, "messages": turns, "stream": streams})
+            body = {"input": turns} if dialect == "responses" else {"messages": turns, "max_tokens": 9}
+            answer = client.post(PATHS[dialect], json={"model": model, **body, "stream": streams})
 
             assert answer.status_code == 400, (dialect, model, streams)
             assert "That is not a value." in answer.json()["error"]["message"]
@@ -228,6 +232,63 @@ def heard_in_chunks(stream: str) -> Heard:
     return heard_in_completion({"choices": [{"message": message, "finish_reason": finish}], "usage": usage})
 
 
+def ask_responses(client: httpx.Client, asked: Asked, model: str, streams: bool) -> Heard:
+    """Ask as a response."""
+    items: list[dict[str, Any]] = []
+    for place, (role, words) in enumerate(asked.turns):
+        items.append({"role": role, "content": words})
+        if place == 0 and asked.image:
+            url = f"data:image/png;base64,{asked.image}"
+            items[-1]["content"] = [
+                {"type": "input_text", "text": words},
+                {"type": "input_image", "image_url": url, "detail": "auto"},
+            ]
+        if place == 0 and asked.calls:
+            items += [
+                {"type": "function_call", "call_id": f"call_{n}", "name": name, "arguments": json.dumps(given)}
+                for n, (name, given) in enumerate(asked.calls)
+            ]
+            items += [
+                {"type": "function_call_output", "call_id": f"call_{n}", "output": "fine"}
+                for n in range(len(asked.calls))
+            ]
+    body: dict[str, Any] = {"model": model, "input": items, "max_output_tokens": asked.most, "stream": streams}
+    if asked.system:
+        body["instructions"] = asked.system
+    if asked.tools:
+        body["tools"] = [
+            {"type": "function", "name": "weather", "parameters": SCHEMA},
+            {"type": "function", "name": "clock", "parameters": {"type": "object"}},
+        ]
+        named = {"type": "function", "name": asked.choice}
+        body["tool_choice"] = {None: "auto", "must": "required", "none": "none"}.get(asked.choice, named)
+        if asked.one_at_a_time:
+            body["parallel_tool_calls"] = False
+    if asked.schema:
+        body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}
+    if asked.thinks:
+        body["reasoning"] = {"effort": "low"}
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    return heard_in_response(built_response(answer.text) if streams else answer.json())
+
+
+def heard_in_response(response: dict[str, Any]) -> Heard:
+    items, usage = response["output"], response["usage"]
+    parts = [(item["type"], part) for item in items for part in item.get("content") or ()]
+    calls = tuple((item["name"], json.loads(item["arguments"])) for item in items if item["type"] == "function_call")
+    ended = {None: "tools" if calls else "stop", "max_output_tokens": "length", "content_filter": "withheld"}
+    return Heard(
+        text="".join(part["text"] for kind, part in parts if kind == "message"),
+        calls=calls,
+        thought="".join(part["text"] for kind, part in parts if kind == "reasoning"),
+        why=ended[(response["incomplete_details"] or {}).get("reason")],
+        cached=usage["input_tokens_details"]["cached_tokens"],
+        written=usage["input_tokens_details"]["cache_write_tokens"],
+        said=usage["output_tokens"],
+    )
+
+
 def ask_anthropic(client: httpx.Client, asked: Asked, model: str, streams: bool) -> Heard:
     """Ask in Anthropic's dialect."""
     turns: list[dict[str, Any]] = []
@@ -280,6 +341,9 @@ def heard_in_message(message: dict[str, Any]) -> Heard:
         written=message["usage"]["cache_creation_input_tokens"],
         said=message["usage"]["output_tokens"],
     )
+
+
+ASK = {"openai": ask_openai, "responses": ask_responses, "anthropic": ask_anthropic}
 
 
 def neutral(word: str, dialect: int) -> str:

@@ -26,6 +26,7 @@ from tests.support.waiting import until
 
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "Say something."}]}
 TEXT: dict[str, Any] = {"model": "small", "prompt": "Once"}
+ITEMS: dict[str, Any] = {"model": "small", "input": [{"role": "user", "content": "Say something."}]}
 WORDS: dict[str, Any] = {"model": "small", "input": ["one", "two"]}
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 CHAT_URL = "/v1/chat/completions"
@@ -92,6 +93,8 @@ ENDPOINTS = {
     "chat stream": (lambda api: api.chat.completions, CHAT | STREAMED),
     "completion": (lambda api: api.completions, TEXT),
     "completion stream": (lambda api: api.completions, TEXT | STREAMED),
+    "response": (lambda api: api.responses, ITEMS),
+    "response stream": (lambda api: api.responses, ITEMS | {"stream": True}),
     "embeddings": (lambda api: api.embeddings, WORDS),
     "embeddings as floats": (lambda api: api.embeddings, WORDS | {"encoding_format": "float"}),
 }

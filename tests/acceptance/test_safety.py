@@ -20,6 +20,7 @@ from gateway.moderation.moderator import Moderator
 from protocol.serving import leaving
 from tests.support.house import House, anthropic_provider, model, running_house, settings_for
 from tests.support.leaving import ask_and_leave
+from tests.support.response_stream import built_response
 from tests.support.scripted_checker import ScriptedChecker, scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
@@ -58,6 +59,21 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/completions", {"model": "small", "prompt": f"The key is {SECRET}."}),
     ("/v1/embeddings", {"model": "small", "input": f"The key is {SECRET}."}),
+    ("/v1/responses", {"model": "small", "input": f"The key is {SECRET}."}),
+    (
+        "/v1/responses",
+        {
+            "model": "small",
+            "input": [
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "a",
+                    "output": [{"type": "input_text", "text": SECRET[:9]}, {"type": "input_text", "text": SECRET[9:]}],
+                },
+            ],
+        },
+    ),
     ("/v1/messages", {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": f"Key {SECRET}."}]}),
 ]
 
@@ -166,6 +182,7 @@ def test_a_secret_in_an_answer_is_withheld_though_split_over_chunks(strict: Hous
 
 
 ASKED: dict[str, Any] = {"messages": PLAIN["messages"], "max_tokens": 300, "stream": True}
+AS_RESPONSE = {"messages": None, "max_tokens": None, "max_output_tokens": 300}
 STREAMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two choices": ("chat/completions", {"model": "small", "n": 2}, {}),
     "JSON": (
@@ -180,6 +197,8 @@ STREAMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stop words": ("chat/completions", {"model": "small", "stop": ["never said"]}, {}),
     "thinking": ("chat/completions", {"model": "small"}, {"thinking": f"They want {SECRET}, I think."}),
     "completion": ("completions", {"model": "small", "prompt": "The capital of Peru is", "messages": None}, {}),
+    "responses": ("responses", {"model": "small", "input": "What is the capital of Peru?", **AS_RESPONSE}, {}),
+    "responses at Anthropic's": ("responses", {"model": "claude", "input": "The capital of Peru?", **AS_RESPONSE}, {}),
     "messages": ("messages", {"model": "small"}, {}),
     "messages at their own": ("messages", {"model": "claude"}, {}),
     "messages with thinking": ("messages", {"model": "claude"}, {"thinking": f"They want {SECRET}, I think."}),
@@ -198,18 +217,22 @@ def test_a_stream_that_is_blocked_ends_well_in_every_dialect(
         words = "Lima it is."
     upstream.script(Script(text=words, **script), model=more["model"], times=1)
     body = {name: value for name, value in {**ASKED, **more}.items() if value is not None}
-    if path != "messages":
+    if path in ("chat/completions", "completions"):
         body["stream_options"] = {"include_usage": True}
     with strict.client() as client:
         answer = client.post(f"/v1/{path}", json=body)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    told = next(event["usage"] for event in reversed(events) if event.get("usage"))
+    usages = [event.get("usage") or event.get("response", {}).get("usage") for event in events]
+    told = next(filter(None, reversed(usages)))
     row = row_of(strict, answer.headers["x-request-id"])
 
     assert answer.status_code == 200 and "AKIA" not in answer.text
     assert ("Lima" in answer.text) == (not script)
     assert answer.text.count('"refusal"' if path == "messages" else '"content_filter"') == more.get("n", 1)
-    assert answer.text.endswith("data: [DONE]\n\n" if path != "messages" else '"message_stop"}\n\n')
+    if path == "responses":
+        assert built_response(answer.text)["incomplete_details"] == {"reason": "content_filter"}
+    else:
+        assert answer.text.endswith("data: [DONE]\n\n" if path != "messages" else '"message_stop"}\n\n')
     assert row["status"] == "blocked" and float(row["cost_usd"]) == float(told["cost_usd"]) > 0
     assert row["output_tokens"] == told.get("output_tokens", told.get("completion_tokens")) > 0
 

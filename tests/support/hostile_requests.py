@@ -29,6 +29,7 @@ from protocol.completions import CompletionChoice, CompletionReply, CompletionRe
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
 
 T = TypeVar("T")
@@ -106,6 +107,30 @@ def messages() -> Shapes[MessagesRequest]:
             ("assistant", [{"type": "tool_use", "id": "i", "name": "f", "input": {}}] * min(size, 16_000)),
             ("user", [{"type": "tool_result", "tool_use_id": "i", "content": [text]}] * min(size, 16_000)),
         ),
+    }
+
+
+def items() -> Shapes[ResponsesRequest]:
+    """The same conversations as items of a response's input."""
+
+    def response(*items: dict[str, Any], **more: Any) -> ResponsesRequest:
+        return msgspec.convert({"model": "m", "input": items, **more}, ResponsesRequest)
+
+    user, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    call = {"type": "function_call", "call_id": "i", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "i", "output": [{"type": "input_text", "text": "a"}]}
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    thought = {"type": "reasoning", "summary": []}
+    return {
+        "one long text": lambda size: ResponsesRequest(model="m", input="a" * size),
+        "items of one role": lambda size: response(*[user] * min(size, 16_000)),
+        "turns": lambda size: response(*[user, said] * (min(size, 16_000) // 2)),
+        "parts": lambda size: response(user | {"content": [{"type": "input_text", "text": "a"}] * min(size, 16_000)}),
+        "calls": lambda size: response(*[call] * min(size, 16_000)),
+        "calls and what was said": lambda size: response(*[thought, said, call, output] * (min(size, 16_000) // 4)),
+        "outputs with pictures": lambda size: response(*[output | {"output": [picture]}] * min(size, 16_000)),
+        "a long argument": lambda size: response(call | {"arguments": '{"a":"' + "\\\\" * (size // 2) + '"}'}),
+        "tools": lambda size: response(user, tools=[{"type": "function", "name": "f"}] * min(size, 4_096)),
     }
 
 

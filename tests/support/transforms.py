@@ -19,6 +19,7 @@ from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 
 # Whose functions and patterns read it. What operators write (configuration, prices, commands) is theirs to bound.
 PACKAGES = (
@@ -36,7 +37,7 @@ NOT_OF_CALLERS = (  # they read what an operator says, or a name
 
 # What is read, by the type of a function's first parameter.
 READ = frozenset(
-    {str, bytes, ChatRequest, CompletionRequest, EmbeddingRequest, MessagesRequest}
+    {str, bytes, ChatRequest, CompletionRequest, EmbeddingRequest, MessagesRequest, ResponsesRequest}
     | {ChatReply, CompletionReply, EmbeddingReply}
 )
 

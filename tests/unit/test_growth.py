@@ -25,10 +25,11 @@ from gateway.calls.accumulate import Collector
 from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage
 from gateway.core.settings import Safety
-from gateway.dialects import messages
+from gateway.dialects import messages, responses
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.messages_writer import MessagesWriter
+from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase
 from gateway.moderation.text_reader import OVERLAP
@@ -53,6 +54,7 @@ from protocol.errors import ServiceError
 from protocol.events import Delta
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
+from protocol.responses import ResponsesRequest
 from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import eligibility, sticky
@@ -82,7 +84,7 @@ MODEL = ModelSpec(
 REPLY: Any = SimpleNamespace(
     call=SimpleNamespace(request_id="0-1"),
     target=SimpleNamespace(model=SimpleNamespace(name="m")),
-    record=SimpleNamespace(cost_nanousd=1),
+    record=SimpleNamespace(cost_nanousd=1, total_ms=1.0),
     meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
 )
 ASKED = MessagesRequest(model="m", max_tokens=1, messages=())
@@ -110,6 +112,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
         request, MODEL, bound_prompt(request).closely()
     ),
     "gateway.dialects.messages.as_chat": lambda asked: messages.as_chat(asked, {}),
+    "gateway.dialects.responses.as_chat": lambda asked: responses.as_chat(asked, {}),
     "gateway.calls.as_events.events_of": lambda reply: events_of(reply, None),
     "gateway.upstreams.anthropic.request.message_body": lambda request: anthropic_request.message_body(
         request, "m", 1, streams=True
@@ -193,6 +196,7 @@ def shapes_of(kind: type) -> Mapping[str, Callable[[int], Any]]:
         CompletionRequest: shapes.completions(),
         EmbeddingRequest: shapes.embeddings(),
         MessagesRequest: shapes.messages(),
+        ResponsesRequest: shapes.items(),
         ChatReply: shapes.replies(),
     }
     return of_requests.get(kind, {})
@@ -404,6 +408,10 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "gateway.dialects.messages_writer.MessagesWriter": (
         "events",
         [_writer(lambda: MessagesWriter(ASKED, "0-1", 0))],
+    ),
+    "gateway.dialects.responses_writer.ResponsesWriter": (
+        "events",
+        [_writer(lambda: ResponsesWriter(ResponsesRequest(model="m", input="a"), "0-1", 0))],
     ),
     "gateway.dialects.chat.ChatWriter": (
         "events",

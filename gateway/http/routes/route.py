@@ -41,8 +41,8 @@ from router.ranking import expected_usage
     options=Options,
 )
 async def explain_route(request: AnyRequest) -> Response[bytes]:
-    """Take the body and headers of a chat completion, completion, embedding or (``anthropic-version``) message, and
-    say which targets it would meet.
+    """Take the body and headers of a chat completion, response, completion, embedding or (``anthropic-version``)
+    message, and say which targets it would meet. A body of ``model`` and ``input`` alone is an embedding's.
 
     What the router would refuse is refused here in the same words; the content policy is not asked. It counts as a
     request, and costs nothing.

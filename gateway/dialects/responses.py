@@ -1,0 +1,129 @@
+# OpenAI's Responses API, without what it stores: what is checked of a request, which chat it is, and its row in the
+# table of endpoints.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.dialects.checks import require, require_between
+from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
+from gateway.dialects.responses_writer import ResponsesWriter
+from protocol.decoding import MAX_VALUES, has_more_values
+from protocol.errors import ServiceError, UnsupportedParameter
+from protocol.responses import AllowedTools, FunctionChoice, ResponsesRequest, ResponsesTool
+from protocol.responses_to_chat import SEAL, to_chat
+
+RESEND = "Responses are not stored here: send the items of the turns before in 'input'."
+# Fields that change what is answered and cannot be kept to, with what would be right.
+UNSUPPORTED: Mapping[str, str] = {
+    "background": "Leave it out, and wait for the answer or its stream; or send the request in a batch.",
+    "conversation": RESEND,
+    "previous_response_id": RESEND,
+    "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
+}
+# What a chat calls the same, in errors that come from further in.
+AS_RESPONSE: Mapping[str, str] = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+# Whatever an embedding, whose 'input' may be the same text, has no use for.
+SIGNS = frozenset(ResponsesRequest.__struct_fields__) - {"model", "input", "user", "metadata"}
+
+
+def check_response(asked: ResponsesRequest) -> None:
+    """Refuse what the types let through and this API, or this gateway, does not take. Raises BadRequest."""
+    require(bool(asked.input), "input", "'input' must hold a text or at least one item.")
+    require_between(asked.max_output_tokens, 1, 2**31, "max_output_tokens")
+    require_between(asked.max_tool_calls, 0, 2**31, "max_tool_calls")
+    require_between(asked.temperature, 0, 2, "temperature")
+    require_between(asked.top_p, 0, 1, "top_p")
+    require_between(asked.top_logprobs, 0, 20, "top_logprobs")
+    require(asked.stream_options is None or bool(asked.stream), "stream_options", "'stream_options' needs 'stream'.")
+    for place, tool in enumerate(asked.tools or ()):
+        _check_tool(tool, f"tools[{place}]")
+    _check_choice(asked)
+    for name in ("background", "previous_response_id"):
+        if getattr(asked, name):
+            raise _unsupported(name)
+    said = "".join(item.arguments or "" for item in asked.input if not isinstance(item, str))
+    is_short = not has_more_values(said.encode("utf-8", "replace"), MAX_VALUES)
+    require(is_short, "input", f"'input' holds calls whose arguments have more than {MAX_VALUES} values.")
+
+
+def _check_tool(tool: ResponsesTool, where: str) -> None:
+    if tool.type != "function":
+        raise UnsupportedParameter(
+            f"A tool of type '{tool.type[:64]}' is not supported by this gateway. Send tools of type 'function', which "
+            "your own program runs.",
+            param=f"{where}.type",
+        )
+    require(bool(tool.name), f"{where}.name", f"'{where}' needs a 'name'.")
+    words = f"'{where}' cannot be loaded later: there is no tool search here. Leave 'defer_loading' out."
+    require(not tool.defer_loading, f"{where}.defer_loading", words)
+
+
+def _check_choice(asked: ResponsesRequest) -> None:
+    is_moot = asked.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
+    require(is_moot or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
+    names = {tool.name for tool in asked.tools or ()}
+    match asked.tool_choice:
+        case FunctionChoice(name):
+            require(name in names, "tool_choice.name", "'tool_choice' names a function that 'tools' has not.")
+        case AllowedTools(tools=tools):
+            are_known = bool(tools) and all(tool.name in names for tool in tools)
+            require(are_known, "tool_choice.tools", "'tool_choice.tools' must name functions of 'tools'.")
+
+
+def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
+    """Return a response as the chat that it is, beside itself. What no target is told joins the fields that are
+    unknown to us, whose names the answer's header has. Raises UnsupportedParameter."""
+    for name in UNSUPPORTED.keys() & extra.keys():
+        if extra.pop(name):
+            raise _unsupported(name)
+    extra |= dict(_untold(asked))
+    return Asked(to_chat(asked), extra, asked)
+
+
+def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
+    """Yield what is left out, as nothing here can do it and the answer means the same without."""
+    if asked.store:
+        yield "store", True
+    if asked.truncation == "auto":
+        yield "truncation", "auto"
+    if asked.reasoning is not None and (asked.reasoning.summary or asked.reasoning.generate_summary):
+        yield "reasoning.summary", asked.reasoning.summary or asked.reasoning.generate_summary
+    thoughts = [item for item in asked.input if not isinstance(item, str) and item.type == "reasoning"]
+    if any(not (item.encrypted_content or "").startswith(SEAL) for item in thoughts):
+        yield "input.reasoning", True
+
+
+def _unsupported(name: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"'{name}' is not supported by this gateway. {UNSUPPORTED[name]}", param=name)
+
+
+def _error_body(error: ServiceError, _: str) -> dict[str, Any]:
+    """Return OpenAI's error object, the field at fault by its name in this API."""
+    body: Any = error.body()
+    field, dot, rest = (error.param or "").partition(".")
+    body["error"]["param"] = AS_RESPONSE.get(field, field) + dot + rest if error.param is not None else None
+    return body
+
+
+ENDPOINT = ApiEndpoint(
+    path="/v1/responses",
+    name="responses",
+    operation="create_response",
+    summary="Answer items of a conversation",
+    description="Answer a text or the items of a conversation, whole or as a stream of events. Nothing is stored.",
+    body_type=ResponsesRequest,
+    check=check_response,
+    translate=as_chat,
+    writer=ResponsesWriter,
+    errors=ErrorShape(body=_error_body, schema=Error),
+    is_for_batches=True,
+    route_field="input",
+    route_signs=SIGNS,
+)

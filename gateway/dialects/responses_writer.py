@@ -1,0 +1,148 @@
+# Replies in the shapes of OpenAI's Responses API: one response, or a stream of numbered events that build it.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from billing.core.money import to_text
+from gateway.calls.as_events import events_of
+from gateway.dialects.endpoint import ReplyFacts
+from gateway.dialects.output_items import OutputItems
+from protocol.chat import FinishReason
+from protocol.errors import ServiceError
+from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.inference import WholeReply
+from protocol.responses import ReasoningConfig, ResponsesRequest, TextConfig
+from protocol.sse import encode_event
+from protocol.usage import Usage
+
+# Why a response is not complete, by why the reply ended.
+INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+
+
+class ResponsesWriter:
+    """Writes responses and their events. One object per call."""
+
+    def __init__(self, request: ResponsesRequest, request_id: str, created: int) -> None:
+        self._request = request
+        self._id = request_id.replace("-", "")
+        self._created = created
+        self._items = OutputItems(self._id)
+        self._usage: dict[str, Any] | None = None
+        self._model_used: str | None = None  # known once there is a reply
+        self._number = 0  # of the next event
+
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
+        """Return a ``response`` object."""
+        items = OutputItems(self._id)
+        for event in events_of(whole, usage):
+            if isinstance(event, Delta):
+                items.add(event)
+        self._model_used = reply.target.model.name
+        self._usage = usage_object(usage, reply.record.cost_nanousd)
+        return msgspec.json.encode(self._ended(items, reply))
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Return the events for what came together, and the whole response at the end."""
+        out: list[bytes] = []
+        if self._model_used is None:
+            self._model_used = reply.target.model.name
+            for kind in ("response.created", "response.in_progress"):
+                out.append(self._event({"type": kind, "response": self._response("in_progress")}))
+        for event in events:
+            match event:
+                case Delta():
+                    out += map(self._event, self._items.add(event))
+                case UsageReport(usage):
+                    self._usage = usage_object(usage, reply.record.cost_nanousd)
+                case ReplyEnd():
+                    response = self._ended(self._items, reply)
+                    out.append(self._event({"type": f"response.{response['status']}", "response": response}))
+        return b"".join(out)
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the events by which clients learn that a response failed."""
+        told = {"code": error.code or error.type, "message": error.message}
+        failed = self._response("failed") | {"error": told, "output": self._items.all()}
+        param = {"param": error.param}
+        return self._event({"type": "response.failed", "response": failed}) + self._event(
+            {"type": "error", **told, **param}
+        )
+
+    def _event(self, data: dict[str, Any]) -> bytes:
+        data["sequence_number"] = self._number
+        self._number += 1
+        return encode_event(msgspec.json.encode(data), data["type"].encode())
+
+    def _ended(self, items: OutputItems, reply: ReplyFacts) -> dict[str, Any]:
+        """Return the response as it is at its end."""
+        reason = INCOMPLETE.get(items.finish_reason)
+        return self._response("completed" if reason is None else "incomplete") | {
+            "completed_at": None if reason else int(self._created + reply.record.total_ms / 1000),
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "output": items.all(),
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """Return the response without what was answered, and with what was asked: unsaid fields by their defaults."""
+        asked = self._request
+        text, reasoning = asked.text or TextConfig(), asked.reasoning or ReasoningConfig()
+        return {
+            "id": "resp_" + self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": asked.model,
+            "model_used": self._model_used,
+            "output": [],
+            "usage": self._usage,
+            "instructions": asked.instructions,
+            "tools": [_tool(tool) for tool in asked.tools or ()],
+            "tool_choice": asked.tool_choice or "auto",
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "max_tool_calls": asked.max_tool_calls,
+            "max_output_tokens": asked.max_output_tokens,
+            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            "top_logprobs": asked.top_logprobs or 0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+            "reasoning": {"effort": reasoning.effort, "summary": None},
+            "truncation": "disabled",  # what is too long for a model is refused
+            "service_tier": "default",
+            "metadata": asked.metadata or {},
+            "user": asked.user,
+            "safety_identifier": asked.safety_identifier,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "store": False,  # whatever was asked: nothing is
+            "background": False,
+            "previous_response_id": None,
+        }
+
+
+def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
+    """Return this API's usage object, with the cost as a decimal text."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_input_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+        "cost_usd": to_text(cost_nanousd),
+    }
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """Return a tool with all the fields that clients look for."""
+    empty = {"description": None, "parameters": None, "strict": None}
+    said: dict[str, Any] = msgspec.to_builtins(tool)
+    return empty | said

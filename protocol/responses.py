@@ -1,0 +1,148 @@
+# A response as OpenAI's Responses API asks for it. A request keeps this form beside that of a chat completion
+# (protocol/responses_to_chat.py), so that its answer can repeat what was asked.
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, JsonObjectFormat, TextFormat
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Struct, frozen=True, tag="input_text"):
+    text: str
+
+
+class InputImage(Struct, frozen=True, tag="input_image", omit_defaults=True):
+    image_url: str | None = None
+    file_id: str | None = None  # no files are kept for responses: refused by name
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class OutputText(Struct, frozen=True, tag="output_text"):
+    """What a model said before, sent back. Its annotations and scores are of no use to it."""
+
+    text: str
+
+
+class OutputRefusal(Struct, frozen=True, tag="refusal"):
+    refusal: str
+
+
+class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(Struct, frozen=True, tag="summary_text"):
+    text: str
+
+
+ItemPart = InputText | InputImage | OutputText | OutputRefusal | ReasoningText
+ItemContent = str | Annotated[tuple[ItemPart, ...], Meta(max_length=MOST_PARTS)] | None
+
+
+class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One item of a conversation. Which fields it needs is a matter of its type; a message may leave its type out."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: ItemStatus | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None  # of a message
+    content: ItemContent = None  # of a message, and of reasoning
+    call_id: str | None = None  # of a call and of its output
+    name: str | None = None  # of a call, as is the next
+    arguments: str | None = None
+    output: ItemContent = None  # of a call's output
+    summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
+    encrypted_content: str | None = None
+
+
+class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A function that the caller runs. Tools of other types are told apart to be refused with words that help."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class FunctionChoice(Struct, frozen=True, tag="function"):
+    name: str
+
+
+class AllowedTools(Struct, frozen=True, tag="allowed_tools"):
+    """Some of the tools, of which the model may or must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[FunctionChoice, ...], Meta(max_length=MOST_TOOLS)]
+
+
+class SchemaFormat(Struct, frozen=True, tag="json_schema", omit_defaults=True):
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the older name of that
+
+
+class ResponseStreamOptions(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A request for a response. ``None`` means that the caller did not say."""
+
+    model: str
+    input: str | Annotated[tuple[InputItem, ...], Meta(max_length=MOST_MESSAGES)]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None  # of tools that run at the upstream: there are none
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: (
+        tuple[
+            Literal[
+                "reasoning.encrypted_content",
+                "message.output_text.logprobs",
+                "message.input_image.image_url",
+                "file_search_call.results",
+                "web_search_call.results",
+                "web_search_call.action.sources",
+                "computer_call_output.output.image_url",
+                "code_interpreter_call.outputs",
+            ],
+            ...,
+        ]
+        | None
+    ) = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None

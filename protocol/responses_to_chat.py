@@ -1,0 +1,260 @@
+# A request for a response, told as a chat completion, which is what the rest of the gateway understands.
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Literal
+
+import msgspec
+
+from protocol.chat import (
+    ChatRequest,
+    ContentPart,
+    Function,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    NamedFunction,
+    NamedTool,
+    RedactedThinkingBlock,
+    RefusalPart,
+    TextFormat,
+    TextPart,
+    ThinkingBlock,
+    Tool,
+    ToolCall,
+)
+from protocol.errors import BadRequest, invalid_param
+from protocol.responses import (
+    AllowedTools,
+    FunctionChoice,
+    InputImage,
+    InputItem,
+    InputText,
+    ItemContent,
+    OutputRefusal,
+    OutputText,
+    ReasoningConfig,
+    ResponsesRequest,
+    ResponsesTool,
+    SchemaFormat,
+    TextConfig,
+)
+
+SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
+LOGPROBS = "message.output_text.logprobs"
+
+Thought = ThinkingBlock | RedactedThinkingBlock
+
+
+def to_chat(request: ResponsesRequest) -> ChatRequest:
+    """Return the same request as a chat completion. Raises BadRequest for items that lack what their type needs."""
+    text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
+    instructions = (Message("system", request.instructions),) if request.instructions else ()
+    tools = _offered(request)
+    wants_scores = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    return ChatRequest(
+        model=request.model,
+        messages=(*instructions, *_messages(request.input)),
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stream=request.stream,
+        tools=tuple(map(_tool, tools)) or None,
+        tool_choice=_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls if tools else None,
+        response_format=_format(text.format),
+        logprobs=True if wants_scores else None,
+        top_logprobs=request.top_logprobs or None,
+        reasoning_effort="xhigh" if reasoning.effort == "max" else reasoning.effort,
+        verbosity=text.verbosity,
+        user=request.user,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        metadata=request.metadata,
+    )
+
+
+def _messages(given: str | tuple[InputItem, ...]) -> tuple[Message, ...]:
+    if isinstance(given, str):
+        return (Message("user", given),)
+    turns = _Turns()
+    for place, item in enumerate(given):
+        turns.add(item, f"input[{place}]")
+    return turns.all()
+
+
+class _Turns:
+    """Puts items together as messages: what a model thought, said and called is one, and so is each output."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        # Of the assistant's message that is not whole yet.
+        self._thoughts: list[Thought] = []
+        self._words: list[ContentPart] = []
+        self._calls: list[ToolCall] = []
+        self._shown: list[ContentPart] = []  # images of outputs, which a message of the user's shows after all of them
+
+    def all(self) -> tuple[Message, ...]:
+        """Return the messages of all items."""
+        self._end()
+        self._show()
+        return tuple(self._messages)
+
+    def add(self, item: InputItem, where: str) -> None:
+        """Take in the next item. Raises BadRequest."""
+        if item.type == "function_call_output":
+            self._end()
+            self._add_output(item, where)
+            return
+        self._show()
+        if item.type == "reasoning":
+            if self._words and not self._calls:
+                self._end()
+            self._thoughts += thoughts_of(item, where)
+        elif item.type == "function_call":
+            self._calls.append(_call(item, where))
+        elif item.role == "assistant":
+            if self._words and not self._calls:
+                self._end()
+            self._words += _parts(item.content, f"{where}.content", is_said=True)
+        else:
+            self._end()
+            self._add_told(item, where)
+
+    def _add_told(self, item: InputItem, where: str) -> None:
+        if item.role is None:
+            raise _missing(f"{where}.role")
+        if item.content is None:
+            raise _missing(f"{where}.content")
+        content = item.content if isinstance(item.content, str) else _parts(item.content, f"{where}.content")
+        self._messages.append(Message(item.role, content))
+
+    def _add_output(self, item: InputItem, where: str) -> None:
+        if item.call_id is None:
+            raise _missing(f"{where}.call_id")
+        if item.output is None:
+            raise _missing(f"{where}.output")
+        if isinstance(item.output, str):
+            self._messages.append(Message("tool", item.output, tool_call_id=item.call_id))
+            return
+        parts = _parts(item.output, f"{where}.output")
+        words = tuple(part for part in parts if isinstance(part, TextPart))
+        self._messages.append(Message("tool", words or "", tool_call_id=item.call_id))
+        self._shown += [part for part in parts if isinstance(part, ImagePart)]
+
+    def _show(self) -> None:
+        if self._shown:
+            self._messages.append(Message("user", tuple(self._shown)))
+            self._shown = []
+
+    def _end(self) -> None:
+        """End the assistant's message; what it thought and never said is left out with it."""
+        if self._words or self._calls:
+            only = self._words[0] if len(self._words) == 1 else None
+            content = only.text if isinstance(only, TextPart) else tuple(self._words) or None
+            self._messages.append(
+                Message(
+                    "assistant",
+                    content,
+                    tool_calls=tuple(self._calls) or None,
+                    thinking_blocks=tuple(self._thoughts) or None,
+                )
+            )
+        self._thoughts, self._words, self._calls = [], [], []
+
+
+def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[ContentPart, ...]:
+    """Return content as parts of a message; only a model's own (``is_said``) may hold refusals, and no images."""
+    if isinstance(content, str):
+        return (TextPart(content),)
+    parts: list[ContentPart] = []
+    for place, part in enumerate(content or ()):
+        match part:
+            case InputText(text) | OutputText(text):
+                parts.append(TextPart(text))
+            case OutputRefusal(refusal) if is_said:
+                parts.append(RefusalPart(refusal))
+            case InputImage(image_url=url, file_id=None, detail=detail) if url is not None and not is_said:
+                parts.append(ImagePart(ImageUrl(url, detail)))
+            case InputImage() if not is_said:
+                words = "No files are kept for responses. Send an https address or a data URL in 'image_url'."
+                raise invalid_param(f"{where}[{place}].image_url", words)
+            case _:
+                kind = type(part).__struct_config__.tag
+                raise invalid_param(f"{where}[{place}].type", f"A part of type '{kind}' has no place in this item.")
+    return tuple(parts)
+
+
+def _call(item: InputItem, where: str) -> ToolCall:
+    if item.call_id is None or item.name is None or item.arguments is None:
+        said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        raise _missing(f"{where}.{next(name for name, value in said.items() if value is None)}")
+    return ToolCall(item.call_id, FunctionCall(item.name, item.arguments))
+
+
+def thoughts_of(item: InputItem, where: str = "input") -> list[Thought]:
+    """Return what a model thought, as it wants it back. Nothing of reasoning that was not sealed here: no model of
+    this gateway could read it."""
+    if not (item.encrypted_content or "").startswith(SEAL):
+        return []
+    assert item.encrypted_content is not None
+    try:
+        packed = base64.b64decode(item.encrypted_content.removeprefix(SEAL), validate=True)
+        return [_thought_decoder.decode(packed)]
+    except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
+        words = "The reasoning is not as it was answered. Send the item back unchanged, or leave it out."
+        raise invalid_param(f"{where}.encrypted_content", words) from exc
+
+
+def seal_of(thought: Thought) -> str:
+    """Return the ``encrypted_content`` by which ``thoughts_of`` gives a thought back: the model's own signed block."""
+    return SEAL + base64.b64encode(msgspec.json.encode(thought)).decode()
+
+
+_thought_decoder: msgspec.json.Decoder[Thought] = msgspec.json.Decoder(Thought)
+
+
+def _offered(request: ResponsesRequest) -> tuple[ResponsesTool, ...]:
+    """Return the tools that the model may call."""
+    tools = request.tools or ()
+    if isinstance(request.tool_choice, AllowedTools):
+        allowed = {tool.name for tool in request.tool_choice.tools}
+        return tuple(tool for tool in tools if tool.name in allowed)
+    return tools
+
+
+def _tool(tool: ResponsesTool) -> Tool:
+    return Tool(Function(tool.name or "", tool.description, tool.parameters, tool.strict))
+
+
+def _choice(
+    choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None,
+) -> Literal["none", "auto", "required"] | NamedTool | None:
+    match choice:
+        case FunctionChoice(name):
+            return NamedTool(NamedFunction(name))
+        case AllowedTools(mode):
+            return mode
+    return choice
+
+
+def _format(
+    form: TextFormat | JsonObjectFormat | SchemaFormat | None,
+) -> JsonObjectFormat | JsonSchemaFormat | None:
+    match form:
+        case SchemaFormat(name, schema, description, strict):
+            return JsonSchemaFormat(JsonSchema(name, schema, description, strict))
+        case JsonObjectFormat():
+            return form
+    return None
+
+
+def _missing(param: str) -> BadRequest:
+    words = f"Missing required parameter: '{param}'."
+    return BadRequest(words, param=param, code="missing_required_parameter")
