@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.accounts.team_keys import list_keys
 from gateway.accounts.teams import get_team
 from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
-from gateway.batch.limits import check_queue, check_storage
+from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.results import ENDED, ERRORS, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import LARGEST_FILE
@@ -82,6 +82,9 @@ def submit(
             for position, chunk in enumerate(iter(lambda: contents.read(CHUNK), b"")):
                 await add_chunk(connection, file_id, position, chunk)
                 size += len(chunk)
+        await lock_limits(connection, team_id)
+        await check_queue(connection, settings.batch, team_id, size)
+        await check_storage(connection, settings.batch, team_id, 0)  # it is among them now
         await end_file(connection, file_id, size, settings.retention.batch_files)
         return await make_batch(
             connection,

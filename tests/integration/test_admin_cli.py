@@ -1,7 +1,8 @@
-# `tollgate teams`, `keys`, `usage` and `config` as an admin types them, on a real Postgres.
+# `tollgate teams`, `keys`, `batch`, `usage` and `config` as an admin types them, on a real Postgres.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import asyncpg
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -153,6 +155,32 @@ def test_lists_come_as_tables_json_and_csv() -> None:
     assert "listed" in table
     assert [row["id"] for row in rows] == [team["id"] for team in listed]
     assert next(row for row in rows if row["id"] == "listed")["limits"] == "usd_per_month=0.000000001"
+
+
+def test_a_batch_is_stored_under_the_lock_of_its_teams_limits(config: Path, tmp_path: Path) -> None:
+    """As over HTTP: of two batches that are submitted at once, the second is checked against the first."""
+    tollgate("teams", "create", "queued")
+    tollgate("keys", "create", "--team", "queued")
+    file = tmp_path / "input.jsonl"
+    file.write_text('{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "small"}}')
+
+    async def waits() -> bool:
+        other = await asyncpg.connect(load_settings(config).database_url)
+        async with other.transaction():
+            await other.execute("SELECT pg_advisory_xact_lock(hashtext('batch limits of queued'))")
+            submitting = asyncio.create_task(
+                asyncio.to_thread(tollgate, "batch", "submit", str(file), "--team", "queued")
+            )
+            while not submitting.done() and not await other.fetchval(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+            ):
+                await asyncio.sleep(0.02)
+            is_waiting = not submitting.done()
+        await submitting
+        await other.close()
+        return is_waiting
+
+    assert asyncio.run(waits())
 
 
 def test_usage_of_a_quiet_day_is_a_table_of_zeros() -> None:
