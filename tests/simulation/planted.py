@@ -16,12 +16,11 @@ from billing.quotas.leases import Leases, Room
 from billing.upkeep.owner import Owner
 from tests.simulation.network import Trouble
 from tests.simulation.sql_model import BalanceRow, Lease, SqlModel, day_in, spent_by
-from tests.simulation.story import Plan
+from tests.simulation.story import FEW, Plan
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 QUIET = Plan(faults=(), trouble=Trouble())
 UNHEARD = Plan(calls=200, pause=1.0, faults=(), trouble=Trouble(unheard=0.02))
-LIMITED = Plan(calls=100, pause=1.0, faults=("limits",), trouble=Trouble(unheard=0.02))
 SLOW = Plan(faults=("limits",), fault_every=0.5, trouble=Trouble(slow_back=1.0))
 CORRECTED = Plan(faults=("correct", "correct", "limits"), fault_every=0.5, trouble=Trouble())
 DEATHS = Plan(faults=("die_unheard",), fault_every=2.0)
@@ -271,7 +270,7 @@ BUGS = (
     Bug("idle room is never given back", (6, 7), _idle_room_is_kept, QUIET),
     Bug("an unheard grant stays unknown", (7,), _unheard_grants_are_not_read, UNHEARD),
     Bug("an answer overwrites the bell", (7,), _answers_overwrite_the_bell, SLOW),
-    Bug("another limit leaves a balance tight", (7,), _limits_leave_balances_as_tight_as_they_were, LIMITED),
+    Bug("another limit leaves a balance tight", (7,), _limits_leave_balances_as_tight_as_they_were, FEW[0]),
     Bug("callers wait in vain", (7,), _callers_wait_on, QUIET),
     Bug("a lease takes all that is left", (8,), _share_is_not_kept),
     Bug("a clock that is off opens a day", (9,), _clocks_are_not_compared, Plan(faults=("skew",), fault_every=0.5)),

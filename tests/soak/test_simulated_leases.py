@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from tests.simulation.search import Search
-from tests.simulation.story import Plan, story
+from tests.simulation.story import FEW, Plan, story
 from tests.simulation.world import World
 
 PIECES = 50
@@ -40,6 +40,19 @@ def test_a_million_calls_keep_the_books(piece: int, record_property: Callable[[s
 
     assert calls == 1000 * WORLDS
     assert seen["lost"] < rows <= calls - seen["refused"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", FEW, ids=["limits", "all faults"])
+def test_idle_room_comes_back_where_little_is_asked(plan: Plan) -> None:
+    """As `make test` plays twelve worlds of either."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    try:
+        for seed in range(1000, 1200):
+            world = World(seed)
+            world.play(story(world, plan))
+    finally:
+        structlog.reset_defaults()
 
 
 @pytest.mark.soak
