@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import date
-from typing import Protocol
+from typing import Any, Protocol
 
+from sqlalchemy import TextClause
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 
@@ -36,3 +38,15 @@ class Database(Protocol):
     def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection whose statements are transactions each: what one locks is free as it ends, without another
         statement."""
+
+
+async def fetch_within(
+    connection: AsyncConnection, query: TextClause, values: Mapping[str, Any], seconds: float
+) -> list[Mapping[str, Any]]:
+    """Return the rows of a statement that may take longer than the database's client gives every other."""
+    compiled = query.compile(dialect=connection.dialect)
+    raw = (await connection.get_raw_connection()).driver_connection
+    assert raw is not None
+    in_order = [values[name] for name in compiled.positiontup or ()]
+    rows: list[Mapping[str, Any]] = await raw.fetch(compiled.string, *in_order, timeout=seconds)
+    return rows

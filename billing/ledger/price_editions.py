@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.core.edges import fetch_within
 from billing.core.ids import least_id
 from billing.core.prices import Price, cost_of, kept_an_hour
 from billing.core.records import CHARGED, MOST_TOKENS, TOKENS, UsageRecord, bounded_cost
@@ -58,28 +59,32 @@ class PriceEditions:
         self._told |= told
 
 
-async def compare_costs(connection: AsyncConnection, day: date) -> tuple[int, list[dict[str, Any]]]:
+async def compare_costs(
+    connection: AsyncConnection, day: date, within: float = 10.0
+) -> tuple[int, list[dict[str, Any]]]:
     """Reckon again what calls of a day cost, ``SAMPLE`` of them from a random moment on.
 
     Returns how many, and those that do not cost what their tokens cost by the price that they name: where, what
-    quantity, expected and found (nano-dollars). Rows whose edition the database was never told are left out.
+    quantity, expected and found (nano-dollars). Rows whose edition the database was never told are left out: where none
+    of millions was, each is looked at, for up to ``within`` seconds.
     """
     begins = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
     first, start, last = (least_id(begins + moment) for moment in (0.0, random.uniform(0, DAY), DAY))
     rows: list[Any] = []
     for since, until in ((start, last), (first, start)):
         values = {"day": day, "since": since, "until": until, "charged": list(CHARGED), "most": SAMPLE - len(rows)}
-        rows += (await connection.execute(ROWS, values)).all()
+        rows += await fetch_within(connection, ROWS, values, within)
     prices: dict[str, Price] = {}
     differences: list[dict[str, Any]] = []
     for row in rows:
-        if row.edition not in prices:
-            prices[row.edition] = msgspec.json.decode(row.price, type=Price)
-        usage = Usage(**{name: getattr(row, name) for name in TOKENS})
-        reckoned = bounded_cost(cost_of(usage, prices[row.edition], batch=row.tier == "batch", at=row.made_at))
-        if reckoned != row.cost_nanousd:
-            call = {"where": str(row.request_id), "quantity": "cost_nanousd"}
-            differences.append(call | {"expected": reckoned, "found": row.cost_nanousd})
+        if row["edition"] not in prices:
+            prices[row["edition"]] = msgspec.json.decode(row["price"], type=Price)
+        usage = Usage(**{name: row[name] for name in TOKENS})
+        is_batch, made_at = row["tier"] == "batch", row["made_at"]
+        reckoned = bounded_cost(cost_of(usage, prices[row["edition"]], batch=is_batch, at=made_at))
+        if reckoned != row["cost_nanousd"]:
+            call = {"where": str(row["request_id"]), "quantity": "cost_nanousd"}
+            differences.append(call | {"expected": reckoned, "found": row["cost_nanousd"]})
     return len(rows), differences
 
 

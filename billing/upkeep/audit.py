@@ -15,7 +15,7 @@ from msgspec import Struct
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.edges import Database
+from billing.core.edges import Database, fetch_within
 from billing.core.records import CHARGED
 from billing.ledger.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.ledger.price_editions import compare_costs
@@ -57,7 +57,7 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
         await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
         await connection.execute(text(f"SET LOCAL statement_timeout = {round(WITHIN * 1000)}"))
         await connection.execute(text("SET LOCAL work_mem = '64MB'"))  # or a day's rows are sorted to be added up
-        count, costs = await compare_costs(connection, day)
+        count, costs = await compare_costs(connection, day, WITHIN)
         report = Report(count, [Difference(book=COSTS, day=day, **one) for one in costs])
         begins = await memory_begins(connection)
         if begins is None or day >= begins:
@@ -74,13 +74,7 @@ async def _compare(
     connection: AsyncConnection, report: Report, book: str, query: TextClause, values: Mapping[str, Any]
 ) -> Report:
     """Add one table to a report. The query's first row says how many figures were compared, the others what differs."""
-    compiled = query.compile(dialect=connection.dialect)
-    raw = (await connection.get_raw_connection()).driver_connection
-    assert raw is not None
-    named = {**values, "most": MOST_TOLD}
-    count, *rows = await raw.fetch(
-        compiled.string, *[named[name] for name in compiled.positiontup or ()], timeout=WITHIN
-    )
+    count, *rows = await fetch_within(connection, query, {**values, "most": MOST_TOLD}, WITHIN)
     found = [Difference(book=book, day=values["day"], **row) for row in rows]
     return Report(report.books + count["expected"], report.differences + found)
 
