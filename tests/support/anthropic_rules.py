@@ -173,7 +173,7 @@ CONTEXT_BETA = "context-management-2025-06-27"
 BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "computer-use-2025-11-24"}
 BETAS |= {"memory_20250818": CONTEXT_BETA}
 ASKED_FOR = {"interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14", "claude-code-20250219"}
-ASKED_FOR |= {"effort-2025-11-24"}
+ASKED_FOR |= {"effort-2025-11-24", CONTEXT_BETA}
 
 
 class Edit(Strict, frozen=True):
