@@ -47,21 +47,38 @@ ItemContent = str | Annotated[tuple[ItemPart, ...], Meta(max_length=MOST_PARTS)]
 class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One item of a conversation. Which fields it needs is a matter of its type; a message may leave its type out."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ] = "message"
     id: str | None = None
     status: ItemStatus | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None  # of a message
     content: ItemContent = None  # of a message, and of reasoning
     call_id: str | None = None  # of a call and of its output
-    name: str | None = None  # of a call, as is the next
-    arguments: str | None = None
+    name: str | None = None  # of a call, as are the next three
+    namespace: str | None = None
+    arguments: str | None = None  # of a function
+    input: str | None = None  # of a custom tool
     output: ItemContent = None  # of a call's output
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
     encrypted_content: str | None = None
 
 
+class GrammarFormat(Struct, frozen=True, tag="grammar"):
+    """What the input of a custom tool must look like. Models here are told it in words."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
 class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A function that the caller runs. Tools of other types are told apart to be refused with words that help."""
+    """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both. Tools of other
+    types are told apart to be refused with words that help."""
 
     type: str
     name: str | None = None
@@ -69,9 +86,15 @@ class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    format: TextFormat | GrammarFormat | None = None  # of a custom tool
+    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # of a namespace
 
 
 class FunctionChoice(Struct, frozen=True, tag="function"):
+    name: str
+
+
+class CustomChoice(Struct, frozen=True, tag="custom"):
     name: str
 
 
@@ -79,7 +102,7 @@ class AllowedTools(Struct, frozen=True, tag="allowed_tools"):
     """Some of the tools, of which the model may or must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[tuple[FunctionChoice, ...], Meta(max_length=MOST_TOOLS)]
+    tools: Annotated[tuple[FunctionChoice | CustomChoice, ...], Meta(max_length=MOST_TOOLS)]
 
 
 class SchemaFormat(Struct, frozen=True, tag="json_schema", omit_defaults=True):
@@ -117,7 +140,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of tools that run at the upstream: there are none
     text: TextConfig | None = None

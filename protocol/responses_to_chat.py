@@ -11,7 +11,6 @@ import msgspec
 from protocol.chat import (
     ChatRequest,
     ContentPart,
-    Function,
     FunctionCall,
     ImagePart,
     ImageUrl,
@@ -26,12 +25,13 @@ from protocol.chat import (
     TextFormat,
     TextPart,
     ThinkingBlock,
-    Tool,
     ToolCall,
 )
 from protocol.errors import BadRequest, invalid_param
+from protocol.response_tools import OfferedTool, as_arguments, as_function, function_name, offered_tools
 from protocol.responses import (
     AllowedTools,
+    CustomChoice,
     FunctionChoice,
     InputImage,
     InputItem,
@@ -41,7 +41,6 @@ from protocol.responses import (
     OutputText,
     ReasoningConfig,
     ResponsesRequest,
-    ResponsesTool,
     SchemaFormat,
     TextConfig,
 )
@@ -65,7 +64,7 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
-        tools=tuple(map(_tool, tools)) or None,
+        tools=tuple(map(as_function, tools)) or None,
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls if tools else None,
         response_format=_format(text.format),
@@ -108,7 +107,7 @@ class _Turns:
 
     def add(self, item: InputItem, where: str) -> None:
         """Take in the next item. Raises BadRequest."""
-        if item.type == "function_call_output":
+        if item.type in ("function_call_output", "custom_tool_call_output"):
             self._end()
             self._add_output(item, where)
             return
@@ -117,7 +116,7 @@ class _Turns:
             if self._words and not self._calls:
                 self._end()
             self._thoughts += thoughts_of(item, where)
-        elif item.type == "function_call":
+        elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
         elif item.role == "assistant":
             if self._words and not self._calls:
@@ -192,10 +191,13 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
 
 
 def _call(item: InputItem, where: str) -> ToolCall:
-    if item.call_id is None or item.name is None or item.arguments is None:
-        said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+    is_custom = item.type == "custom_tool_call"
+    given = item.input if is_custom else item.arguments
+    if item.call_id is None or item.name is None or given is None:
+        said = {"call_id": item.call_id, "name": item.name, "input" if is_custom else "arguments": given}
         raise _missing(f"{where}.{next(name for name, value in said.items() if value is None)}")
-    return ToolCall(item.call_id, FunctionCall(item.name, item.arguments))
+    called = function_name(item.namespace, item.name)
+    return ToolCall(item.call_id, FunctionCall(called, as_arguments(given) if is_custom else given))
 
 
 def thoughts_of(item: InputItem, where: str = "input") -> list[Thought]:
@@ -220,24 +222,20 @@ def seal_of(thought: Thought) -> str:
 _thought_decoder: msgspec.json.Decoder[Thought] = msgspec.json.Decoder(Thought)
 
 
-def _offered(request: ResponsesRequest) -> tuple[ResponsesTool, ...]:
+def _offered(request: ResponsesRequest) -> list[OfferedTool]:
     """Return the tools that the model may call."""
-    tools = request.tools or ()
+    tools = offered_tools(request)
     if isinstance(request.tool_choice, AllowedTools):
         allowed = {tool.name for tool in request.tool_choice.tools}
-        return tuple(tool for tool in tools if tool.name in allowed)
+        return [offered for offered in tools if offered.called in allowed]
     return tools
 
 
-def _tool(tool: ResponsesTool) -> Tool:
-    return Tool(Function(tool.name or "", tool.description, tool.parameters, tool.strict))
-
-
 def _choice(
-    choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None,
+    choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None,
 ) -> Literal["none", "auto", "required"] | NamedTool | None:
     match choice:
-        case FunctionChoice(name):
+        case FunctionChoice(name) | CustomChoice(name):
             return NamedTool(NamedFunction(name))
         case AllowedTools(mode):
             return mode

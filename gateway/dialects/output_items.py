@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Raw
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import FinishReason, RedactedThinkingBlock, ThinkingBlock
 from protocol.events import Delta, ToolCallDelta
+from protocol.response_tools import OfferedTool, as_input
 from protocol.responses_to_chat import seal_of
 
 Told = dict[str, Any]  # an event but for its number
@@ -26,9 +28,10 @@ class OutputItems:
     """Adds deltas up to items. One item of words is open at a time; calls are open beside each other, as their pieces
     may come by turns, and end together."""
 
-    def __init__(self, suffix: str) -> None:
+    def __init__(self, suffix: str, tools: Mapping[str, OfferedTool]) -> None:
         self.finish_reason = FinishReason.STOP
         self._suffix = suffix  # of every item's id
+        self._tools = tools  # by the functions that stand for them
         self._items: list[dict[str, Any]] = []
         self._words: int | None = None  # index of the item of words that is open
         self._part: dict[str, Any] | None = None  # the part of it that is open
@@ -131,15 +134,24 @@ class OutputItems:
     def _add_call(self, piece: ToolCallDelta, out: list[Told]) -> None:
         if (index := self._calls.get(piece.index)) is None:
             self._end_words(out)
-            call = {"type": "function_call", "call_id": piece.id or "", "name": piece.name or "", "arguments": ""}
-            index = self._calls[piece.index] = self._begin("fc", call | {"status": "in_progress"}, out)
+            index = self._calls[piece.index] = self._begin_call(piece, out)
             self._arguments[index] = []
         if piece.arguments:
             self._put_arguments(index, piece.arguments, out)
 
+    def _begin_call(self, piece: ToolCallDelta, out: list[Told]) -> int:
+        offered = self._tools.get(piece.name or "")
+        call = {"call_id": piece.id or "", "name": (piece.name if offered is None else offered.tool.name) or ""}
+        if offered is not None and offered.namespace is not None:
+            call["namespace"] = offered.namespace
+        if offered is not None and offered.is_custom:
+            return self._begin("ctc", {"type": "custom_tool_call", **call, "input": "", "status": "in_progress"}, out)
+        return self._begin("fc", {"type": "function_call", **call, "arguments": "", "status": "in_progress"}, out)
+
     def _put_arguments(self, index: int, words: str, out: list[Told]) -> None:
         self._arguments[index].append(words)
-        out.append(self._of_call("response.function_call_arguments.delta", index) | {"delta": words})
+        if self._items[index]["type"] == "function_call":
+            out.append(self._of_call("response.function_call_arguments.delta", index) | {"delta": words})
 
     def _of_call(self, event_type: str, index: int) -> Told:
         return {"type": event_type, "item_id": self._items[index]["id"], "output_index": index}
@@ -149,12 +161,22 @@ class OutputItems:
         status = "incomplete" if reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER) else "completed"
         self._end_words(out, status)
         for index, pieces in self._arguments.items():
-            if not pieces and status == "completed":
-                self._put_arguments(index, "{}", out)
-            self._items[index]["arguments"] = arguments = "".join(pieces)
-            out.append(self._of_call("response.function_call_arguments.done", index) | {"arguments": arguments})
+            if self._items[index]["type"] == "custom_tool_call":
+                self._end_custom(index, as_input("".join(pieces)), out)
+            else:
+                if not pieces and status == "completed":
+                    self._put_arguments(index, "{}", out)
+                self._items[index]["arguments"] = arguments = "".join(pieces)
+                out.append(self._of_call("response.function_call_arguments.done", index) | {"arguments": arguments})
             self._done(index, status, out)
         self._arguments = {}
+
+    def _end_custom(self, index: int, text: str, out: list[Told]) -> None:
+        """Tell a custom tool's input, which is known once the arguments that hold it are whole."""
+        self._items[index]["input"] = text
+        if text:
+            out.append(self._of_call("response.custom_tool_call_input.delta", index) | {"delta": text})
+        out.append(self._of_call("response.custom_tool_call_input.done", index) | {"input": text})
 
     def _begin(self, prefix: str, item: dict[str, Any], out: list[Told]) -> int:
         index = len(self._items)

@@ -9,9 +9,11 @@ from typing import Any
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
 from gateway.dialects.responses_writer import ResponsesWriter
+from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import ServiceError, UnsupportedParameter
-from protocol.responses import AllowedTools, FunctionChoice, ResponsesRequest, ResponsesTool
+from protocol.response_tools import offered_tools
+from protocol.responses import AllowedTools, CustomChoice, FunctionChoice, ResponsesRequest, ResponsesTool
 from protocol.responses_to_chat import SEAL, to_chat
 
 RESEND = "Responses are not stored here: send the items of the turns before in 'input'."
@@ -44,7 +46,10 @@ def check_response(asked: ResponsesRequest) -> None:
     require(asked.stream_options is None or bool(asked.stream), "stream_options", "'stream_options' needs 'stream'.")
     for place, tool in enumerate(asked.tools or ()):
         _check_tool(tool, f"tools[{place}]")
-    _check_choice(asked)
+    names = [offered.called for offered in offered_tools(asked)]
+    require(len(names) <= MOST_TOOLS, "tools", f"'tools' holds more than {MOST_TOOLS} tools. Send fewer.")
+    require(len(names) == len(set(names)), "tools", "Two of 'tools' have one name. Give each its own.")
+    _check_choice(asked, frozenset(names))
     for name in ("background", "previous_response_id"):
         if getattr(asked, name):
             raise _unsupported(name)
@@ -54,10 +59,14 @@ def check_response(asked: ResponsesRequest) -> None:
 
 
 def _check_tool(tool: ResponsesTool, where: str) -> None:
-    if tool.type != "function":
+    if tool.type == "namespace" and "." not in where:
+        require(bool(tool.tools), f"{where}.tools", f"'{where}' needs 'tools'.")
+        for place, inner in enumerate(tool.tools or ()):
+            _check_tool(inner, f"{where}.tools[{place}]")
+    elif tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
-            f"A tool of type '{tool.type[:64]}' is not supported by this gateway. Send tools of type 'function', which "
-            "your own program runs.",
+            f"A tool of type '{tool.type[:64]}' is not supported by this gateway. Send tools of type 'function' or "
+            "'custom', which your own program runs.",
             param=f"{where}.type",
         )
     require(bool(tool.name), f"{where}.name", f"'{where}' needs a 'name'.")
@@ -65,16 +74,15 @@ def _check_tool(tool: ResponsesTool, where: str) -> None:
     require(not tool.defer_loading, f"{where}.defer_loading", words)
 
 
-def _check_choice(asked: ResponsesRequest) -> None:
+def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
     is_moot = asked.tool_choice in (None, "auto", "none")  # clients say so with no tools at hand
     require(is_moot or bool(asked.tools), "tool_choice", "'tool_choice' needs 'tools'.")
-    names = {tool.name for tool in asked.tools or ()}
     match asked.tool_choice:
-        case FunctionChoice(name):
-            require(name in names, "tool_choice.name", "'tool_choice' names a function that 'tools' has not.")
+        case FunctionChoice(name) | CustomChoice(name):
+            require(name in names, "tool_choice.name", "'tool_choice' names a tool that 'tools' has not.")
         case AllowedTools(tools=tools):
             are_known = bool(tools) and all(tool.name in names for tool in tools)
-            require(are_known, "tool_choice.tools", "'tool_choice.tools' must name functions of 'tools'.")
+            require(are_known, "tool_choice.tools", "'tool_choice.tools' must name some of 'tools'.")
 
 
 def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:

@@ -14,7 +14,8 @@ from protocol.chat import FinishReason
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply
-from protocol.responses import ReasoningConfig, ResponsesRequest, TextConfig
+from protocol.response_tools import offered_tools
+from protocol.responses import ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
 from protocol.sse import encode_event
 from protocol.usage import Usage
 
@@ -29,14 +30,15 @@ class ResponsesWriter:
         self._request = request
         self._id = request_id.replace("-", "")
         self._created = created
-        self._items = OutputItems(self._id)
+        self._tools = {offered.called: offered for offered in offered_tools(request)}
+        self._items = OutputItems(self._id, self._tools)
         self._usage: dict[str, Any] | None = None
         self._model_used: str | None = None  # known once there is a reply
         self._number = 0  # of the next event
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``response`` object."""
-        items = OutputItems(self._id)
+        items = OutputItems(self._id, self._tools)
         for event in events_of(whole, usage):
             if isinstance(event, Delta):
                 items.add(event)
@@ -141,8 +143,8 @@ def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
     }
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: ResponsesTool) -> dict[str, Any]:
     """Return a tool with all the fields that clients look for."""
-    empty = {"description": None, "parameters": None, "strict": None}
+    empty = {"description": None, "parameters": None, "strict": None} if tool.type == "function" else {}
     said: dict[str, Any] = msgspec.to_builtins(tool)
     return empty | said

@@ -255,6 +255,60 @@ def test_allowed_tools_are_those_that_the_model_hears_of(
     assert len(answer.json()["tools"]) == 2 and answer.json()["tool_choice"] == choice
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_takes_a_text(openai: OpenAI, upstream: ScriptedUpstream, model: str, stream: bool) -> None:
+    """Its model hears of a function of one text, and of the grammar in words; its caller of neither."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    tool = {"type": "custom", "name": "apply_patch", "description": "Patch files.", "format": grammar}
+    items: list[Any] = [{"role": "user", "content": "apply_patch"}]
+    asked: Any = {"model": model, "tools": [tool], "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    if stream:
+        with openai.responses.stream(input=items, **asked) as events:
+            kinds = {event.type for event in events}
+            first: Any = events.get_final_response()
+        assert {f"response.custom_tool_call_input.{step}" for step in ("delta", "done")} <= kinds
+    else:
+        first = openai.responses.create(input=items, **asked)
+    [call] = first.output
+    given = (upstream.requests[-1].body or {})["tools"][0]
+    given = given.get("function", given)
+    items += [*first.output, {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}]
+    second = openai.responses.create(input=items, model=model, tools=[tool])  # type: ignore[list-item]
+    sent = json.dumps((upstream.requests[-1].body or {})["messages"][1], ensure_ascii=False)
+
+    assert (call.type, call.name) == ("custom_tool_call", "apply_patch") and isinstance(call.input, str) and call.input
+    assert given["description"] == "Patch files.\n\nThe input must follow this lark grammar:\nstart: /.+/"
+    assert call.input in sent and "apply_patch" in sent and second.output_text
+    assert second.tools[0].type == "custom" and second.tools[0].name == "apply_patch"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_of_a_namespace_is_called_by_its_own_name(
+    client: httpx.Client, upstream: ScriptedUpstream, model: str, stream: bool
+) -> None:
+    """Its model has one name for both; the caller's item says them apart, and sends them back so."""
+    tools = [
+        {"type": "namespace", "name": name, "description": f"All of {name}.", "tools": [WEATHER]}
+        for name in ("mcp__ulm__", "bern")
+    ]
+    asked = {"model": model, "tools": tools, "stream": stream, "input": [{"role": "user", "content": "bern__weather"}]}
+    answer = client.post(URL, json=asked)
+    response = built_response(answer.text) if stream else answer.json()
+    [call] = response["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "fine"}
+    again = client.post(URL, json=asked | {"input": [*asked["input"], call, output]})  # type: ignore[misc]
+    body = upstream.requests[-1].body or {}
+    given = [tool.get("function", tool) for tool in body["tools"]]
+
+    is_typed(Response, response)
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "bern", "weather")
+    assert [tool["name"] for tool in given] == ["mcp__ulm__weather", "bern__weather"]
+    assert [tool["description"] for tool in given] == ["All of mcp__ulm__.", "All of bern."]
+    assert again.status_code == 200 and "bern__weather" in json.dumps(body["messages"][1])
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "in 'input'"),
     ({"conversation": "conv_1"}, "conversation", "in 'input'"),
@@ -264,6 +318,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "https://x"}]}, "tools[0].type", "'mcp'"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "needs a 'name'"),
     ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading", "Leave"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name", "needs a 'name'"),
+    ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools", "needs 'tools'"),
+    (
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m"}]}]},
+        "tools[0].tools[0].type",
+        "'namespace'",
+    ),
+    ({"tools": [WEATHER, WEATHER]}, "tools", "one name"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "x"}]}, "input[0].input", "Missing"),
     ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", "has not"),
     ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice.type", "Known here: function"),

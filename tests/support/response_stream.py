@@ -56,6 +56,10 @@ def _add(event: dict[str, Any], items: list[dict[str, Any]], done: list[int]) ->
             item["arguments"] += event["delta"]
         case ["function_call_arguments", "done"]:
             assert item["arguments"] == event["arguments"]
+        case ["custom_tool_call_input", "delta"]:
+            item["input"] += event["delta"]
+        case ["custom_tool_call_input", "done"]:
+            assert item["input"] == event["input"]
         case ["content_part", "added"]:
             assert event["content_index"] == len(item["content"])
             item["content"].append(event["part"])

@@ -1,0 +1,138 @@
+# The events of a streamed response build what the upstream said, in whatever order it said it.
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.calls.accumulate import Collector
+from gateway.dialects.responses_writer import ResponsesWriter
+from gateway.inference.reply import Reply
+from protocol.chat import ChatReply, ChatRequest, FinishReason, ThinkingBlock
+from protocol.errors import BadRequest, ServiceError
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.responses import InputItem, ResponsesRequest, ResponsesTool
+from protocol.responses_to_chat import thoughts_of
+from protocol.usage import Usage
+from tests.support.response_stream import built_response, events_in
+
+REPLY = cast(
+    Reply,
+    SimpleNamespace(
+        target=SimpleNamespace(model=SimpleNamespace(name="m")),
+        record=SimpleNamespace(cost_nanousd=1, total_ms=2.0),
+    ),
+)
+USAGE = Usage(3, 0, 5)
+END: list[Event] = [Delta(finish_reason=FinishReason.STOP), UsageReport(USAGE), ReplyEnd()]
+ASKED = ResponsesRequest(model="m", input="a", tools=(ResponsesTool(type="custom", name="tool2"),))
+words = st.text(min_size=1, max_size=4)
+steps = st.one_of(
+    words.map(lambda text: Delta(text=text)),
+    words.map(lambda text: Delta(refusal=text)),
+    words.map(lambda text: Delta(reasoning=text)),
+    words.map(lambda text: Delta(text=text, reasoning=text)),
+    words.map(lambda text: Delta(signature=text)),
+    st.tuples(st.integers(0, 2), words).map(lambda one: ("piece", *one)),
+)
+
+
+def stream_of(*deltas: Delta) -> str:
+    writer = ResponsesWriter(ASKED, "0-1", 1)
+    return b"".join(writer.pieces(REPLY, [event]) for event in [*deltas, *END]).decode()
+
+
+def deltas_of(moves: list[Any]) -> list[Delta]:
+    """Return the deltas; pieces of a call are those of a JSON text, after its head."""
+    deltas, begun = [], set[int]()
+    for move in moves:
+        if isinstance(move, Delta):
+            deltas.append(move)
+            continue
+        _, index, text = move
+        head = {} if index in begun else {"id": f"call_{index}", "name": f"tool{index}"}
+        begun.add(index)
+        deltas.append(Delta(tool_calls=(ToolCallDelta(index, json.dumps(text)[1:-1], **head),)))
+    return deltas
+
+
+@given(st.lists(steps, max_size=20))
+def test_words_thoughts_and_calls_come_whole_in_any_order(moves: list[Any]) -> None:
+    """Pieces of calls between each other and between words: each call is one item, and nothing said is lost."""
+    deltas = deltas_of(moves)
+    items = built_response(stream_of(*deltas))["output"]
+    parts = [part for item in items for part in item.get("content", ())]
+    calls: dict[str, str] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        calls[f"call_{piece.index}"] = calls.get(f"call_{piece.index}", "") + piece.arguments
+
+    def said(kind: str, field: str = "text") -> str:
+        return "".join(part[field] for part in parts if part["type"] == kind)
+
+    assert said("output_text") == "".join(delta.text for delta in deltas)
+    assert said("refusal", "refusal") == "".join(delta.refusal for delta in deltas)
+    assert said("reasoning_text") == "".join(delta.reasoning for delta in deltas)
+    told = {item["call_id"]: item.get("arguments", item.get("input")) for item in items if "call_id" in item}
+    assert told == calls
+    assert len({item["id"] for item in items}) == len(items)
+
+
+@given(st.lists(steps, max_size=12))
+def test_a_whole_response_has_what_the_stream_has(moves: list[Any]) -> None:
+    """But for the order in which words, thoughts and calls came, which a whole reply does not keep."""
+    deltas = [delta for delta in deltas_of(moves) if not delta.signature]
+    collector = Collector(ChatRequest(model="m", messages=()))
+    for delta in [*deltas, END[0]]:
+        assert isinstance(delta, Delta)
+        collector.add(delta)
+    reply = collector.reply()
+    assert isinstance(reply, ChatReply)
+    whole = json.loads(ResponsesWriter(ASKED, "0-1", 1).whole(REPLY, reply, USAGE))
+    streamed = built_response(stream_of(*deltas))
+
+    def texts(response: dict[str, Any], item_type: str) -> str:
+        items = [item for item in response["output"] if item["type"] == item_type]
+        return "".join(part.get("text", "") for item in items for part in item["content"])
+
+    def calls(response: dict[str, Any]) -> list[tuple[str, str]]:
+        found = [item for item in response["output"] if "call_id" in item]
+        return sorted((item["call_id"], item.get("arguments", item.get("input"))) for item in found)
+
+    assert whole.keys() == streamed.keys() and whole["usage"] == streamed["usage"]
+    assert texts(whole, "message") == texts(streamed, "message")
+    assert texts(whole, "reasoning") == texts(streamed, "reasoning")
+    assert calls(whole) == calls(streamed)
+
+
+def test_what_a_model_thought_comes_back_as_it_was_signed() -> None:
+    """Each signed stretch is an item of its own; what was changed on the way is refused."""
+    deltas = [
+        Delta(reasoning="Hm"),
+        Delta(reasoning="."),
+        Delta(signature="s1"),
+        Delta(reasoning="Oh"),
+        Delta(text="a"),
+    ]
+    first, second, _ = built_response(stream_of(*deltas))["output"]
+    sealed = first["encrypted_content"]
+
+    def thoughts(content: str | None) -> list[Any]:
+        return thoughts_of(InputItem(type="reasoning", encrypted_content=content))
+
+    assert thoughts(sealed) == [ThinkingBlock("Hm.", "s1")]
+    assert "encrypted_content" not in second and thoughts("another maker's") == thoughts(None) == []
+    with pytest.raises(BadRequest):
+        thoughts(f"{sealed}x")
+
+
+def test_a_response_can_fail_before_anything_came() -> None:
+    """As when the status was sent with a comment: the first event has the number 0."""
+    failed, error = events_in(ResponsesWriter(ASKED, "0-1", 1).error(ServiceError("Broken.", code="x")).decode())
+
+    assert (failed["response"]["status"], failed["response"]["output"]) == ("failed", [])
+    assert (error["code"], error["message"], error["sequence_number"]) == ("x", "Broken.", 1)
