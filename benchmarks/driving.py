@@ -19,7 +19,7 @@ from benchmarks.roofline import Request
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Event, Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ def build_loop(config: dict[str, Any], device: torch.device, **settings: Any) ->
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         model = load_model_config(Path(folder))
-        engine = EngineConfig(folder, device.type, **settings)
+        engine = engine_config(folder, device=device.type, **settings)
         runner = Runner(engine, model)
         runner.warm_up()
         return EngineLoop(engine, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))

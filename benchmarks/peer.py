@@ -26,7 +26,7 @@ from transformers.utils import logging
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
@@ -100,8 +100,8 @@ def make_model(folder: Path, shape: tuple[int, ...]) -> Any:
 
 def build_loop(folder: Path, count: int) -> EngineLoop:
     """Build our engine over that checkpoint, with room for all requests at once."""
-    settings = EngineConfig(
-        str(folder), "cpu", max_num_seqs=count, max_model_len=CONTEXT, cpu_kv_bytes=2**30, prefix_caching=False
+    settings = engine_config(
+        str(folder), device="cpu", max_num_seqs=count, max_model_len=CONTEXT, cpu_kv_bytes=2**30, prefix_caching=False
     )
     runner = Runner(settings, model := load_model_config(folder))
     return EngineLoop(settings, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))

@@ -29,7 +29,7 @@ from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.smoothing import rounded
 from gpu_backend.models.weights import Checkpoint, LinearOptions
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import EngineConfig, engine_config
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import StepTensors, build_tensors
@@ -112,8 +112,8 @@ def plant_outliers(folder: Path, target: Path) -> Path:
 def measure(folder: Path, quantization: str | None, kv_cache_dtype: str, smoothed: bool = True) -> Costs:
     """Compare a checkpoint at fewer bits with itself in bfloat16; bfloat16 with float32."""
     models = load_pair(folder, quantization, kv_cache_dtype, smoothed)
-    engine = EngineConfig(
-        str(folder), "cpu", dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    engine = engine_config(
+        str(folder), device="cpu", dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )
     count, kept = (
         sum(map(size, _products(model))) for model, size in zip(models, (Tensor.numel, _num_bytes), strict=True)
@@ -164,9 +164,9 @@ def layer_errors(plain: Decoder, kept_as: Decoder, float8_cache: bool = False, c
 def perplexity(config: EngineConfig, model: Decoder | None = None) -> float:
     """Return that of a fixed text, scored in one prefill, by the model that is configured or by another."""
     tokens = text_tokens(600)
-    runner = Runner(config, load_model_config(config.folder))
+    runner = Runner(config, load_model_config(config.checkpoint.folder))
     runner._model = model or runner._model
-    blocks = tuple(range(-(-len(tokens) // config.block_size)))
+    blocks = tuple(range(-(-len(tokens) // config.cache.block_size)))
     step = SequenceStep(1, tokens, 0, blocks, False, SamplingParams(1, prompt_logprobs=0), 0, targets=tokens[1:])
     (scores,) = runner.run(StepPlan(0, (step,))).scored
     return math.exp(-sum(score.logprob for score in scores) / len(scores))

@@ -7,7 +7,7 @@ import statistics
 import time
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
@@ -27,7 +27,7 @@ class NoDevice(AtOnce):
 
 def measure(num_waiting: int, num_tenants: int) -> tuple[float, float]:
     """Return the median CPU microseconds of ``schedule`` and of a whole step, with that many requests waiting."""
-    config = EngineConfig("", max_num_seqs=SEQUENCES, max_num_batched_tokens=8192)
+    config = engine_config("", max_num_seqs=SEQUENCES, max_num_batched_tokens=8192)
     loop = EngineLoop(config, NoDevice(), 60_000, Limits(32_768, 1000))
     for number in range(SEQUENCES + num_waiting):
         prompt = tuple((number * 31 + i) % 997 for i in range(PROMPT))

@@ -20,7 +20,7 @@ import torch
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import EngineConfig, engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate, NewTokens
@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
-        config = EngineConfig(
+        config = engine_config(
             folder, device="cpu", load_format="dummy", speculative_method="ngram", num_speculative_tokens=GUESSES
         )
         runner = Runner(config, load_model_config(Path(folder)))

@@ -23,7 +23,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling import adjustments
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.grammar import GrammarCompiler
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Generate
@@ -71,7 +71,7 @@ def build_loop() -> EngineLoop:
     """Return an engine loop over the demo model."""
     folder = Path(gpu_backend.demo_model.__file__).parent / "checkpoint"
     torch.set_num_threads(1)
-    config, model = EngineConfig(model=str(folder), device="cpu"), load_model_config(folder)
+    config, model = engine_config(model=str(folder), device="cpu"), load_model_config(folder)
     runner = Runner(config, model)
     compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
     limits = Limits(runner.max_model_len, model.vocab_size, model.eos_token_ids)

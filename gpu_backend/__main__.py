@@ -24,7 +24,7 @@ from gpu_backend.step.config import (
     LOAD_FORMATS,
     QUANTIZATIONS,
     SPECULATIVE_METHODS,
-    EngineConfig,
+    engine_config,
 )
 from gpu_backend.step.cost import read_step_cost
 
@@ -43,12 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time needs no thread pool
     try:
         engine = settings.engine
-        engine = replace(
-            engine,
-            model=str(fetch_model(engine.model, digests=settings.digests)),
-            tokenizer=str(fetch_tokenizer(engine.tokenizer)) if engine.tokenizer else None,
-            speculative_model=str(fetch_model(engine.speculative_model)) if engine.speculative_model else None,
+        checkpoint, drafts = engine.checkpoint, engine.speculation
+        checkpoint = replace(
+            checkpoint,
+            model=str(fetch_model(checkpoint.model, digests=settings.digests)),
+            tokenizer=str(fetch_tokenizer(checkpoint.tokenizer)) if checkpoint.tokenizer else None,
         )
+        if drafts.speculative_model:
+            drafts = replace(drafts, speculative_model=str(fetch_model(drafts.speculative_model)))
+        engine = replace(engine, checkpoint=checkpoint, speculation=drafts)
         return serve(replace(settings, engine=engine))
     except (OSError, ValueError) as exc:
         print(f"gpu_backend: {exc}", file=sys.stderr)  # noqa: T201
@@ -70,7 +73,8 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
 
 
 def _parser() -> argparse.ArgumentParser:
-    engine, front = EngineConfig(model=""), FrontSettings.__dataclass_fields__
+    engine, front = engine_config(model=""), FrontSettings.__dataclass_fields__
+    steps, cache, fairness = engine.steps, engine.cache, engine.fairness
     parser = argparse.ArgumentParser(
         prog="python -m gpu_backend",
         description="Serve one Hugging Face checkpoint behind OpenAI's API.",
@@ -84,39 +88,56 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default=front["host"].default, help="address to listen on; beyond loopback a secret is demanded")
     add("--port", type=int, default=front["port"].default, help="0 takes any free one")
     add("--api-key", metavar="SECRET", help=f"bearer token that every request must carry; ${SECRET} if not given")
-    add("--device", choices=DEVICES, default=engine.device, help="auto is cuda where there is one")
-    add("--dtype", choices=DTYPES, default=engine.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
+    add("--device", choices=DEVICES, default=engine.device.device, help="auto is cuda where there is one")
+    add("--dtype", choices=DTYPES, default=engine.device.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
     add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default=engine.kv_cache_dtype, help="auto is that of the model")
+    add(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default=cache.kv_cache_dtype,
+        help="auto is that of the model",
+    )
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that compute each layer together")
     add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages of so many layers each, on others")
-    add("--max-num-batched-tokens", type=int, default=engine.max_num_batched_tokens, metavar="N", help="tokens a step")
-    add("--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="replies that run at once")
+    add(
+        "--max-num-batched-tokens",
+        type=int,
+        default=steps.max_num_batched_tokens,
+        metavar="N",
+        help="tokens a step",
+    )
+    add("--max-num-seqs", type=int, default=steps.max_num_seqs, metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
     cost = "JSON with what a step takes here, or auto: measured at the start; without it nothing is predicted"
     add("--step-cost", metavar="FILE|auto", help=cost)
-    add("--batch-patience", type=float, default=engine.batch_patience, metavar="S", help="after it batch work may pass")
+    add(
+        "--batch-patience",
+        type=float,
+        default=fairness.batch_patience,
+        metavar="S",
+        help="after it batch work may pass",
+    )
     gives = "after it the tenant that holds most gives a reply's place to one that waits; inf for never"
-    add("--interactive-patience", type=float, default=engine.interactive_patience, metavar="S", help=gives)
+    add("--interactive-patience", type=float, default=fairness.interactive_patience, metavar="S", help=gives)
     lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
     add("--cached-lead", type=int, metavar="N", help=lead)
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
-    add("--block-size", type=int, default=engine.block_size, metavar="N", help="tokens in a block of the KV cache")
+    add("--block-size", type=int, default=cache.block_size, metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
-    add("--load-format", choices=LOAD_FORMATS, default=engine.load_format, help="dummy makes random weights")
+    add("--load-format", choices=LOAD_FORMATS, default=engine.checkpoint.load_format, help="dummy makes random weights")
     add(
         "--speculative-method",
         choices=SPECULATIVE_METHODS,
-        default=engine.speculative_method,
+        default=engine.speculation.speculative_method,
         help="where draft tokens come from",
     )
     add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
     add(
         "--num-speculative-tokens",
         type=int,
-        default=engine.num_speculative_tokens,
+        default=engine.speculation.num_speculative_tokens,
         metavar="N",
         help="draft tokens a step",
     )
@@ -137,7 +158,7 @@ def _settings(
     """Put the settings together. Raises ``ValueError`` for those that cannot work."""
     if not 0 <= options.kv_offloading_size < MOST_GIB:
         raise ValueError(f"kv_offloading_size is {options.kv_offloading_size}; it is GiB of host memory, from 0 up")
-    engine = EngineConfig(
+    engine = engine_config(
         model=version.source if version else options.model,
         tokenizer=options.tokenizer,
         device=options.device,

@@ -22,8 +22,8 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
     from gpu_backend.execution.ranks import Ranks
     from gpu_backend.execution.runner import Runner
 
-    ranks = Ranks(rank, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
-    runner = Runner(config, load_model_config(config.folder), ranks)
+    ranks = Ranks(rank, config.device.tensor_parallel_size, config.device.pipeline_parallel_size, meeting_file)
+    runner = Runner(config, load_model_config(config.checkpoint.folder), ranks)
     while (plan := ranks.tell(None)) is not None:
         runner.launch(plan)
     ranks.leave()

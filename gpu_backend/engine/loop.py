@@ -64,23 +64,22 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarQueue | None = None,
     ) -> None:
-        assert limits.max_model_len <= num_blocks * config.block_size
-        longest = -(-limits.max_model_len // config.block_size)
+        steps, prefixes, block_size = config.steps, config.prefixes, config.cache.block_size
+        assert limits.max_model_len <= num_blocks * block_size
+        longest = -(-limits.max_model_len // block_size)
         self.blocks = BlockManager(
             num_blocks,
-            config.block_size,
+            block_size,
             # Whatever is protected, the longest sequence alone must find room.
-            num_protected=min(int(config.protected_cache_share * num_blocks), num_blocks - longest),
-            shared=shared_hashes(config.shared_prefixes if config.prefix_caching else (), config.block_size),
+            num_protected=min(int(prefixes.protected_cache_share * num_blocks), num_blocks - longest),
+            shared=shared_hashes(prefixes.shared_prefixes if prefixes.prefix_caching else (), block_size),
             clock=clock,
             num_host_blocks=limits.num_host_blocks,
         )
-        swapping = SwapChoice(
-            config.step_cost or limits.assumed_cost, config.step_cost is not None, limits.copy_seconds
-        )
+        swapping = SwapChoice(steps.step_cost or limits.assumed_cost, steps.step_cost is not None, limits.copy_seconds)
         self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits), swapping)
         self.runner = runner
-        self._config = config
+        self._steps = steps
         self._limits = limits
         self._clock = clock
         self._meter = LoadMeter(clock())
@@ -90,7 +89,7 @@ class EngineLoop:
         self._draining = False
         self._drained = False
         self._failures = 0
-        self._overlaps = runner.is_asynchronous if config.async_scheduling is None else config.async_scheduling
+        self._overlaps = runner.is_asynchronous if steps.async_scheduling is None else steps.async_scheduling
         if self.scheduler.speculator is not None and self._overlaps:
             self.scheduler.speculator.most_ahead = runner.most_ahead
         self._due: _Due | None = None
@@ -169,7 +168,7 @@ class EngineLoop:
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
-        if refused := refuse_on_arrival(command, self.scheduler, self._config):
+        if refused := refuse_on_arrival(command, self.scheduler, self._steps):
             return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock())
         for reply in replies:

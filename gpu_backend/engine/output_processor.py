@@ -33,7 +33,7 @@ class OutputProcessor:
     def __init__(
         self, config: EngineConfig, scheduler: Scheduler, meter: LoadMeter, clock: Callable[[], float]
     ) -> None:
-        self._num_ranks = config.num_ranks
+        self._num_ranks = config.device.num_ranks
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock

@@ -103,7 +103,7 @@ def main(descriptor: int, parent: int) -> int:
     try:
         loop, ready = _load(config)
     except Exception as error:
-        print(f"gpu_backend: cannot load {config.model}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"gpu_backend: cannot load {config.checkpoint.model}: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return 1
     with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it all waiting callers
         connection.send((_pack(ready),))
@@ -133,7 +133,7 @@ def _serve(connection: Connection, loop: EngineLoop) -> None:
 
 def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     """Load the model and build the loop; config.json is read before anything heavy is imported."""
-    model = load_model_config(config.folder)
+    model = load_model_config(config.checkpoint.folder)
     gc.disable()  # modules stay: looking again and again which of them are garbage takes a tenth of the start
     import_torch()
     import torch
@@ -146,23 +146,23 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
 
     gc.freeze()  # nor are they looked at later, while a step waits
     gc.enable()
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    compiler = GrammarCompiler(config.tokenizer_folder, model.vocab_size, model.eos_token_ids)
+    if config.device.num_threads is not None:
+        torch.set_num_threads(config.device.num_threads)
+    compiler = GrammarCompiler(config.checkpoint.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
-    if config.measures_step_cost:
+    if config.steps.measures_step_cost:
         from gpu_backend.hardware.calibration import measure_step_cost
 
-        rows, most = config.max_num_seqs, config.max_num_batched_tokens
-        num_blocks = runner.max_model_len // config.block_size
-        cost = measure_step_cost(runner.run, num_blocks, config.block_size, rows, most)
-        config = replace(config, step_cost=cost)
+        rows, most = config.steps.max_num_seqs, config.steps.max_num_batched_tokens
+        num_blocks = runner.max_model_len // config.cache.block_size
+        cost = measure_step_cost(runner.run, num_blocks, config.cache.block_size, rows, most)
+        config = replace(config, steps=replace(config.steps, step_cost=cost))
         print(f"gpu_backend: a step costs {json.dumps(asdict(cost))}", file=sys.stderr, flush=True)  # noqa: T201
-    if config.num_ranks > 1:
+    if config.device.num_ranks > 1:
         for rank, (layers, weights, cache) in enumerate(runner.parts_of_ranks):
             part = f"layers {layers.start} to {layers.stop - 1}, {weights:,} bytes of weights, {cache:,} of KV cache"
-            told = f"rank {rank} of {config.num_ranks}: {part}"
+            told = f"rank {rank} of {config.device.num_ranks}: {part}"
             print(f"gpu_backend: {told}", file=sys.stderr, flush=True)  # noqa: T201
     limits = Limits(
         runner.max_model_len,

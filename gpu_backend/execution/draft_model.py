@@ -44,20 +44,20 @@ class DraftModel:
     def __init__(
         self, config: EngineConfig, target: ModelConfig, device: torch.device, dtype: torch.dtype, max_model_len: int
     ) -> None:
-        assert config.speculative_model is not None
-        folder = Path(config.speculative_model)
+        assert config.speculation.speculative_model is not None
+        folder = Path(config.speculation.speculative_model)
         self.config = load_model_config(folder)
-        _check_fit(config.tokenizer_folder, target, folder, self.config, max_model_len)
-        linear = LinearOptions(batch_invariant=config.batch_invariant)
-        weights = open_weights(folder, config.load_format, device, dtype, linear)
+        _check_fit(config.checkpoint.tokenizer_folder, target, folder, self.config, max_model_len)
+        linear = LinearOptions(batch_invariant=config.device.batch_invariant)
+        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear)
         self._model = load_model(self.config, weights, max_model_len)
         self._vocab_size = target.vocab_size
-        self._block_size = config.block_size
-        self._max_num_seqs = config.max_num_seqs
+        self._block_size = config.cache.block_size
+        self._max_num_seqs = config.steps.max_num_seqs
         self._device = device
         self._dtype = dtype
         self.share = self.config.products_per_token / target.products_per_token
-        self.block_bytes = self.config.kv_floats_per_token * config.block_size * dtype.itemsize
+        self.block_bytes = self.config.kv_floats_per_token * config.cache.block_size * dtype.itemsize
 
     def make_room(
         self, num_blocks: int, max_model_len: int, placement: Grouping | PagedLayouts, graphs: MakeGraphs | None

@@ -113,7 +113,7 @@ def start_ranks(config: EngineConfig) -> Ranks:
     meeting_file = str(Path(tempfile.mkdtemp(prefix="tollgate-ranks-")) / "meeting")
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    for rank in range(1, config.num_ranks):
+    for rank in range(1, config.device.num_ranks):
         child = subprocess.Popen(
             [sys.executable, "-m", "gpu_backend.engine.follower", str(rank), meeting_file, str(os.getpid())],
             env={**os.environ, "PYTHONPATH": search_path},
@@ -123,7 +123,7 @@ def start_ranks(config: EngineConfig) -> Ranks:
         with child.stdin as pipe:
             pickle.dump(config, pipe)
         threading.Thread(target=_end_with, args=(rank, child), daemon=True).start()
-    return Ranks(0, config.tensor_parallel_size, config.pipeline_parallel_size, meeting_file)
+    return Ranks(0, config.device.tensor_parallel_size, config.device.pipeline_parallel_size, meeting_file)
 
 
 def _end_with(rank: int, child: subprocess.Popen[bytes]) -> None:

@@ -63,40 +63,40 @@ class Runner:
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
         """Load it; of several ranks the first starts the others, which come with ``ranks``."""
-        cut = config_of_rank(model_config, config.tensor_parallel_size)
-        stage_of(cut, 0, config.pipeline_parallel_size)  # refused here, not in all ranks
-        if ranks is None and config.num_ranks > 1:
+        cut = config_of_rank(model_config, config.device.tensor_parallel_size)
+        stage_of(cut, 0, config.device.pipeline_parallel_size)  # refused here, not in all ranks
+        if ranks is None and config.device.num_ranks > 1:
             from gpu_backend.execution.ranks import start_ranks
 
             ranks = start_ranks(config)
         self._ranks = ranks
         self._leads = ranks is None or ranks.rank == 0
-        self.device = _choose_device(config.device, ranks.rank if ranks else 0)
-        self.dtype = DTYPES.get(config.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        self.block_size = config.block_size
-        self._most_tokens = config.max_num_batched_tokens
+        self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
+        self.dtype = DTYPES.get(config.device.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self.block_size = config.cache.block_size
+        self._most_tokens = config.steps.max_num_batched_tokens
         self._all_layers = cut
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
         requested = requested_length(config, self.model_config)
         with torch.inference_mode():
             self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
-            self._batch_invariant = config.batch_invariant
-            self._placement = Placement(self.block_size, self.device, self.dtype, config.batch_invariant)
+            self._batch_invariant = config.device.batch_invariant
+            self._placement = Placement(self.block_size, self.device, self.dtype, config.device.batch_invariant)
             self._kv_scales: tuple[KvScales, ...] | None = None
-            if config.kv_cache_dtype == "fp8":
+            if config.cache.kv_cache_dtype == "fp8":
                 self._kv_scales = self._measure_kv_scales(min(requested, TOKENS_TO_MEASURE))
-            drafts = config.speculative_method == "draft" and self._leads
+            drafts = config.speculation.speculative_method == "draft" and self._leads
             self._draft_model = DraftModel(config, model_config, self.device, self.dtype, requested) if drafts else None
             bytes_of_both = self._block_bytes + (self._draft_model.block_bytes if self._draft_model is not None else 0)
-            self.num_blocks = config.num_kv_blocks or affordable_blocks(
+            self.num_blocks = config.cache.num_kv_blocks or affordable_blocks(
                 config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, requested
             )
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
             # block, zeros for ever, pads block tables.
             self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
-            self.num_host_blocks = config.host_kv_bytes // self._block_bytes
+            self.num_host_blocks = config.cache.host_kv_bytes // self._block_bytes
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
@@ -105,11 +105,11 @@ class Runner:
             )
             longest = -(-self.max_model_len // self.block_size)
             self._device_state = DeviceState(
-                config.max_num_seqs,
+                config.steps.max_num_seqs,
                 longest,
                 self.num_blocks,
                 self.device,
-                config.num_speculative_tokens,
+                config.speculation.num_speculative_tokens,
                 _text_window(config, self.max_model_len),
             )
             self.graphs = self._make_graphs(config)
@@ -250,11 +250,11 @@ class Runner:
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
         """Return the graphs of decodes, if there are to be any: none on the CPU, which has nothing to gain by them."""
-        is_wanted = self.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
+        is_wanted = self.device.type == "cuda" if config.device.cuda_graphs is None else config.device.cuda_graphs
         by_rows = self._batch_invariant and not ops.uses_triton(self.device)  # plain torch then takes row by row
         if not is_wanted or by_rows:
             return None
-        drafts = 0 if config.speculative_method == "off" else config.num_speculative_tokens
+        drafts = 0 if config.speculation.speculative_method == "off" else config.speculation.num_speculative_tokens
         layouts = self._placement.layouts(self.model_config, self.max_model_len)
         scales, graph_capture = self._kv_scales, self._graph_capture()
         return DecodeGraphs(
@@ -318,6 +318,6 @@ def _choose_device(name: str, rank: int) -> torch.device:
 
 def _text_window(config: EngineConfig, max_model_len: int) -> int:
     """Return how many tokens of each text the device keeps to draft from; 1: none, the host does it."""
-    if config.speculative_method != "ngram" or config.num_ranks > 1:
+    if config.speculation.speculative_method != "ngram" or config.device.num_ranks > 1:
         return 1
     return 1 << (min(max_model_len, TEXT_WINDOW) - 1).bit_length()

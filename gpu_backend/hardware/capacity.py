@@ -20,12 +20,12 @@ def affordable_blocks(
     On the CPU these are no more than all sequences at full length need. Raises ``UnsupportedModel`` if none fits.
     """
     if device.type == "cpu":
-        useful = config.max_num_seqs * -(-max_model_len // config.block_size)
-        return max(1, min(useful, config.cpu_kv_bytes // block_bytes))
+        useful = config.steps.max_num_seqs * -(-max_model_len // config.cache.block_size)
+        return max(1, min(useful, config.cache.cpu_kv_bytes // block_bytes))
     torch.cuda.empty_cache()  # of what loading and rounding took in between
     free, total = torch.cuda.mem_get_info(device)
     step_bytes = memory_reserve_bytes(config, model, itemsize, max_model_len)
-    room = int(free - (1 - config.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
+    room = int(free - (1 - config.cache.gpu_memory_share) * total) - step_bytes - GPU_SPARE_BYTES
     if room < block_bytes:
         raise UnsupportedModel(
             f"the device has no memory left for a KV cache beside a step's {step_bytes / 2**30:.1f} GiB; lower "
@@ -36,16 +36,15 @@ def affordable_blocks(
 
 def requested_length(config: EngineConfig, model: ModelConfig) -> int:
     """Return how long sequences are to be at most. Raises ``UnsupportedModel`` if the model does not reach so far."""
-    if config.max_model_len is not None and config.max_model_len > model.max_position:
-        raise UnsupportedModel(
-            f"max_model_len is {config.max_model_len}, but the model knows only {model.max_position} positions"
-        )
-    return config.max_model_len or model.max_position
+    asked = config.checkpoint.max_model_len
+    if asked is not None and asked > model.max_position:
+        raise UnsupportedModel(f"max_model_len is {asked}, but the model knows only {model.max_position} positions")
+    return asked or model.max_position
 
 
 def possible_length(config: EngineConfig, requested: int, capacity: int) -> int:
     """Return the longest sequence that fits alone, so that nothing admitted can ever be stuck."""
-    if config.max_model_len is not None and requested > capacity:
+    if config.checkpoint.max_model_len is not None and requested > capacity:
         raise UnsupportedModel(
             f"max_model_len is {requested}, but the KV cache holds {capacity} tokens; lower it or add KV blocks"
         )

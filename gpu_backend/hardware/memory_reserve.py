@@ -16,13 +16,13 @@ SCORED_LOGIT_BYTES = 16  # where they are only reported
 
 def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int, max_model_len: int) -> int:
     """Return the bytes of the largest step on one rank, whose numbers have ``itemsize`` bytes."""
-    drafts = 0 if config.speculative_method == "off" else config.num_speculative_tokens
-    tokens = config.max_num_batched_tokens
-    rows = min(tokens, config.max_num_seqs * (1 + drafts))
+    drafts = 0 if config.speculation.speculative_method == "off" else config.speculation.num_speculative_tokens
+    tokens = config.steps.max_num_batched_tokens
+    rows = min(tokens, config.steps.max_num_seqs * (1 + drafts))
     logits = model.vocab_size * max(rows * LOGIT_BYTES, min(tokens, ROWS_TO_SCORE) * SCORED_LOGIT_BYTES)
     attention = 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim  # before and after rope, and packed
     activations = 6 * model.hidden_size + max(attention, 3 * model.intermediate_size)
     # A chunk of a long prompt: what each part of its context comes to, in float32, before they are put together.
-    splits = INVARIANT_SPLITS if config.batch_invariant else choose_splits(1, 1, 1, max_model_len, processors=0)
+    splits = INVARIANT_SPLITS if config.device.batch_invariant else choose_splits(1, 1, 1, max_model_len, processors=0)
     parts = splits * model.num_heads * (model.head_dim + 1) * 4 if splits > 1 else 0
     return tokens * (activations * itemsize + parts) + logits

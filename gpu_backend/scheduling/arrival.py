@@ -7,12 +7,12 @@ import math
 
 from gpu_backend.scheduling.budget import largest_chunk
 from gpu_backend.scheduling.scheduler import Scheduler
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import StepConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 from gpu_backend.step.messages import Embed, Generate, Refused
 
 
-def refuse_on_arrival(command: Generate | Embed, scheduler: Scheduler, config: EngineConfig) -> Refused | None:
+def refuse_on_arrival(command: Generate | Embed, scheduler: Scheduler, config: StepConfig) -> Refused | None:
     """Say why a request that could be served is not taken now; None if it is."""
     if scheduler.admission.is_full_for(command.tier, command.tenant):
         reason = f"The {command.tier} queue of this engine has no room for more of yours. Try again later."
@@ -30,7 +30,7 @@ def refuse_on_arrival(command: Generate | Embed, scheduler: Scheduler, config: E
     return Refused(command.request_id, reason, late)
 
 
-def predict_seconds(command: Generate, scheduler: Scheduler, config: EngineConfig, cost: StepCost) -> float:
+def predict_seconds(command: Generate, scheduler: Scheduler, config: StepConfig, cost: StepCost) -> float:
     """Predict how long a request that comes now takes to its end.
 
     Prompts that go before it are computed as fast as decodes allow; without a slot or room for it, it waits until as

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import StepConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
@@ -15,7 +15,7 @@ MANY_STEPS = 8  # a prompt that takes more is long
 
 
 class StepBudget:
-    """What is left of one step. Without a known ``cost`` the number of tokens alone limits it.
+    """What is left of one step. Without a known cost the number of tokens alone limits it.
 
     Of batch work, whose tokens may have a cap of their own, ``num_batch`` sequences run, ``num_batch_decodes`` of them
     in these decodes; no more of them are let in than have a token each within the cap.
@@ -23,8 +23,8 @@ class StepBudget:
 
     def __init__(
         self,
-        config: EngineConfig,
-        cost: StepCost | None,
+        config: StepConfig,
+        block_size: int,
         decodes: SequenceOf[SequenceStep],
         num_batch: int = 0,
         num_batch_decodes: int = 0,
@@ -35,9 +35,9 @@ class StepBudget:
         cap = config.max_batch_tier_tokens or config.max_num_batched_tokens
         self._batch_left = cap - num_batch_decodes
         self._batch_places = cap - num_batch
-        self._cost = cost if decodes else None
+        self._cost = config.step_cost if decodes else None
         self._is_spent = False
-        self._least = config.block_size
+        self._least = block_size
         if self._cost is not None:
             self._work = plan_work(decodes)
             seconds = self._cost.seconds(self._work)
@@ -104,7 +104,8 @@ class StepBudget:
 
 
 def open_budget(
-    config: EngineConfig,
+    config: StepConfig,
+    block_size: int,
     steps: SequenceOf[SequenceStep],
     decodes: SequenceOf[Sequence],
     running: Mapping[int, Sequence],
@@ -114,7 +115,7 @@ def open_budget(
     if config.max_batch_tier_tokens is not None:
         num_batch = sum(sequence.tier == "batch" for sequence in running.values())
         num_batch_decodes = sum(sequence.tier == "batch" for sequence in decodes)
-    return StepBudget(config, config.step_cost, steps, num_batch, num_batch_decodes)
+    return StepBudget(config, block_size, steps, num_batch, num_batch_decodes)
 
 
 def largest_chunk(cost: StepCost, work: StepWork, limit: float, start: int, most: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.sequence import Sequence
 
 MOST_AGAIN = 16  # tokens of a context to be computed again for each that its reply got, where two take turns
@@ -48,9 +47,9 @@ class LongWaits:
     only once the reply that leaves was worth what is to be computed again.
     """
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
-        self.patience = config.interactive_patience
-        self._max_seqs = config.max_num_seqs
+    def __init__(self, patience: float, max_num_seqs: int, blocks: BlockManager) -> None:
+        self.patience = patience
+        self._max_seqs = max_num_seqs
         self._blocks = blocks
         self._let_in: dict[str, float] = {}  # when a tenant got in so, those of the last patience
         self._took_turn = -self.patience  # when one last took another's turn

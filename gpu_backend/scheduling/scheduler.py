@@ -39,11 +39,11 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.speculator = speculator
-        self.tables = BlockTables(blocks, config.prefix_caching)
-        self.running = RunningSequences(config.max_num_seqs, blocks, self.tables, swapping)
+        self.tables = BlockTables(blocks, config.prefixes.prefix_caching)
+        self.running = RunningSequences(config.steps.max_num_seqs, blocks, self.tables, swapping)
         self.admission = Admission(config, blocks, clock)
         self.replies = RequestReplies(blocks.block_size)
-        self._config = config
+        self._config = config.steps
         self._prompts = PromptChunks(blocks.block_size)
         self._step = 0
 
@@ -108,7 +108,7 @@ class Scheduler:
             if count := sequence.num_to_plan:
                 (decodes if count == 1 else prompts).append(sequence)
         steps = [sequence.plan(1, size) for sequence in decodes]
-        budget = open_budget(self._config, steps, decodes, running)
+        budget = open_budget(self._config, size, steps, decodes, running)
         admitted = self._admitted(budget) if num_preempted == self.running.num_preempted else ()
         steps += self._prompts.plan(prompts, admitted, budget)
         if speculator is not None:

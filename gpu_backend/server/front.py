@@ -66,7 +66,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             engine.restarts,
             uptime_seconds=engine.uptime_seconds,
             busy_seconds=engine.busy_seconds,
-            gpus=settings.engine.num_ranks,
+            gpus=settings.engine.device.num_ranks,
         )
 
     metrics = Metrics(settings.served_model_name, current)

@@ -99,11 +99,11 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             requests_per_second=report.requests_per_second if report else 0.0,
             prefix_hit_rate=report.prefix_hit_rate if report else 0.0,
             gpu_node_id=front.node_id,
-            gpus=front.settings.engine.num_ranks,
+            gpus=front.settings.engine.device.num_ranks,
             uptime_seconds=round(front.engine.uptime_seconds, 6),
             busy_seconds=round(front.engine.busy_seconds, 6),
-            request_seconds=round(front.metrics.request_seconds / front.settings.engine.num_ranks, 6),
-            max_running=front.settings.engine.max_num_seqs,
+            request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
+            max_running=front.settings.engine.steps.max_num_seqs,
         )
     )
 

@@ -30,7 +30,7 @@ def serve(settings: FrontSettings) -> int:
 
     Raises ``OSError`` if the address cannot be had or the checkpoint is missing, ``ValueError`` if it makes no sense.
     """
-    checkpoint = load_checkpoint(settings.engine.folder, settings.engine.tokenizer_folder)
+    checkpoint = load_checkpoint(settings.engine.checkpoint.folder, settings.engine.checkpoint.tokenizer_folder)
     prefixes = shared_prefixes(checkpoint, Path(settings.shared_prompts)) if settings.shared_prompts else ()
     raise_descriptor_limit()
     listening = _listen(settings.host, settings.port)
@@ -41,7 +41,8 @@ def serve(settings: FrontSettings) -> int:
         exit_status = 1
         server.should_exit = True
 
-    engine = EngineClient(replace(settings.engine, shared_prefixes=prefixes), settings.max_waiting, on_failed=give_up)
+    own = replace(settings.engine, prefixes=replace(settings.engine.prefixes, shared_prefixes=prefixes))
+    engine = EngineClient(own, settings.max_waiting, on_failed=give_up)
     app = create_app(build_front(settings, checkpoint, engine))
     config = uvicorn.Config(
         app,

@@ -14,7 +14,7 @@ from gpu_backend.simulate.hardware import DEVICES, MODELS, PRECISIONS, copy_seco
 from gpu_backend.simulate.replica import HostMemory, replay
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import read_trace, share_out
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import read_step_cost
 
 MEMORY_SHARE = 0.9  # of the devices, as the engine takes it
@@ -48,7 +48,7 @@ def simulate(options: argparse.Namespace) -> Report:
     cost = (
         read_step_cost(Path(options.step_cost)) if options.step_cost else step_cost(model, device, gpus, weight_bytes)
     )
-    config = EngineConfig(
+    config = engine_config(
         model="",
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -65,7 +65,7 @@ def simulate(options: argparse.Namespace) -> Report:
         int(options.kv_offloading_size * 2**30 / block_bytes), copy_seconds(model, device, gpus, options.block_size)
     )
     served = replay(requests, config, cost, num_blocks, replicas, options.max_tokens, options.deadline_ms, host)
-    return make_report(served, Promise(options.ttft, options.gap), config.max_num_seqs)
+    return make_report(served, Promise(options.ttft, options.gap), config.steps.max_num_seqs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from gpu_backend.simulate.hardware import (
 from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 
 TRIAL_REQUESTS = 200  # in a trial
 BLOCK = 16
@@ -80,9 +80,9 @@ def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: floa
         prompt, reply = (max(1, int(dice.expovariate(1 / mean))) for mean in (mean_prompt, mean_reply))
         requests.append(TraceRequest(at, prompt, reply))
     cost = step_cost(shape.model, shape.device, shape.gpus, shape.weight_bytes)
-    config = EngineConfig(model="", max_num_batched_tokens=8192, block_size=BLOCK, step_cost=cost, max_waiting=10**6)
+    config = engine_config(model="", max_num_batched_tokens=8192, block_size=BLOCK, step_cost=cost, max_waiting=10**6)
     replicas = replay(requests, config, cost, shape.tokens // BLOCK)
-    return make_report(replicas, Promise(), config.max_num_seqs).ttft_p90
+    return make_report(replicas, Promise(), config.steps.max_num_seqs).ttft_p90
 
 
 def fits(device: Device) -> Iterator[str]:

@@ -104,7 +104,7 @@ class Replica:
     ) -> None:
         self.runner = VirtualRunner(cost, host.copy_seconds)
         limits = Limits(
-            max_model_len=num_blocks * config.block_size,
+            max_model_len=num_blocks * config.cache.block_size,
             vocab_size=VOCABULARY,
             num_host_blocks=host.num_blocks,
             copy_seconds=host.copy_seconds if host.num_blocks and host.swaps else None,

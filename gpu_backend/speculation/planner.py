@@ -57,7 +57,7 @@ class Speculator:
         self.is_forced = False  # draft whether it pays or not: for measurements
         self.num_drafts = 0  # times that a sequence's drafts were verified
         self.num_draft_tokens = 0  # drafts
-        self.num_held_at = [0] * config.num_speculative_tokens  # drafts that held, by their place
+        self.num_held_at = [0] * config.speculation.num_speculative_tokens  # drafts that held, by their place
         self.times = StepTimes(cost)
         self.account = DraftAccount()
         self._prior = DraftPrior()
@@ -65,7 +65,7 @@ class Speculator:
         self._max_model_len = max_model_len
         self._cost = cost
         self._draft_share = draft_share
-        self._most = config.num_speculative_tokens
+        self._most = config.speculation.num_speculative_tokens
         self._is_on = False
         self._may_pay = True
         self._step = 0
@@ -176,7 +176,7 @@ class Speculator:
 
     def _may_draft(self, frame: StepFrame) -> bool:
         """Whether this step is one for drafts, by what steps take and what was lost by drafts lately."""
-        if self._config.max_num_batched_tokens <= frame.work.tokens:
+        if self._config.steps.max_num_batched_tokens <= frame.work.tokens:
             return False
         if self.is_forced:
             return True
@@ -190,7 +190,7 @@ class Speculator:
         if self.is_forced:
             return first_come(offers, most)
         # A step of one reply alone keeps no other waiting, however long it gets by drafts that pay.
-        stretch = math.inf if is_alone else self._config.step_stretch
+        stretch = math.inf if is_alone else self._config.steps.step_stretch
         lengths = best_lengths(self.times, frame, offers, most, stretch, self._is_on)
         if not any(lengths) and self.account.balance >= 1:
             trial = trial_lengths(self.times, frame, offers, most, stretch)
@@ -207,7 +207,7 @@ class Speculator:
         blocks: BlockManager,
         goes_ahead: bool,
     ) -> list[SequenceStep]:
-        left = self._config.max_num_batched_tokens - frame.work.tokens
+        left = self._config.steps.max_num_batched_tokens - frame.work.tokens
         changed: dict[int, SequenceStep] = {}
         if goes_ahead:
             offers = device_offers(decodes, running, self._most_for)
@@ -265,23 +265,24 @@ class Speculator:
 
         By the cost table: more would stretch others' steps more than prompts may.
         """
-        seconds = max(0.0, self._config.step_stretch * self._cost.seconds(frame.base) - self._cost.seconds(frame.work))
+        stretch = self._config.steps.step_stretch
+        seconds = max(0.0, stretch * self._cost.seconds(frame.base) - self._cost.seconds(frame.work))
         token = self._draft_share * self._cost.token
         fitting = int(seconds / token) if token * left > seconds else left
-        return min(left, max(fitting, self._config.block_size))
+        return min(left, max(fitting, self._config.cache.block_size))
 
     def _batch_tier_left(self, steps: list[SequenceStep], running: Mapping[int, Sequence]) -> int:
-        if self._config.max_batch_tier_tokens is None:
-            return self._config.max_num_batched_tokens
+        if self._config.steps.max_batch_tier_tokens is None:
+            return self._config.steps.max_num_batched_tokens
         taken = sum(len(step.token_ids) for step in steps if running[step.sequence_id].tier == "batch")
-        return max(0, self._config.max_batch_tier_tokens - taken)
+        return max(0, self._config.steps.max_batch_tier_tokens - taken)
 
 
 def make_speculator(config: EngineConfig, limits: Limits) -> Speculator | None:
     """Return the speculator that a configuration asks for."""
-    if config.speculative_method == "off":
+    if config.speculation.speculative_method == "off":
         return None
-    draft_source = draft_from_text if config.speculative_method == "ngram" else None
+    draft_source = draft_from_text if config.speculation.speculative_method == "ngram" else None
     return Speculator(
-        config, limits.max_model_len, config.step_cost or limits.assumed_cost, draft_source, limits.draft_share
+        config, limits.max_model_len, config.steps.step_cost or limits.assumed_cost, draft_source, limits.draft_share
     )

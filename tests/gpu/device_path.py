@@ -15,7 +15,7 @@ from gpu_backend.execution import graphs, runner
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.models.config import load_model_config
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Embed, Generate
@@ -153,7 +153,7 @@ def _compare(
 
 def _engine(device: str, folder: Path, limits: dict[str, Any] | None = None, **settings: Any) -> EngineLoop:
     settings = {"num_kv_blocks": 40, "max_num_seqs": 3, "max_model_len": 64, "dtype": "float32"} | settings
-    config, model = EngineConfig(str(folder), device, **settings), load_model_config(folder)
+    config, model = engine_config(str(folder), device=device, **settings), load_model_config(folder)
     made = Runner(config, model)
     known = Limits(made.max_model_len, model.vocab_size, num_host_blocks=made.num_host_blocks, **limits or {})
     return EngineLoop(config, made, made.num_blocks, known)

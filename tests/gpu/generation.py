@@ -16,7 +16,7 @@ import torch
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Generate
 from gpu_backend.step.sampling_params import SamplingParams
@@ -50,7 +50,7 @@ class ModelUnderTest:
         """Build an engine on the device; ``settings`` go to ``EngineConfig``."""
         dtype = str(self.setting.dtype).removeprefix("torch.")
         settings = {"num_kv_blocks": 200, "max_num_seqs": 9} | settings
-        config = EngineConfig(model=str(self.folder), device=self.setting.device.type, dtype=dtype, **settings)
+        config = engine_config(model=str(self.folder), device=self.setting.device.type, dtype=dtype, **settings)
         model = load_model_config(self.folder)
         runner = Runner(config, model)
         return EngineLoop(config, runner, runner.num_blocks, Limits(runner.max_model_len, model.vocab_size))

@@ -22,7 +22,7 @@ from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.scheduling.forecast import WINDOW
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.step.grammar import GrammarCompiler
 from gpu_backend.step.limits import Limits
@@ -171,10 +171,10 @@ def counting_loop(
     Unless ``is_forced`` is false, drafts are made whether they pay or not; for up to ``most_ahead`` decodes by the
     runner itself, ahead of results.
     """
-    config = EngineConfig(model="", **settings)
-    runner = runner or CountingRunner(config.block_size)
+    config = engine_config(model="", **settings)
+    runner = runner or CountingRunner(config.cache.block_size)
     runner.most_ahead = most_ahead
-    length = max_model_len or num_blocks * config.block_size
+    length = max_model_len or num_blocks * config.cache.block_size
     limits = Limits(
         length,
         vocab_size=256,
@@ -194,7 +194,7 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
 
     Drafts are made whether they pay or not, so that no test depends on what steps take here.
     """
-    config = EngineConfig(model=str(folder), device="cpu", **settings)
+    config = engine_config(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
     runner = Runner(config, model)
     limits = Limits(

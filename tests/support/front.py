@@ -18,7 +18,7 @@ from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from protocol.serving.http_server import HttpProtocol
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
@@ -55,7 +55,7 @@ def running_front(
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be."""
     settings = FrontSettings(
-        engine=EngineConfig(model=str(folder)),
+        engine=engine_config(model=str(folder)),
         served_model_name="tiny",
         instance_id="front-1",
         api_key=api_key,

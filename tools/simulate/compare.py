@@ -15,7 +15,7 @@ from pathlib import Path
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest, read_trace
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 
 BLOCK = 16
@@ -54,7 +54,7 @@ def _ready(
     requests: Sequence[TraceRequest], slots: int, cost: StepCost, num_blocks: int, prefix_caching: bool = True
 ) -> Replica:
     """Return a replica that has all requests waiting."""
-    config = EngineConfig(
+    config = engine_config(
         model="",
         max_num_seqs=slots,
         max_num_batched_tokens=max(2048, slots),
@@ -128,7 +128,7 @@ def long_prompt_row(length: int, cost: StepCost, knows_cost: bool, replies: int 
     is possible where half of a decode step reads the long prompt's keys and values and computes a block of it.
     """
     known = cost if knows_cost else None
-    config = EngineConfig("", max_num_seqs=64, max_num_batched_tokens=8192, block_size=BLOCK, step_cost=known)
+    config = engine_config("", max_num_seqs=64, max_num_batched_tokens=8192, block_size=BLOCK, step_cost=known)
     replica = Replica(config, cost, 50_000)
     for number in range(replies):
         replica.submit(number, TraceRequest(0.0, 12_000, 6000), 6000)
@@ -143,7 +143,7 @@ def long_prompt_row(length: int, cost: StepCost, knows_cost: bool, replies: int 
         replica.run_until(replica.runner.now + 1.0)
     others = list(replica.outcomes.values())[replies + 1 :]
     worst = max(replica.runner.log.stretches)
-    assert not knows_cost or worst <= config.step_stretch, f"a step took {worst} times its decodes"
+    assert not knows_cost or worst <= config.steps.step_stretch, f"a step took {worst} times its decodes"
     first_tokens = [o.first_token - o.request.arrival for o in others if o.first_token is not None]
     budget = "within 1.5 × its decodes" if knows_cost else "8,192 tokens"
     return (

@@ -14,7 +14,7 @@ from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import replay
 from gpu_backend.simulate.report import Promise, make_report
 from gpu_backend.simulate.traces import MOONCAKE_BLOCK, TraceRequest, read_trace, share_out
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 
 SLOTS = 64  # replies at once
 BUDGET = 2048  # tokens a step
@@ -37,7 +37,7 @@ def teams(number: int, requests: int, prompt_blocks: int, per_second: float, see
 def row(requests: Sequence[TraceRequest], lead: int, num_blocks: int, block_size: int = 16) -> str:
     """Return a line of the table."""
     cost = step_cost(MODELS["llama-8b"], DEVICES["h200"])
-    config = EngineConfig(
+    config = engine_config(
         model="",
         max_num_seqs=SLOTS,
         max_num_batched_tokens=BUDGET,

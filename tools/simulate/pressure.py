@@ -16,7 +16,7 @@ from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_co
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, Replica
 from gpu_backend.simulate.report import Promise, Report, make_report
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepWork, chunk_work
 
 BLOCK = 16
@@ -87,7 +87,7 @@ def make_replica(
 ) -> Replica:
     """Build a replica with as many slots as it can use."""
     cost = step_cost(MODELS[model], DEVICES[device])
-    config = EngineConfig("", max_num_seqs=SLOTS, block_size=BLOCK, max_waiting=10**9, step_cost=cost)
+    config = engine_config("", max_num_seqs=SLOTS, block_size=BLOCK, max_waiting=10**9, step_cost=cost)
     replica = Replica(config, cost, num_blocks, host)
     replica.loop.scheduler.admission.forecast = FORECASTS[admission]()
     return replica

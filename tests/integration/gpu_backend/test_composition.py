@@ -20,7 +20,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.speculation.composition import APART, ENGINE_FEATURES, EXACT
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.grammar import is_available
 from gpu_backend.step.limits import Limits
@@ -300,4 +300,4 @@ def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
     assert "exactly 1 to resume" in problem
     assert SAMPLING["grammar"].keys() == SAMPLING["tools"].keys() == {"grammar"}
     with pytest.raises(ValueError, match="speculative_method"):
-        EngineConfig("x", speculative_method="ngram", speculative_model="y")
+        engine_config("x", speculative_method="ngram", speculative_model="y")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpu_backend.engine.process import EngineProcess
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import EngineConfig, engine_config
 from gpu_backend.step.messages import (
     Abort,
     Drain,
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(folder: Path) -> EngineConfig:
     """One thread, on the CPU."""
-    return EngineConfig(model=str(folder), device="cpu", num_threads=1, max_num_seqs=8)
+    return engine_config(model=str(folder), device="cpu", num_threads=1, max_num_seqs=8)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(config:
 
 def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One clear line goes to stderr, and the pipe closes."""
-    engine = EngineProcess.start(EngineConfig(model=str(tmp_path), device="cpu"))
+    engine = EngineProcess.start(engine_config(model=str(tmp_path), device="cpu"))
 
     with pytest.raises(EOFError):
         engine.receive()
@@ -162,10 +162,10 @@ def test_checkpoint_that_cannot_be_loaded_ends_the_process(tmp_path: Path, capfd
 
 PARENT = """
 import sys, time
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.engine.process import EngineProcess
 if __name__ == "__main__":
-    engine = EngineProcess.start(EngineConfig(model=sys.argv[1], device="cpu", num_threads=1))
+    engine = EngineProcess.start(engine_config(model=sys.argv[1], device="cpu", num_threads=1))
     if sys.argv[2] == "ready":
         engine.receive()
     print(engine.pid, flush=True)

@@ -19,7 +19,7 @@ from gpu_backend.engine.process import EngineProcess
 from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.errors import UnsupportedModel
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate, Ready
 from gpu_backend.step.sampling_params import SamplingParams
@@ -86,7 +86,7 @@ def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict
 
 
 def _check_parts(folder: Path, runner: Runner, width: int, stages: int) -> None:
-    whole = Runner(EngineConfig(str(folder), "cpu", **SETTINGS), load_model_config(folder)).parts_of_ranks[0]
+    whole = Runner(engine_config(str(folder), device="cpu", **SETTINGS), load_model_config(folder)).parts_of_ranks[0]
     parts = runner.parts_of_ranks
     assert len(parts) == width * stages
     layers = [layer for part in reversed(parts[::width]) for layer in part[0]]
@@ -105,16 +105,16 @@ def test_what_does_not_divide_is_refused_before_any_process_starts(tmp_path: Pat
     folder = write_tiny_model(tmp_path, TinyModel())
 
     with pytest.raises(UnsupportedModel, match="num_kv_heads is 2, which 4 ranks do not divide"):
-        Runner(EngineConfig(str(folder), "cpu", tensor_parallel_size=4), load_model_config(folder))
+        Runner(engine_config(str(folder), device="cpu", tensor_parallel_size=4), load_model_config(folder))
     with pytest.raises(UnsupportedModel, match="2 layers are too few for 3 pipeline stages"):
-        Runner(EngineConfig(str(folder), "cpu", pipeline_parallel_size=3), load_model_config(folder))
+        Runner(engine_config(str(folder), device="cpu", pipeline_parallel_size=3), load_model_config(folder))
 
 
 @pytest.mark.soak
 def test_engine_ends_when_a_rank_is_lost(tmp_path: Path) -> None:
     """The process that waits for it learns so at once, instead of waiting for ever."""
     folder = write_tiny_model(tmp_path, TinyModel(), with_tokenizer=True)
-    engine = EngineProcess.start(EngineConfig(str(folder), "cpu", tensor_parallel_size=2))
+    engine = EngineProcess.start(engine_config(str(folder), device="cpu", tensor_parallel_size=2))
     try:
         assert isinstance(engine.receive()[0], Ready)
         (follower,) = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()

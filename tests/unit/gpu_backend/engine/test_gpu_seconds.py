@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.loop import FAILURES_IN_A_ROW, EngineLoop
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Embed, Embedding, Event, NewTokens
 from gpu_backend.step.plan import StepPlan, StepResult
@@ -62,7 +62,7 @@ def test_the_parts_of_all_sequences_are_the_time_of_all_steps(
 ) -> None:
     """Ended, aborted, preempted, failed, embedded: what each is told adds up to the engine's busy seconds."""
     runner = UnreliableRunner(4, seed)
-    config = EngineConfig(
+    config = engine_config(
         model="", block_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs + spare
     )
     loop = EngineLoop(config, runner, num_blocks, Limits(44, vocab_size=256), clock=runner.clock)

@@ -16,7 +16,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE, memory_reserve_bytes
 from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.sampler import report_logprobs, sample
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
@@ -72,7 +72,7 @@ def test_no_step_takes_more_than_is_left_for_it(
     """With every row penalised, reported and drawn; nor is very much more left than is ever taken."""
     folder = write_tiny_model(tmp_path, TinyModel(vocab_size=vocab, intermediate_size=inner, num_layers=1))
     settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": 128}
-    config = EngineConfig(str(folder), "cpu", **settings)
+    config = engine_config(str(folder), device="cpu", **settings)
     runner = Runner(config, load_model_config(folder))
     length = tokens // seqs
     said = array("i", range(40)).tobytes()
@@ -93,7 +93,7 @@ def test_drafts_are_rows_too() -> None:
     """Each has logits of its own."""
     model = load_model_config(Path(__file__).parents[4] / "gpu_backend/demo_model/checkpoint")
     plain, drafting = (
-        memory_reserve_bytes(EngineConfig("m", max_num_seqs=256, **more), model, 2, 1024)
+        memory_reserve_bytes(engine_config("m", max_num_seqs=256, **more), model, 2, 1024)
         for more in ({}, {"speculative_method": "ngram", "num_speculative_tokens": 3})
     )
 
@@ -103,7 +103,7 @@ def test_drafts_are_rows_too() -> None:
 def test_parts_of_a_long_context_have_room() -> None:
     """A chunk of 2,048 tokens at a context of 128 K is computed in sixteen parts, each with float32 of its own."""
     model = load_model_config(Path(__file__).parents[4] / "gpu_backend/demo_model/checkpoint")
-    config = EngineConfig("m", max_num_batched_tokens=2048)
+    config = engine_config("m", max_num_batched_tokens=2048)
 
     short, long = (memory_reserve_bytes(config, model, 2, length) for length in (8192, 131_072))
 

@@ -12,7 +12,7 @@ from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.shards import num_bytes
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.tiny_model import TinyModel, write_tiny_model
@@ -21,7 +21,9 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     folder = write_tiny_model(tmp_path_factory.mktemp("qwen"), TinyModel("Qwen3ForCausalLM"))
-    return Runner(EngineConfig(str(folder), "cpu", max_model_len=64, num_kv_blocks=8), load_model_config(folder))
+    return Runner(
+        engine_config(str(folder), device="cpu", max_model_len=64, num_kv_blocks=8), load_model_config(folder)
+    )
 
 
 def decode(start: int, **fields: object) -> SequenceStep:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from gpu_backend.kernels.layout.quantized_kv import load_kv, quantize_kv, scales
 from gpu_backend.models.config import load_model_config
 from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.quantization import pack_int4, quantize
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 # ‖product − that of the whole numbers‖ / ‖it‖ for normal weights. Rounding x to n even steps of its range costs
@@ -105,7 +105,7 @@ def test_float8_cache_keeps_three_bits_and_cuts_what_is_beyond() -> None:
 )
 def test_demo_model_barely_notices(settings: dict[str, str], allowed: float) -> None:
     """Perplexity on a text of its own kind grows by no more than this."""
-    plain, rounded = (perplexity(EngineConfig(str(CHECKPOINT), "cpu", **some)) for some in ({}, settings))
+    plain, rounded = (perplexity(engine_config(str(CHECKPOINT), device="cpu", **some)) for some in ({}, settings))
 
     assert plain != rounded and rounded / plain < allowed, f"perplexity {plain:.4f} becomes {rounded:.4f}"
 
@@ -113,9 +113,10 @@ def test_demo_model_barely_notices(settings: dict[str, str], allowed: float) -> 
 def test_float8_cache_has_twice_the_room(tmp_path: Path) -> None:
     """A number of the cache takes one byte in the place of two or four."""
     folder = write_tiny_model(tmp_path, TinyModel())
-    config = EngineConfig(str(folder), "cpu", dtype="bfloat16", cpu_kv_bytes=100_000, max_num_seqs=64)
+    room: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "cpu_kv_bytes": 100_000, "max_num_seqs": 64}
     plain, half = (
-        Runner(some, load_model_config(folder)).num_blocks for some in (config, replace(config, kv_cache_dtype="fp8"))
+        Runner(engine_config(str(folder), kv_cache_dtype=kept, **room), load_model_config(folder)).num_blocks
+        for kept in ("auto", "fp8")
     )
 
     assert half in (2 * plain, 2 * plain + 1)
@@ -124,7 +125,7 @@ def test_float8_cache_has_twice_the_room(tmp_path: Path) -> None:
 def test_planted_outliers_are_outliers_and_change_nothing_else(tmp_path: Path) -> None:
     """The benchmark's second checkpoint says what the first says, and is harder for integers, but not for float8."""
     planted = plant_outliers(CHECKPOINT, tmp_path / "planted")
-    plain, hard = (perplexity(EngineConfig(str(folder), "cpu")) for folder in (CHECKPOINT, planted))
+    plain, hard = (perplexity(engine_config(str(folder), device="cpu")) for folder in (CHECKPOINT, planted))
 
     errors = {
         method: [max(layer_errors(*load_pair(f, method, smoothed=False), count=100)) for f in (CHECKPOINT, planted)]

@@ -11,7 +11,7 @@ from gpu_backend.scheduling.forecast import WINDOW, LengthForecast, highest_use
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import StepConfig, engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate, Refused
 from gpu_backend.step.plan import StepPlan, StepResult
@@ -25,7 +25,7 @@ TENTH = StepCost(fixed=0.1, weights=0.0, token=0.0, context=0.0, pair=0.0)
 
 def replica(num_blocks: int, cost: StepCost = H200, **changes: object) -> Replica:
     fields: dict[str, object] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "step_cost": cost, **changes}
-    return Replica(EngineConfig(model="", **fields), cost, num_blocks)  # type: ignore[arg-type]
+    return Replica(engine_config(model="", **fields), cost, num_blocks)  # type: ignore[arg-type]
 
 
 def plans_of(target: Replica) -> list[StepPlan]:
@@ -181,7 +181,7 @@ def test_idle_engine_goes_by_the_prompt_alone() -> None:
 def test_without_a_known_cost_nothing_is_predicted() -> None:
     """A deadline is then only kept by the front, which ends what takes too long."""
     target = replica(2000)
-    target.loop._config = EngineConfig(model="")
+    target.loop._steps = StepConfig()
 
     assert target.loop.handle(ask("late", 500, 1)) == []
 

@@ -15,7 +15,7 @@ from gpu_backend.scheduling import fairness
 from gpu_backend.scheduling.fairness import PROMPT_TOKEN, REPLY_TOKEN
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.plan import StepPlan, StepResult
 
@@ -72,7 +72,7 @@ class Ledger:
 
 def replica(num_blocks: int = 400, **changes: float | None) -> Replica:
     fields: dict[str, float | None] = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "block_size": 4, **changes}
-    return Replica(EngineConfig(model="", **fields), TENTH, num_blocks)  # type: ignore[arg-type]
+    return Replica(engine_config(model="", **fields), TENTH, num_blocks)  # type: ignore[arg-type]
 
 
 def submit(target: Replica, requests: Iterable[TraceRequest], max_tokens: int = 1) -> None:

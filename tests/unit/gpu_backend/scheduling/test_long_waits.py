@@ -7,7 +7,7 @@ import pytest
 
 from gpu_backend.simulate.replica import Replica
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from tests.support.engine import Answer, collect, continuation, counting_loop, expect_short_replies, finish, greedy
 
@@ -18,7 +18,7 @@ LONG = 3000  # tokens: five minutes
 
 def replica(num_blocks: int = 2_500, **changes: float) -> Replica:
     fields: dict[str, float] = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "block_size": 4, **changes}
-    return Replica(EngineConfig(model="", **fields), TENTH, num_blocks)  # type: ignore[arg-type]
+    return Replica(engine_config(model="", **fields), TENTH, num_blocks)  # type: ignore[arg-type]
 
 
 def submit(target: Replica, tenant: str, number: int, length: int = LONG, prompt: int = 8, **fields: object) -> None:

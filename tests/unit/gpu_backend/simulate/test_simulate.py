@@ -12,7 +12,7 @@ from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_co
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, replay
 from gpu_backend.simulate.report import Promise, make_report, percentile
 from gpu_backend.simulate.traces import TraceRequest
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import EngineConfig, engine_config
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 from tests.support.traces import AZURE_CHAT, trace_path
 from tools.simulate.pressure import Workload, make_replica, try_out
@@ -22,7 +22,7 @@ PLAIN = StepCost(fixed=0.0, weights=0.1, token=0.001, context=0.0, pair=0.0)
 
 
 def config(**settings: int) -> EngineConfig:
-    return EngineConfig(model="", **{"max_num_seqs": 8, "max_num_batched_tokens": 400, **settings})  # type: ignore[arg-type]
+    return engine_config(model="", **{"max_num_seqs": 8, "max_num_batched_tokens": 400, **settings})  # type: ignore[arg-type]
 
 
 def test_step_costs_add_up() -> None:

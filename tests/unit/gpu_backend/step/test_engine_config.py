@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gpu_backend
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from gpu_backend.step.config import EngineConfig
 def test_setting_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
     """The error names the setting, its value and what it may be."""
     with pytest.raises(ValueError, match=message):
-        EngineConfig(model="x", **settings)
+        engine_config(model="x", **settings)
 
 
 CORE = (

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_backend.__main__ import main, read_settings
 from gpu_backend.server.checkpoint.checkpoint import SamplingDefaults, load_checkpoint
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from tests.support.front import END, write_small_files
 
 
@@ -67,7 +67,7 @@ def test_flags_reach_the_engine_and_the_front() -> None:
     flags = "--model /models/small --port 9000 --dtype float32 --max-num-seqs 8 --max-model-len 512 --max-waiting 9"
     settings = read_settings(flags.split(), {})
 
-    assert settings.engine == EngineConfig(
+    assert settings.engine == engine_config(
         model="/models/small", dtype="float32", max_num_seqs=8, max_model_len=512
     )  # fmt: skip
     assert (settings.served_model_name, settings.port, settings.max_waiting) == ("small", 9000, 9)

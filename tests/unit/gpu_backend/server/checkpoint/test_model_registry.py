@@ -17,7 +17,7 @@ from gpu_backend.server.checkpoint.model_registry import find_version
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.front import build_front
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from tests.support.front import write_small_files
 
 TWO = """
@@ -49,12 +49,17 @@ def test_entry_is_what_the_engine_serves(tmp_path: Path) -> None:
     settings = read_settings(["--registry", registry, "--model", "llama@2"], {})
 
     engine = settings.engine
-    assert (engine.model, engine.tokenizer) == ("s3://weights/llama/2", str(tmp_path / "words"))
-    assert (engine.dtype, engine.quantization, engine.kv_cache_dtype) == ("bfloat16", "fp8", "fp8")
-    assert (engine.tensor_parallel_size, engine.pipeline_parallel_size, engine.max_model_len) == (2, 3, 4096)
+    assert (engine.checkpoint.model, engine.checkpoint.tokenizer) == ("s3://weights/llama/2", str(tmp_path / "words"))
+    assert (engine.checkpoint.quantization, engine.checkpoint.max_model_len) == ("fp8", 4096)
+    assert (engine.device.dtype, engine.cache.kv_cache_dtype) == ("bfloat16", "fp8")
+    assert (engine.device.tensor_parallel_size, engine.device.pipeline_parallel_size) == (2, 3)
     assert settings.names == ("llama", "llama@2")
     other = read_settings(["--registry", registry, "--model", "llama@1"], {})
-    assert (other.engine.model, other.engine.tokenizer, other.version) == (str(tmp_path / "first"), None, "1")
+    assert (other.engine.checkpoint.model, other.engine.checkpoint.tokenizer, other.version) == (
+        str(tmp_path / "first"),
+        None,
+        "1",
+    )
 
 
 def test_flags_go_before_the_entry(tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_flags_go_before_the_entry(tmp_path: Path) -> None:
     arguments = ["--registry", str(write(tmp_path, TWO)), "--model", "llama@2", "--dtype", "float32"]
     settings = read_settings([*arguments, "--served-model-name", "mine"], {})
 
-    assert (settings.engine.dtype, settings.engine.quantization) == ("float32", "fp8")
+    assert (settings.engine.device.dtype, settings.engine.checkpoint.quantization) == ("float32", "fp8")
     assert settings.names == ("mine", "mine@2")
 
 
@@ -145,9 +150,9 @@ def test_another_version_is_not_found(tmp_path: Path) -> None:
     """A gateway that names the version never gets another one's words."""
     settings = replace(
         read_settings(["--registry", str(write(tmp_path, TWO)), "--model", "llama@1"], {}),
-        engine=EngineConfig(str(write_small_files(tmp_path / "first"))),
+        engine=engine_config(str(write_small_files(tmp_path / "first"))),
     )
-    front = build_front(settings, load_checkpoint(settings.engine.folder), EngineClient(settings.engine, 1))
+    front = build_front(settings, load_checkpoint(settings.engine.checkpoint.folder), EngineClient(settings.engine, 1))
 
     for name in ("llama", "llama@1"):
         front.check_model(name)

@@ -13,7 +13,7 @@ from gpu_backend.server.client import engine_client
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.server.client.errors import EngineFailed
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Timings
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
@@ -30,7 +30,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def running(engine: FakeEngine) -> AsyncIterator[EngineClient]:
-    client = EngineClient(EngineConfig(model="m"), start_process=engine.start)
+    client = EngineClient(engine_config(model="m"), start_process=engine.start)
     await client.open()
     await until(lambda: client.state is EngineState.ACTIVE)
     try:

@@ -12,7 +12,7 @@ import pytest
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import RESTARTS, EngineClient, EngineState
 from gpu_backend.server.client.errors import EngineFailed
-from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready, Refused
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
@@ -28,7 +28,7 @@ def generate(request_id: str, n: int = 1) -> Generate:
 
 @contextlib.asynccontextmanager
 async def running(engine: FakeEngine, **settings: object) -> AsyncIterator[EngineClient]:
-    client = EngineClient(EngineConfig(model="m"), start_process=engine.start, **settings)  # type: ignore[arg-type]
+    client = EngineClient(engine_config(model="m"), start_process=engine.start, **settings)  # type: ignore[arg-type]
     await client.open()
     if engine.is_ready:
         await until(lambda: client.state is EngineState.ACTIVE)
