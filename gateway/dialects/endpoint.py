@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -107,6 +107,7 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     with_headers: Callable[[Any, Mapping[str, str]], Any] = lambda native, _: native  # what they say joins the body
     writer: Callable[[Any, str, int], ReplyWriter]  # of the body in the API's own form, the request's id, unix seconds
     errors: ErrorShape = OPENAI_ERRORS
+    field_names: Mapping[str, str] = {}  # of fields that a chat calls otherwise, by a chat's names
     limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
     is_for_batches: bool
     route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
@@ -119,6 +120,10 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
             note_model(asked.model)
         self.check(asked)
         return self.translate(asked, extra)
+
+    def names_of(self, fields: Iterable[str]) -> list[str]:
+        """Return names of fields as this API's callers know them."""
+        return [self.field_names.get(name, name) for name in fields]
 
     def writer_of(self, call: Call) -> ReplyWriter:
         """Return what writes the reply to ``call``."""

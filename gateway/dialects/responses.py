@@ -24,12 +24,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "previous_response_id": RESEND,
     "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
 }
-# What a chat calls the same, in errors that come from further in.
+# What a chat calls the same, in errors that come from further in and in names of what was left out.
 AS_RESPONSE: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "thinking_blocks": "input.reasoning",
+    "verbosity": "text.verbosity",
 }
 # Whatever an embedding, whose 'input' may be the same text, has no use for.
 SIGNS = frozenset(ResponsesRequest.__struct_fields__) - {"model", "input", "user", "metadata"}
@@ -131,6 +133,7 @@ ENDPOINT = ApiEndpoint(
     translate=as_chat,
     writer=ResponsesWriter,
     errors=ErrorShape(body=_error_body, schema=Error),
+    field_names=AS_RESPONSE,
     is_for_batches=True,
     route_field="input",
     route_signs=SIGNS,

@@ -194,7 +194,7 @@ def answer_headers(reply: OpenReply, body: bytes | None = None) -> list[tuple[by
 
 def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
     """Return the headers that every answer to an inference call carries."""
-    log = reply.log
+    log, endpoint = reply.log, BY_NAME[reply.call.endpoint]
     ours = max(0.0, reply.first_token_seconds - log.waited - log.queued) * 1000
     headers = [
         (b"x-model-used", reply.target.model.name.encode()),
@@ -204,12 +204,12 @@ def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
     if reply.route.decision is not None:
         headers.append((b"x-route-score", b"%.4f" % reply.route.decision.score))
     if reply.dropped:
-        headers.append((b"x-tollgate-dropped", names_of_fields(reply.dropped)))
+        headers.append((b"x-tollgate-dropped", names_of_fields(endpoint.names_of(reply.dropped))))
     if log.queued:
         headers.append((b"x-tollgate-queue-ms", b"%.3f" % (log.queued * 1000)))
     if (limit := set_limit(reply)) is not None:
         headers.append((b"x-tollgate-max-tokens", b"%d" % limit))
-    limits = BY_NAME[reply.call.endpoint].limit_headers(reply.account.hold, reply.call.created_at)
+    limits = endpoint.limit_headers(reply.account.hold, reply.call.created_at)
     return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
 

@@ -13,6 +13,8 @@ from openai import NotFoundError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from protocol.chat import ThinkingBlock
+from protocol.responses_to_chat import seal_of
 from tests.support.house import House
 from tests.support.response_stream import built_response, events_in
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -379,6 +381,17 @@ def test_what_a_chat_calls_otherwise_is_named_as_the_caller_did(client: httpx.Cl
     answer = client.post(URL, json=ASK | {"model": "claude", "input": picture})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+
+
+def test_what_is_left_out_is_told_as_the_caller_named_it(client: httpx.Client) -> None:
+    """What the model lacks, and thinking that only another model can read."""
+    asked = {"model": "claude", "input": "Hi", "text": {"verbosity": "low"}, "reasoning": {"effort": "low"}}
+    thought = seal_of(ThinkingBlock("Hm.", "signed"))
+    items = [{"type": "reasoning", "encrypted_content": thought}, {"role": "assistant", "content": "Yes?"}]
+    answers = [client.post(URL, json=asked)]
+    answers.append(client.post(URL, json=ASK | {"input": [*items, {"role": "user", "content": "Well?"}]}))
+
+    assert [answer.headers[DROPPED] for answer in answers] == ["text.verbosity", "input.reasoning"]
 
 
 def test_nothing_is_found_that_was_answered(openai: OpenAI) -> None:

@@ -24,6 +24,14 @@ seen.usage = chunks.at(-1).usage.total_tokens - plain.data.usage.total_tokens;
 const helper = client.chat.completions.stream({ model, messages, seed: 1 });
 seen.helped = await helper.finalContent();
 
+const asked = { model, input: "Say something." };
+const response = await client.responses.create(asked);
+const events = client.responses.stream(asked);
+const kinds = [];
+for await (const event of events) kinds.push(event.type);
+const built = await events.finalResponse();
+seen.responses = [response.output_text, built.output[0].content[0].text, built.status, kinds[0], kinds.at(-1)];
+
 const left = await client.chat.completions.create({ model, messages, stream: true });
 for await (const chunk of left) {
   left.controller.abort();

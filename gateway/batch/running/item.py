@@ -21,7 +21,7 @@ from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUn
 from gateway.core.principals import Caller
 from gateway.dialects.endpoint import ReplyWriter
 from gateway.dialects.options import options_of, routing_options
-from gateway.dialects.table import FOR_BATCHES
+from gateway.dialects.table import BY_NAME, FOR_BATCHES
 from gateway.inference.answer import Inference
 from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.reply import Ending, Reply
@@ -109,7 +109,8 @@ class ItemRunner:
                 response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
             else:
                 assert isinstance(ending, tuple)
-                response = response_of(200, call.request_id, writer.whole(reply, *ending), reply.dropped)
+                dropped = BY_NAME[call.endpoint].names_of(reply.dropped)
+                response = response_of(200, call.request_id, writer.whole(reply, *ending), dropped)
             ended = ItemResult(
                 claim=claim,
                 status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
