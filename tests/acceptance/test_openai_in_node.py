@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "node"
 
 
 def test_the_node_package_is_served(house: House, upstream: ScriptedUpstream) -> None:
-    """Answers, streams, usage, the stream helper, responses, leaving in mid-stream, errors by class, vectors, models."""
+    """Answers, streams, usage, the stream helper, responses, a client that leaves, errors by class, vectors, models."""
     if (node := shutil.which("node")) is None:
         pytest.skip("SKIPPED: Node is not installed")
     if not (FOLDER / "node_modules" / "openai").is_dir():
