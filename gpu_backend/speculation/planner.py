@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.speculation.composition import may_speculate
 from gpu_backend.speculation.draft_account import DraftAccount
 from gpu_backend.speculation.draft_blocks import lengthen, lengthen_ahead, note_drafted
 from gpu_backend.speculation.draft_offers import DraftSource, device_offers, draft_from_text, draft_offers, text_offers
@@ -257,7 +256,7 @@ class Speculator:
 
     def _record(self, sequence: Sequence) -> DraftRecord:
         if sequence.draft_record is None:
-            sequence.draft_record = self._prior.open_record(may_speculate(sequence))
+            sequence.draft_record = self._prior.open_record(is_allowed=not sequence.pools)
         return sequence.draft_record
 
     def _most_catching_up(self, frame: StepFrame, left: int) -> int:

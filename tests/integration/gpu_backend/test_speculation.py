@@ -20,12 +20,12 @@ from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.sampling.sampler import Sampled, sample
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
-from gpu_backend.speculation.composition import EXACT, OFF
 from gpu_backend.step.grammar import is_available
 from gpu_backend.step.messages import Abort, Command, Embed, Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from gpu_backend.step.sequence import FinishReason
+from tests.support.composition import EXACT, OFF
 from tests.support.engine import Answer, answer_all, collect, draft_from, expect_short_replies, finish, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 

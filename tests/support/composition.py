@@ -1,13 +1,8 @@
-# What composes with what. With speculation: every feature of a request and of the engine is either in EXACT, with the
-# reason why tokens and usage are the same with drafts and without, or in OFF, with the test that finds such a request.
-# Each has a test of its own name in tests/integration/gpu_backend/test_speculation.py, and a line in
-# docs/speculation.md. With each other: all pairs but those in APART.
+# What composes with what, as declared. With speculation: every feature of a request and of the engine is in EXACT, with
+# the reason why tokens and usage are the same with drafts and without, or in OFF. Each has a test of its own name in
+# tests/integration/gpu_backend/test_speculation.py, and a line in docs/speculation.md. With each other: all but APART.
 
 from __future__ import annotations
-
-from collections.abc import Callable
-
-from gpu_backend.step.sequence import Sequence
 
 EXACT = {
     "temperature": "each place of a draft is sampled with the noise of its own position",
@@ -39,9 +34,7 @@ EXACT = {
     "abort": "blocks of drafts are given back in the step that reserved them",
 }
 
-OFF: dict[str, tuple[Callable[[Sequence], bool], str]] = {
-    "embeddings": (lambda sequence: sequence.pools, "nothing is generated"),
-}
+OFF = {"embeddings": "nothing is generated"}
 
 # What an engine does for all requests at once, with how each is asked for in its configuration.
 ENGINE_FEATURES = {
@@ -65,8 +58,3 @@ APART: dict[frozenset[str], str] = {
     frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
     frozenset(("ngram", "draft")): "an engine has one method",
 }
-
-
-def may_speculate(sequence: Sequence) -> bool:
-    """Whether drafts are allowed for a sequence."""
-    return not any(asks(sequence) for asks, _ in OFF.values())
