@@ -54,6 +54,7 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
         "custom_tool_call",
         "custom_tool_call_output",
         "reasoning",
+        "item_reference",
     ] = "message"
     id: str | None = None
     status: ItemStatus | None = None

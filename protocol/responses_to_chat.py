@@ -107,6 +107,9 @@ class _Turns:
 
     def add(self, item: InputItem, where: str) -> None:
         """Take in the next item. Raises BadRequest."""
+        if item.type == "item_reference":
+            words = "Items are not stored here. Send the item itself; clients do where they are set to 'store': false."
+            raise invalid_param(where, words)
         if item.type in ("function_call_output", "custom_tool_call_output"):
             self._end()
             self._add_output(item, where)
