@@ -89,12 +89,14 @@ def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
 
 def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
     """Return a response as the chat that it is, beside itself. What no target is told joins the fields that are
-    unknown to us, whose names the answer's header has. Raises UnsupportedParameter."""
+    unknown to us, whose names the answer's header has. Raises BadRequest."""
     for name in UNSUPPORTED.keys() & extra.keys():
         if extra.pop(name):
             raise _unsupported(name)
     extra |= dict(_untold(asked))
-    return Asked(to_chat(asked), extra, asked)
+    chat = to_chat(asked)
+    require(bool(chat.messages), "input", "'input' holds nothing that a model could read.")
+    return Asked(chat, extra, asked)
 
 
 def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:

@@ -342,6 +342,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": []}, "input", "at least one item"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "the item itself"),
     ({"input": [{"type": "computer_call_output"}]}, "input[0].type", "Known here: "),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "nothing that a model could read"),
     ({"input": [{"role": "user"}]}, "input[0].content", "Missing"),
     ({"input": [{"content": "Hi"}]}, "input[0].role", "Missing"),
     ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id", "Missing"),
