@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar, get_args
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -27,12 +27,11 @@ from gateway.config.readers import (
     url,
 )
 from gateway.config.tree import Fault, Node, Section
-from gateway.core.settings import BreakerPolicy, LeftOut, ProviderSettings, Retries, Timeouts
+from gateway.core.settings import BreakerPolicy, Format, LeftOut, ProviderSettings, Retries, Timeouts
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import Endpoint, ModelSpec
 
 T = TypeVar("T")
-Format = Literal["openai", "anthropic"]
 
 REPLICA_SILENT = 5.0  # seconds
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
@@ -125,9 +124,8 @@ def _keys(root: Fields, key: str) -> tuple[str, ...]:
 
 def _provider(node: Node, faults: Faults) -> ProviderSettings:
     fields = Fields(node, node.path, faults)
-    wire: Format = fields.need(
-        "format", one_of("openai", "anthropic"), "openai", "openai or anthropic: how it wants requests"
-    )
+    formats = get_args(Format)
+    wire: Format = fields.need("format", one_of(*formats), "openai", f"{' or '.join(formats)}: how it wants requests")
     read_url = _base_url(wire)
     read_endpoint = struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url"))
     read_endpoints = list_of(read_endpoint, what="endpoints", least=1)

@@ -34,9 +34,12 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
     probes: int = 2
 
 
+Format = Literal["openai", "anthropic"]  # the wire formats of upstreams/registry.py
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
-    format: Literal["openai", "anthropic"]
+    format: Format
     api_keys: tuple[str, ...] = ()
     endpoints: tuple[Endpoint, ...]
     self_hosted: bool = False

@@ -162,6 +162,10 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
     tool = {"type": "function", "function": {"name": "keep", "description": f"Keeps {SAID}."}}
     call = {"id": "call_1", "type": "function", "function": {"name": "keep", "arguments": f'{{"what":"{SAID}"}}'}}
     worked = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": SAID}]
+    respond = {"model": "able", "instructions": SAID, "input": f"Keep {SAID} for me.", "max_output_tokens": 48}
+    called = {"type": "function_call", "call_id": "call_1", "name": "keep", "arguments": f'{{"what":"{SAID}"}}'}
+    items = [{"role": "user", "content": SAID}, called]
+    items.append({"type": "function_call_output", "call_id": "call_1", "output": SAID})
     calls: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", talk),
         ("/v1/chat/completions", {**talk, "stream": True}),
@@ -174,6 +178,12 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48}),
         ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48, "stream": True}),
         ("/v1/embeddings", {"model": "able", "input": [f"Keep {SAID}"]}),
+        ("/v1/responses", respond),
+        ("/v1/responses", {**respond, "stream": True}),
+        (
+            "/v1/responses",
+            {**respond, "model": "claude", "input": items, "tools": [{"type": "function", "name": "keep"}]},
+        ),
     ]
     request_id = ""
     for path, body in calls:

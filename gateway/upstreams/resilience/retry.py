@@ -1,5 +1,5 @@
 # Whether a failed attempt is followed by another, and when; and the budget that makes a storm of retries impossible.
-# Pure: dice and time are arguments. attempts.py sleeps.
+# Pure: dice and time are arguments. dispatcher.py sleeps.
 
 from __future__ import annotations
 
