@@ -110,7 +110,7 @@ def test_a_crowd_is_shared(scene: Scene) -> None:
 def test_a_conversation_stays_where_it_is_cached(scene: Scene) -> None:
     """All turns of a conversation go to one replica, and conversations to all of them."""
     homes = Counter[int]()
-    for number in range(12):
+    for number in range(36):
         said = [f"Question {number}"]
         before = scene.asked()
         for _ in range(3):

@@ -144,6 +144,7 @@ def test_a_step_is_profiled_kernel_by_kernel(shown: Path) -> None:
         assert [k["microseconds"] for k in kernels] == sorted((k["microseconds"] for k in kernels), reverse=True)
 
 
+@pytest.mark.soak
 def test_longer_tables_run_tiny_shapes_on_a_bare_cpu(tmp_path: Path) -> None:
     """Fixed lengths, ways of batching, a long prompt, paces, drafts, few bits, the same bits: all have figures."""
     done = run_bare("benchmarks.engine_rows", "--tiny", "--out", str(tmp_path))
