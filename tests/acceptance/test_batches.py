@@ -429,7 +429,7 @@ def test_a_batch_slows_down_for_people(house: FaultHouse, team_of: Callable[...,
     """Where they have come to wait longer for a first token than in the hour before, fewer of its requests run."""
     client = team_of()
     assert house.upstream is not None
-    house.upstream.script("first_token=0.4,tokens=2", model="gpt-4o:tokens=40,pace=0.025")
+    house.upstream.script("first_token=0.4,tokens=3,pace=0.02", model="gpt-4o:tokens=40,pace=0.025")
     batch_id = submitted(client, *(f"Question {n}" for n in range(500)), model="lengthy")
     deadline = time.monotonic() + 60
 
