@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak check audit fix bench aot gpu gpu-rows lock pin clean
+.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin clean
 
 setup: .venv/.ready
 
@@ -27,10 +27,14 @@ demo: setup
 	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not peers"
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+# Other makers' programs around ours, each SKIPPED where it is not installed: make peers PEERS=FOLDER
+peers: setup
+	PEERS=$(PEERS) $(BIN)/python -m pytest -m peers --timeout 600
 
 check: setup
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import EngineFailed
+from gpu_backend.server.client.load_header import load_headers
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
@@ -26,6 +27,7 @@ from protocol.sse import DONE, encode_event
 log = logging.getLogger("gpu_backend")
 
 SILENCE = 1.0  # seconds of silence until a stream says that the engine lives
+RawHeaders = Sequence[tuple[bytes, bytes]]  # as ASGI has them
 ALIVE = b": alive\n\n"  # a comment: readers of events skip it
 
 
@@ -82,20 +84,23 @@ class InferenceResponse:
         """Run the job until its last byte is sent, or until its client leaves."""
         with ended_when_client_leaves(scope, receive):
             generation = self._front.generate(self._job, self._front.new_id())
+            answer = self._stream if self._streams else self._send_whole
             try:
-                await (self._stream(generation, send) if self._streams else self._send_whole(generation, send))
+                await answer(generation, send, scope["headers"])
             finally:
                 generation.close()
 
-    async def _send_whole(self, generation: Generation, send: Any) -> None:
+    async def _send_whole(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
         pieces = [piece async for some in generation.pieces() for piece in some]
         replies = join_replies(pieces, self._job.num_replies)
-        await send_json(send, self._writer.whole(replies, generation.usage()), self._request_id)
+        body, load = self._writer.whole(replies, generation.usage()), load_headers(asked, self._front.engine.load)
+        await send_json(send, body, self._request_id, load)
 
-    async def _stream(self, generation: Generation, send: Any) -> None:
+    async def _stream(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)  # before the status goes out: a failure may still have its own
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers += load_headers(asked, self._front.engine.load)
             await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, self._request_id)})
             keep_alive = StreamKeepAlive(send, self._front.engine)
             try:
@@ -154,9 +159,9 @@ class StreamKeepAlive:
         self._timer = self._loop.call_later(SILENCE, self._ring)
 
 
-async def send_json(send: Any, body: bytes, request_id: str) -> None:
-    """Send a whole JSON answer."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def send_json(send: Any, body: bytes, request_id: str, more: RawHeaders = ()) -> None:
+    """Send a whole JSON answer, with these headers too."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *more]
     await send({"type": "http.response.start", "status": 200, "headers": _headers(headers, request_id)})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -15,7 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
-from gpu_backend.server import chat, completions, embeddings, operations
+from gpu_backend.server import chat, completions, embeddings, operations, tokenization
 from gpu_backend.server.client.errors import EngineFailed, ForeignPage
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.settings import is_loopback
@@ -41,7 +41,9 @@ def create_app(front: Front) -> Litestar:
 
     return _Litestar(
         route_handlers=[
-            handler for module in (chat, completions, embeddings, operations) for handler in module.handlers
+            handler
+            for module in (chat, completions, embeddings, operations, tokenization)
+            for handler in module.handlers
         ],
         lifespan=[lifespan],
         guards=[refuse_pages, require_key],

@@ -44,7 +44,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     front = front_of(request)
     max_model_len = front.max_model_len
     raw = await request.body()
-    asked = await off_loop(len(raw), lambda: _read_chat(front, raw))
+    asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     body, extensions, tool_use = asked.body, asked.extensions, asked.tool_use
     prompt = await encode_chat(front.checkpoint, asked.text, max_model_len)
     job = Job(
@@ -72,7 +72,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class ChatJob:
     """A body that is understood."""
 
     body: ChatRequest
@@ -83,7 +83,7 @@ class _Asked:
     grammar_field: str | None
 
 
-def _read_chat(front: Front, raw: bytes) -> _Asked:
+def read_chat(front: Front, raw: bytes) -> ChatJob:
     """Decode and check a body, and render its prompt. Raises ``BadRequest`` and its kin."""
     checkpoint = front.checkpoint
     body, extensions = read_body(raw, ChatRequest)
@@ -98,7 +98,7 @@ def _read_chat(front: Front, raw: bytes) -> _Asked:
             raise invalid_param("tool_choice", message)
         grammar, grammar_field = tool_use.grammar, "tools"
     text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
-    return _Asked(body, extensions, text, tool_use, grammar, grammar_field)
+    return ChatJob(body, extensions, text, tool_use, grammar, grammar_field)
 
 
 class ChatAnswerWriter:

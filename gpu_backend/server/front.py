@@ -59,7 +59,10 @@ class Front:
 def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineClient) -> Front:
     """Put a front together; the engine is opened and closed by the app."""
 
+    since = time.time()
+
     def current() -> EngineReading:
+        ready = engine.ready
         return EngineReading(
             engine.load,
             engine.state is EngineState.ACTIVE,
@@ -67,6 +70,9 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             uptime_seconds=engine.uptime_seconds,
             busy_seconds=engine.busy_seconds,
             gpus=settings.engine.device.num_ranks,
+            block_size=ready.block_size if ready else 0,
+            num_blocks=ready.total_blocks if ready else 0,
+            since=since,
         )
 
     metrics = Metrics(settings.served_model_name, current)

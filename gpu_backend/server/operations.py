@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from litestar import Request, Response, get, post
@@ -19,6 +21,8 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "tollgate"
+    root: str
+    parent: None = None  # of an adapter: the model that it adapts; there are none
     max_model_len: int | None  # null until the engine is ready
     version: str | None  # null where no registry has one
 
@@ -31,6 +35,10 @@ class ModelList(Struct, frozen=True):
 class Health(Struct, frozen=True):
     status: EngineState
     restarts: int
+
+
+class Version(Struct, frozen=True):
+    version: str
 
 
 class LoadBody(Struct, frozen=True, kw_only=True):
@@ -108,6 +116,12 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
 
 
+@get("/version")
+async def show_version(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Say which release this engine is of."""
+    return _json(Version(release()))
+
+
 @get("/metrics")
 async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return everything Prometheus reads."""
@@ -122,10 +136,20 @@ async def drain(request: Request[Any, Any, Any]) -> Response[bytes]:
     return _json(Health(engine.state, engine.restarts))
 
 
+@cache
+def release() -> str:
+    """Return the release that is installed; a checkout that is not has none."""
+    try:
+        return metadata.version("tollgate")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
 def _model(front: Front) -> ModelBody:
     ready = front.engine.ready
     return ModelBody(
         id=front.settings.served_model_name,
+        root=front.settings.served_model_name,
         created=front.checkpoint.created,
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
@@ -136,4 +160,4 @@ def _json(body: Struct, status: int = 200) -> Response[bytes]:
     return Response(encode(body), status_code=status, media_type=JSON)
 
 
-handlers = [list_models, show_model, show_health, show_load, show_metrics, drain]
+handlers = [list_models, show_model, show_health, show_load, show_version, show_metrics, drain]

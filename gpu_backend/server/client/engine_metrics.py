@@ -24,6 +24,9 @@ class EngineReading:
     uptime_seconds: float = 0.0
     busy_seconds: float = 0.0  # of these, in steps
     gpus: int = 1  # devices that compute each step together
+    block_size: int = 0  # tokens in a KV block; 0 until the engine is ready
+    num_blocks: int = 0
+    since: float = 0.0  # unix seconds of this start
 
 
 class EngineCollector:
@@ -41,6 +44,8 @@ class EngineCollector:
         busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
         yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps, all devices.", busy)
         yield self._count("tollgate_engine_gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0))
+        if reading.block_size:
+            yield from self._capacity(reading)
         load = reading.load
         if load is None:
             return
@@ -77,6 +82,18 @@ class EngineCollector:
             for tier in TIERS:
                 gauge.add_metric([self._model_name, tier], load.counters.get(f"{name}_{tier}", 0.0))
             yield gauge
+
+    def _capacity(self, reading: EngineReading) -> Iterable[Metric]:
+        """What routers read once of each engine, under vLLM's names: its blocks, and that it has no adapters."""
+        blocks = {"block_size": str(reading.block_size), "num_gpu_blocks": str(reading.num_blocks)}
+        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        for name, text, labels, value in (
+            ("cache_config", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
+            ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, reading.since),
+        ):
+            family = GaugeMetricFamily(f"vllm:{name}_info", text, labels=(*LABELS, *labels))
+            family.add_metric([self._model_name, *labels.values()], value)
+            yield family
 
     def _speculation(self, counters: Mapping[str, float]) -> Iterable[Metric]:
         for name, text in (

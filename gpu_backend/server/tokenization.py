@@ -1,0 +1,156 @@
+# Texts as tokens, for routers that hash prompts and clients that count them. /tokenize, /detokenize and the render
+# routes are vLLM's (its documentation, "Tokenizer API" and "Renderer APIs"); nothing here is computed on the device.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from litestar import Request, Response, post
+from msgspec import Struct
+
+from gpu_backend.server.chat import read_chat
+from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TextCodec, TooManyTokens
+from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.requests.bodies import read_body
+from gpu_backend.server.requests.checks import check_completion
+from gpu_backend.server.requests.prompts import check_token_ids, encode_chat, encode_prompts, render_chat
+from gpu_backend.server.requests.tools import read_tools
+from gpu_backend.server.wire import encode
+from protocol.chat import ChatRequest, Message, Tool
+from protocol.completions import CompletionRequest
+from protocol.decoding import decode_with_extra
+from protocol.errors import BadRequest, UnsupportedParameter, invalid_param
+from protocol.serving.off_loop import in_parallel, off_loop
+
+MOST_TOKENS = 2**20  # of a text that is only counted: it may be longer than the model's context
+
+
+class TokenizeBody(Struct, frozen=True, kw_only=True):
+    """A text, or a conversation as the model's chat template writes it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    tools: tuple[Tool, ...] = ()
+    add_special_tokens: bool | None = None  # None: for a text, but not for a conversation, whose template has them
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class Tokenized(Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: Sequence[str] | None
+
+
+class DetokenizeBody(Struct, frozen=True, kw_only=True):
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+class Detokenized(Struct, frozen=True):
+    prompt: str
+
+
+T = TypeVar("T", TokenizeBody, DetokenizeBody)
+
+
+class Rendered(Struct, frozen=True, kw_only=True):
+    """What a request would be computed from."""
+
+    request_id: str
+    model: str
+    token_ids: Sequence[int]
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the tokens of a text or of a conversation, also of one that is too long for the model."""
+    front = front_of(request)
+    max_model_len = front.max_model_len
+    raw = await request.body()
+    body = await off_loop(len(raw), lambda: _read(raw, TokenizeBody, front))
+    text = await off_loop(len(raw), lambda: _text_of(body, front))
+    adds = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    codec = front.checkpoint.codec
+    try:
+        tokens = await in_parallel(
+            len(text), LONG_TEXT, lambda: codec.encode(text, MOST_TOKENS, add_special_tokens=adds)
+        )
+    except TooManyTokens as exc:
+        raise invalid_param("prompt", f"The text has more than {MOST_TOKENS} tokens. Send it in parts.") from exc
+    shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
+    return _json(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the text of a run of tokens, special ones by their names."""
+    front = front_of(request)
+    raw = await request.body()
+    body = await off_loop(len(raw), lambda: _read(raw, DetokenizeBody, front))
+    check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
+    return _json(Detokenized(await off_loop(len(raw), lambda: _decoded(front.checkpoint.codec, body.tokens))))
+
+
+@post("/v1/completions/render", status_code=200)
+async def render_completion(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the tokens of each prompt of a completion, and compute nothing."""
+    front = front_of(request)
+    raw = await request.body()
+    body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
+    front.check_model(body.model)
+    check_completion(body, extensions)
+    prompts = await encode_prompts(front.checkpoint, body.prompt, front.max_model_len, room_for_reply=1, param="prompt")
+    return _json([_rendered(request, body.model, tokens) for tokens in prompts])
+
+
+@post("/v1/chat/completions/render", status_code=200)
+async def render_chat_completion(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the tokens that a conversation would be computed from, and compute nothing."""
+    front = front_of(request)
+    raw = await request.body()
+    asked = await off_loop(len(raw), lambda: read_chat(front, raw))
+    tokens = await encode_chat(front.checkpoint, asked.text, front.max_model_len)
+    return _json(_rendered(request, asked.body.model, tokens))
+
+
+def _read(raw: bytes, type: type[T], front: Front) -> T:
+    body, extra = decode_with_extra(raw, type)
+    if extra:
+        name = min(extra)
+        raise UnsupportedParameter(f"This engine does not know the parameter '{name}'. Leave it out.", param=name)
+    if body.model is not None:
+        front.check_model(body.model)
+    return body
+
+
+def _text_of(body: TokenizeBody, front: Front) -> str:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("Send either 'prompt' or 'messages'.", param="prompt")
+    if body.prompt is not None:
+        return body.prompt
+    assert body.messages is not None
+    if not body.add_generation_prompt:
+        words = "'add_generation_prompt' is true here: a conversation ends where the assistant's turn begins."
+        raise UnsupportedParameter(words, param="add_generation_prompt")
+    asked = ChatRequest(model=front.settings.served_model_name, messages=body.messages, tools=body.tools or None)
+    tool_use = read_tools(asked, front.checkpoint)
+    return render_chat(front.checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
+
+
+def _decoded(codec: TextCodec, tokens: Sequence[int]) -> str:
+    return b"".join(map(codec.label, tokens)).decode(errors="replace")
+
+
+def _rendered(request: Request[Any, Any, Any], model: str, tokens: Sequence[int]) -> Rendered:
+    return Rendered(request_id=request_id_of(request), model=model, token_ids=tokens)
+
+
+def _json(body: Struct | Sequence[Struct]) -> Response[bytes]:
+    return Response(encode(body), status_code=200, media_type="application/json")
+
+
+handlers = [tokenize, detokenize, render_completion, render_chat_completion]
