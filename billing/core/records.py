@@ -16,8 +16,9 @@ TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_t
 COSTS = ("cost_nanousd", "gpu_cost_nanousd")
 MOST_TOKENS = 2**31 - 1  # of one call: what an integer column holds
 MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and the daily sums can add up exactly
+SAVINGS = ("saved_nanousd",)
 MOST_OF_TOKENS = dict.fromkeys(TOKENS, MOST_TOKENS)
-MOST = MOST_OF_TOKENS | dict.fromkeys(COSTS, MOST_NANOUSD)
+MOST = MOST_OF_TOKENS | dict.fromkeys((*COSTS, *SAVINGS), MOST_NANOUSD)
 TOKENS_OF, QUANTITIES = attrgetter(*TOKENS), attrgetter(*MOST)
 
 Counts = TypeVar("Counts", bound=Struct)
@@ -35,6 +36,9 @@ class Status(StrEnum):
 
 REQUESTS = frozenset({Status.ANSWERED, Status.INTERRUPTED})  # those that statements count as requests
 CHARGED = REQUESTS | {Status.BLOCKED}  # those whose tokens and cost the team owes
+
+
+CACHED = "cached"  # the outcome of the one attempt of a call that the cache answered: no upstream was asked
 
 
 class Attempt(Struct, frozen=True, omit_defaults=True):
@@ -69,6 +73,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_tokens: int = 0
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0
+    saved_nanousd: int = 0  # what the same answer would have cost, which came from the cache
     queue_ms: float | None = None  # waited for its turn; first_token_ms and total_ms hold it too
     first_token_ms: float | None = None
     prefill_ms: float | None = None  # inside our own engine, where it said so,
@@ -85,6 +90,11 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_tokens: int = 0
     held_nanousd: int = 0
     price: str = ""  # the edition of the price that the cost was reckoned by
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the cache answered."""
+        return self.attempts[-1:] != () and self.attempts[-1].outcome == CACHED
 
 
 class Served(Struct, frozen=True, array_like=True):

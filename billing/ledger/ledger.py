@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import date_of
-from billing.core.records import CHARGED, COSTS, TOKENS, UsageRecord, bounded
+from billing.core.records import CHARGED, COSTS, SAVINGS, TOKENS, UsageRecord, bounded
 from billing.ledger.partitions import ensure_partitions
 from billing.ledger.tables import usage_daily, usage_records
 
@@ -28,7 +28,7 @@ COLUMNS = {column.name: column.type.compile(postgresql.dialect()) for column in 
 ROLLUP_KEY = {column.name: column.name for column in usage_daily.primary_key} | {
     "booked_on": "coalesce(booked_on, day)"
 }
-SUMS = ("calls", *TOKENS, *COSTS)
+SUMS = ("calls", *TOKENS, *COSTS, *SAVINGS)
 
 # How a column is made of a record's JSON, r, and of the day and the milliseconds inside its id, d. What is left out of
 # the JSON has its default.

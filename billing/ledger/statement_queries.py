@@ -9,7 +9,7 @@ from functools import cache
 from msgspec import Struct
 from sqlalchemy import TextClause, text
 
-from billing.core.records import CHARGED, COSTS, REQUESTS, TOKENS
+from billing.core.records import CHARGED, COSTS, REQUESTS, SAVINGS, TOKENS
 
 LONGEST_BY_CALL = 31  # days that are added up call by call
 CORRECTION = "correction"  # the status of what was booked by hand, among the rows
@@ -60,7 +60,7 @@ ADDED = {
     "blocked": ("calls", "status = 'blocked'"),
     "failed": ("calls", "status = 'failed'"),
     **{name: (name, "status = ANY(CAST(:charged AS text[]))") for name in TOKENS},
-    **{name: (name, "true") for name in (*COSTS, "entries")},
+    **{name: (name, "true") for name in (*COSTS, *SAVINGS, "entries")},
 }
 SUMS = {
     late + name: f"sum({amount}) FILTER (WHERE {which} AND {when})"
@@ -121,7 +121,7 @@ def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     columns = [f"{_column(kind, place, book, book)} AS group{place}" for place, kind in enumerate(kinds)]
     count = "1 AS calls" if book == "usage_records" else "calls"
     late = "coalesce(booked_on, day) <> day AS is_late"
-    amounts = ", ".join((*TOKENS, *COSTS))
+    amounts = ", ".join((*TOKENS, *COSTS, *SAVINGS))
     return (
         f"SELECT {', '.join([late, *columns])}, status, {count}, {amounts}, 0 AS entries "  # noqa: S608
         f"FROM {book} WHERE {_where(book, of_all)}"
@@ -131,7 +131,7 @@ def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
 def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     """Select what was booked by hand; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
-    amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0"  # TOKENS, cost, GPU cost
+    amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0, 0"  # TOKENS, costs, saved
     join = "LEFT JOIN usage_records AS call ON call.day = booked.day AND call.request_id = booked.request_id"
     return (
         f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608

@@ -33,6 +33,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0  # of all calls, charged or not: what the deployment paid
+    saved_nanousd: int = 0  # what answers from the cache would have cost
     entries: int = 0  # booked by hand; of corrections alone
 
     def __add__(self, other: Totals) -> Totals:

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from billing.core.records import COSTS, TOKENS
+from billing.core.records import COSTS, SAVINGS, TOKENS
 
 metadata = MetaData(
     naming_convention={
@@ -55,6 +55,7 @@ usage_records = Table(
     Column("status", Text, nullable=False),  # billing.core.records.Status
     *[Column(name, Integer, nullable=False) for name in TOKENS],
     *[Column(name, BigInteger, nullable=False) for name in COSTS],
+    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in SAVINGS],
     Column("queue_ms", Double),
     Column("first_token_ms", Double),
     Column("prefill_ms", Double),
@@ -98,7 +99,7 @@ usage_daily = Table(
     Column("model_used", Text, primary_key=True),
     Column("tier", Text, primary_key=True),
     Column("status", Text, primary_key=True),
-    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in ("calls", *TOKENS, *COSTS)],
+    *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in ("calls", *TOKENS, *COSTS, *SAVINGS)],
     Index("usage_daily_day_idx", "day"),
 )
 

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from billing.core.holds import Limits
 from billing.core.money import to_nano
 from gateway.core.durations import read_duration
-from gateway.core.settings import Level, Safety, TeamSafety
+from gateway.core.settings import CacheUse, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
 from gateway.egress.urls import BadUrl, read_url
@@ -87,6 +87,7 @@ class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
     expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
     limits: LimitsInput | None = None
+    cache: CacheUse | None = None  # whether its calls go by the cache; null: as the model that they ask for
 
 
 class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

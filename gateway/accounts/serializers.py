@@ -85,6 +85,7 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "prefix": record.prefix,
         "status": record.status(now),
         "limits": limits_view(record.limits),
+        "cache": record.cache,
         "created_at": moment(record.created_at),
         "expires_at": moment(record.expires_at),
         "revoked_at": moment(record.revoked_at),
@@ -109,6 +110,7 @@ def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a row of the ledger, its money in dollars."""
     shown = {"object": "usage_record", **row}
     shown |= cost_view(shown.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(shown.pop("gpu_cost_nanousd"))}
+    shown["saved_usd"] = dollars(shown.pop("saved_nanousd"))
     return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
 
 

@@ -34,6 +34,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     name: str
     prefix: str
     limits: Limits
+    cache: str | None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -60,8 +61,8 @@ async def create_key(connection: AsyncConnection, pepper: str, new: NewKey, act:
     limits = apply_limits(new.limits)
     name = check_name(new.name)
     await get_team(connection, new.team_id)
-    made = await _insert(connection, pepper, new.team_id, name, limits, expires_at)
-    details = {"name": name, "limits": limits, "expires_at": expires_at}
+    made = await _insert(connection, pepper, new.team_id, name, limits, new.cache, expires_at)
+    details = {"name": name, "limits": limits, "cache": new.cache, "expires_at": expires_at}
     await _tell(connection, act, "key.created", made.record, details)
     return made
 
@@ -78,7 +79,7 @@ async def rotate_key(
     lasts_until = old.expires_at
     if rotation.expires_at is not UNSET:
         lasts_until = check_moment(rotation.expires_at, moment)
-    made = await _insert(connection, pepper, old.team_id, old.name, old.limits, lasts_until)
+    made = await _insert(connection, pepper, old.team_id, old.name, old.limits, old.cache, lasts_until)
     ends = moment + timedelta(seconds=overlap)
     changes: dict[str, Any] = {"expires_at": ends if old.expires_at is None else min(ends, old.expires_at)}
     if overlap == 0:
@@ -127,7 +128,13 @@ async def move_key(connection: AsyncConnection, others: Sequence[bytes], digest:
 
 
 async def _insert(
-    connection: AsyncConnection, pepper: str, team_id: str, name: str, limits: Limits, expires_at: datetime | None
+    connection: AsyncConnection,
+    pepper: str,
+    team_id: str,
+    name: str,
+    limits: Limits,
+    cache: str | None,
+    expires_at: datetime | None,
 ) -> NewlyMade:
     key = new_key()
     values = {
@@ -138,6 +145,7 @@ async def _insert(
         "pepper": pepper_name(pepper),
         "prefix": shown_prefix(key),
         "limits": limits,
+        "cache": cache,
         "expires_at": expires_at,
     }
     row = (await connection.execute(insert(api_keys).values(**values).returning(api_keys))).mappings().one()

@@ -200,6 +200,7 @@ _FIND_CALLER = (
         api_keys.c.id.label("key_id"),
         api_keys.c.name.label("key_name"),
         api_keys.c.limits.label("key_limits"),
+        api_keys.c.cache,
         api_keys.c.expires_at,
         api_keys.c.digest,
     )

@@ -12,6 +12,7 @@ from billing.core.holds import Hold, Scope
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.core.principals import Caller
+from gateway.core.settings import CacheUse
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.inference import NativeRequest, Request
@@ -41,6 +42,7 @@ class Call(Struct, frozen=True, kw_only=True):
     client_request_id: str | None = None
     traceparent: str | None = None  # the caller's trace, where calls are traced
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
+    cache: CacheUse | None = None  # whether it goes by the cache, where the caller or its key says so
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
     is_internal: bool = False  # made by the gateway, for a team that pays: not an act of its key

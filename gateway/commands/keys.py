@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gateway.accounts.schemas import NewKey, Rotation
@@ -27,8 +29,18 @@ from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.durations import read_duration
 from gateway.core.keys import pepper_name
+from gateway.core.settings import CacheUse
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
+
+
+class Cache(StrEnum):
+    """Which calls of a key go by the cache."""
+
+    ON = "on"  # for the likeliest answer
+    ALL = "all"  # sampled answers and tool calls too
+    OFF = "off"
+
 
 COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at")
 
@@ -46,11 +58,16 @@ def create_one_key(
     tokens_per_day: Count = None,
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
+    cache: Annotated[
+        Cache | None, typer.Option(help="Whether its calls go by the cache; default: as the model they ask for")
+    ] = None,
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and show it, this once."""
-    new = NewKey(team_id=team, name=name, expires_at=_expiry(expires), limits=read_limits(locals()))
+    limits = read_limits(locals())
+    use = None if cache is None else msgspec.convert(cache.value, CacheUse)
+    new = NewKey(team_id=team, name=name, expires_at=_expiry(expires), limits=limits, cache=use)
     settings = read_settings(config)
     made = run(
         settings, lambda connection: create_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from billing.core.holds import Limits
-from gateway.core.settings import TeamSafety
+from gateway.core.settings import CacheUse, TeamSafety
 
 # Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
 # is the team's id. Gateways drop what they remember of that team.
@@ -33,6 +33,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     key_name: str = ""
     key_limits: Limits = Limits()
     expires_at: float | None = None  # unix seconds
+    cache: CacheUse | None = None  # of calls that do not say; None: as the name that they ask for
 
 
 class Admin(Struct, frozen=True):

@@ -110,6 +110,20 @@ class BatchLimits(Struct, frozen=True, kw_only=True):
     stored_bytes: int = 20_000_000_000
 
 
+# Which calls go by the cache: "on" are those for the likeliest answer, "all" sampled answers and tool calls too.
+CacheUse = Literal["on", "all", "off"]
+
+
+class CacheSettings(Struct, frozen=True, kw_only=True):
+    """Answers that are given again to the same request."""
+
+    models: Mapping[str, CacheUse] = {}  # by the name that is asked for: a model, a route or an alias
+    ttl: float = 3600.0
+    max_bytes: int = 256 * 1024 * 1024  # of all answers, in Redis; 0: none is kept
+    max_answer_bytes: int = 256 * 1024  # of one
+    shared: frozenset[str] = frozenset()  # ids of teams that get each other's answers
+
+
 class LeftOut(Struct, frozen=True):
     """An optional provider without a key, and what went with it."""
 
@@ -155,6 +169,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     journal_fsync: Literal["never", "interval", "always"] = "never"
     batch: BatchLimits = BatchLimits()
     retention: Retention = Retention()
+    cache: CacheSettings = CacheSettings()
     tracing: Tracing | None = None
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     connections_per_address: int = 1024  # as many as one client of OpenAI's SDK opens, and a few; 0: any number

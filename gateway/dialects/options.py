@@ -13,6 +13,7 @@ from msgspec import Struct
 from billing.core.money import to_nano
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Caller
+from gateway.core.settings import CacheUse
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.endpoint import Asked
 from gateway.inference.recalibrations import Recalibrations
@@ -21,7 +22,7 @@ from router import RoutingOptions
 from router.catalog.targets import Tier
 
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
-OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd")
+OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd", "cache")
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class Options(Struct, frozen=True, kw_only=True):
     priority: Literal["low", "normal", "high"] = "normal"
     quality: float | None = None
     max_cost_usd: float | None = None
+    cache: CacheUse | None = None
 
 
 def routing_options(recalibrations: Recalibrations, caller: Caller, options: Options, tier: Tier) -> RoutingOptions:
@@ -118,5 +120,9 @@ def _same_number(one: Any, other: Any) -> bool:
 
 def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> BadRequest:
     name = next(name for name in found if f"$.{name}`" in str(exc))
-    right = {"tier": "'interactive' or 'batch'", "priority": "'low', 'normal' or 'high'"}.get(name, "a text")
+    right = {
+        "tier": "'interactive' or 'batch'",
+        "priority": "'low', 'normal' or 'high'",
+        "cache": "'on', 'all' or 'off'",
+    }.get(name, "a text")
     return invalid_value(name, f"must be {right}, not {str(found[name])[:40]!r}")

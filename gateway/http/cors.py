@@ -11,7 +11,7 @@ from gateway.core.settings import Settings
 SHOWN = [
     *("x-request-id", "request-id", "x-client-request-id", "retry-after", "x-should-retry"),
     *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
-    *("x-model-used", "x-route-reason", "x-route-score", "content-disposition"),
+    *("x-cache", "x-model-used", "x-route-reason", "x-route-score", "content-disposition"),
     *(f"x-tollgate-{what}" for what in ("dropped", "max-tokens", "overhead-ms", "queue-ms")),
 ]
 

@@ -48,6 +48,7 @@ class OpenReply(ReplyFacts, Protocol):
 
     route: Route
     first_token_seconds: float  # since the request came
+    cache: str  # "hit", "miss" or "off"
 
     @property
     def account(self) -> Admitted:

@@ -38,6 +38,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
         traceparent=request.headers.get("traceparent") if is_traced(request) else None,
+        cache=options.cache or caller.cache,
         idempotency_key=read_idempotency_key(request.headers),
         created_at=clock.now(),
         started=clock.monotonic(),

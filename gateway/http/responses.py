@@ -200,6 +200,7 @@ def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:
         (b"x-model-used", reply.target.model.name.encode()),
         (b"x-route-reason", reply.route.reason.encode()),
         (b"x-tollgate-overhead-ms", b"%.3f" % ours),
+        (b"x-cache", reply.cache.encode()),
     ]
     if reply.route.decision is not None:
         headers.append((b"x-route-score", b"%.4f" % reply.route.decision.score))

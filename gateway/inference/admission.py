@@ -71,6 +71,19 @@ class Admission:
         self._open_calls.add(account)
         return call, account
 
+    async def admit_free(self, call: Call) -> CallAccounting:
+        """Count a call that will use and cost nothing as a request, and return its open account.
+
+        Raises RateLimited or QuotaExhausted when a limit has no room for it.
+        """
+        request = HoldRequest(request_id=call.request_id, team_id=call.caller.team.id, scopes=call.scopes, legs=())
+        hold = await self._quotas.open(request)
+        if isinstance(hold, RefusedHold):
+            raise self._refusal(hold, call.endpoint)
+        account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts)
+        self._open_calls.add(account)
+        return account
+
     @asynccontextmanager
     async def counted(self, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
         """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.

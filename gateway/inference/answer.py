@@ -14,6 +14,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.admission import Admission
 from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
+from gateway.inference.cached_answers import AnswerCache, Looked
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.failover import FailoverStream
@@ -22,6 +23,7 @@ from gateway.inference.reply import KeepEnding, Reply
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
 from gateway.moderation.moderator import Moderator
+from gateway.overload.slots import Slot
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFiltered
 from protocol.serving.leaving import Client
@@ -33,8 +35,15 @@ class Replies:
     """Opens the replies of calls whose first token is there."""
 
     def __init__(
-        self, dispatcher: Dispatcher, closer: CallCloser, hooks: Sequence[HookMaker], clock: Clock, metrics: Metrics
+        self,
+        dispatcher: Dispatcher,
+        closer: CallCloser,
+        hooks: Sequence[HookMaker],
+        cache: AnswerCache,
+        clock: Clock,
+        metrics: Metrics,
     ) -> None:
+        self.cache = cache
         self._dispatcher = dispatcher
         self._closer = closer
         self._hooks = hooks
@@ -42,13 +51,21 @@ class Replies:
         self._metrics = metrics
 
     def open(
-        self, context: AttemptContext, account: CallAccounting, answering: Answering, keep_ending: KeepEnding | None
+        self,
+        context: AttemptContext,
+        account: CallAccounting,
+        answering: Answering,
+        keep_ending: KeepEnding | None,
+        looked: Looked | None = None,
     ) -> Reply:
-        """Return the open reply."""
+        """Return the open reply. ``looked``: what the cache had for a call that goes by it."""
         try:
             source = FailoverStream(self._dispatcher, context, answering, self._clock, self._metrics)
             hooks = [make(context.call, answering.target) for make in self._hooks]
-            return Reply(context, account, source, hooks, self._closer, self._clock, keep_ending)
+            if looked is not None and not answering.is_kept:  # last: it gathers what the others let out
+                hooks.append(self.cache.keeper(context.call, looked, answering))
+            cache = "off" if looked is None else "hit" if answering.is_kept else "miss"
+            return Reply(context, account, source, hooks, self._closer, self._clock, keep_ending, cache)
         except BaseException:
             answering.close()
             self._closer.close_unanswered(context, account, Status.FAILED)
@@ -77,6 +94,7 @@ class Inference:
         self._closer = closer
         self._moderator = moderator
         self._early_leaves = early_leaves
+        self._cache = replies.cache
 
     async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding | None = None) -> Reply:
         """Return the open reply to ``call``, its first token read. The caller closes it.
@@ -85,22 +103,25 @@ class Inference:
         may, can or does answer; then nothing is held and nothing is owed. Cancelled because ``client`` has left, the
         prompt is owed once a commercial upstream had all of it.
         """
-        turn = await self._turn_of(call)
+        turn, looked = await self._turn_of(call)
         check: InputCheck[Answering] | None = None
         try:
             check = input_check_of(self._moderator, call)
             # Who waited held nothing: its hold would have refused its team's other calls.
-            call, account = await self.admission.admit(call, turn.route)
+            if looked is None or looked.kept is None:
+                call, account = await self.admission.admit(call, turn.route)
+            else:
+                account = await self.admission.admit_free(call)
             context = self._dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
             try:
                 lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
                 account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
-                send = partial(self._dispatcher.try_targets, context, turn.slot)
+                send = partial(self._ask, context, turn.slot, looked)
                 answering = await (send() if check is None else check.beside(send))
             except BaseException as exc:
                 self._end_unanswered(context, account, check, client, exc)
                 raise
-            reply = self._replies.open(context, account, answering, keep_ending)
+            reply = self._replies.open(context, account, answering, keep_ending, looked)
         except BaseException:
             self._limiter.release(turn.slot)
             raise
@@ -115,18 +136,27 @@ class Inference:
             raise check.violation
         return reply
 
-    async def _turn_of(self, call: Call) -> SlotGrant:
-        """Choose the call's route, and wait until it may go along."""
+    async def _ask(self, context: AttemptContext, slot: Slot | None, looked: Looked | None) -> Answering:
+        """Return the first answer: the cache's, where it has one."""
+        if looked is not None and looked.kept is not None:
+            return self._dispatcher.give_kept(context, looked.kept)
+        return await self._dispatcher.try_targets(context, slot)
+
+    async def _turn_of(self, call: Call) -> tuple[SlotGrant, Looked | None]:
+        """Choose the call's route, look whether the cache answers it, and else wait until it may go along."""
         self._moderator.refuse_paused(call)
         if call.owes_parts:
             self._early_leaves.refuse(call.caller.key_id)
         health = self.chooser.health()
         route = await self.chooser.choose(call, health)
+        looked = await self._cache.look(call, route) if self._cache.takes(call) else None
+        if looked is not None and looked.kept is not None:
+            return SlotGrant(route), looked
         away = self._dispatcher.refusal(call, route, health)
         if away is not None and not self._limiter.can_wait(route):
             raise away
         turn = self._limiter.enter(call, route, health) if away is None else None
-        return turn or await self._limiter.wait(call, route, health)
+        return turn or await self._limiter.wait(call, route, health), looked
 
     def _end_unanswered(
         self,

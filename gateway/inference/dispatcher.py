@@ -11,6 +11,8 @@ from random import random
 
 from msgspec.structs import replace
 
+from billing.core.records import CACHED
+from gateway.cache.kept_answers import KeptAnswer
 from gateway.calls.call import Call
 from gateway.calls.unanswered import Tried, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
@@ -24,6 +26,7 @@ from gateway.inference.attempt import (
     read_answer,
     streams_from,
 )
+from gateway.inference.cached_answers import answering_of
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
@@ -84,6 +87,12 @@ class Dispatcher:
         """Return what the attempts share that go on with a broken reply of ``provider`` along the rest of its route."""
         deadline = Deadline(context.call.started + provider.timeouts.total)
         return replace(context, route=route, deadline=deadline, budget=self._budgets.of(provider), resume=resume)
+
+    def give_kept(self, context: AttemptContext, kept: KeptAnswer) -> Answering:
+        """Return what the cache has in the place of the first target's answer."""
+        target = context.route.targets[0]
+        context.log.add(target, CACHED, 0.0)
+        return answering_of(kept, target, self._providers.settings(target.model.provider))
 
     async def try_targets(
         self, context: AttemptContext, slot: Slot | None = None, failure: UpstreamFailure | None = None

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
-from billing.core.records import CHARGED, Served, Status, UsageRecord
+from billing.core.records import CHARGED, REQUESTS, Served, Status, UsageRecord
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import record_for, served_by
@@ -49,6 +49,7 @@ class Reply:
         closer: CallCloser,
         clock: Clock,
         keep_ending: KeepEnding | None = None,
+        cache: str = "off",
     ) -> None:
         call, answering = context.call, source.answering
         self.call = call
@@ -61,7 +62,10 @@ class Reply:
         self._keep_ending = keep_ending
         self._source = source
         self.meter = Meter(call, source, account.prompt)
-        account.follow(self.meter.so_far, self._served)
+        self.cache = cache  # whether its answer came from the cache: "hit", "miss" or "off"
+        self.is_kept = answering.is_kept  # then nothing is used, whatever goes past
+        if not self.is_kept:
+            account.follow(self.meter.so_far, self._served)
         self._hooks = hooks
         self.dropped = answering.dropped  # fields of the request that change no meaning and were not passed on
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
@@ -298,6 +302,9 @@ def _is_answer(event: Event) -> bool:
 
 
 def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:
+    saved = 0
+    if reply.is_kept:  # what it says was used, another call has used
+        saved, usage, cost = cost if status in REQUESTS else 0, Usage(), 0
     gpu_hour = reply.target.model.gpu_hour_nanousd or 0
     begun = reply.account.opened  # most of it stays: a record made of another costs a seventh of a new one
     if begun is None or reply.target is not reply.route.targets[0]:
@@ -312,6 +319,8 @@ def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: fl
         reasoning_tokens=usage.reasoning_tokens,
         cost_nanousd=cost if status in CHARGED else 0,
         gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
+        saved_nanousd=saved,
+        price="" if reply.is_kept else begun.price,  # nothing was reckoned
         queue_ms=reply.log.queue_ms,
         first_token_ms=round(reply.first_token_seconds * 1000, 3),
         prefill_ms=usage.prefill_ms or None,

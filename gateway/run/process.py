@@ -12,6 +12,7 @@ import structlog
 from msgspec.structs import asdict
 
 from gateway.accounts.auth import Authenticator
+from gateway.cache.store import CacheStore
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
 from gateway.calls.image_urls import ImageUrls
@@ -26,6 +27,7 @@ from gateway.fleet.instances import InstanceWatcher
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.admission import Admission
 from gateway.inference.answer import Inference, Replies
+from gateway.inference.cached_answers import AnswerCache
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.counting import PromptCounter
 from gateway.inference.dispatcher import Dispatcher
@@ -84,6 +86,8 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         await breakers.sync()  # what is open is known before the first call
         sealer = Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers)
         idempotency = IdempotencyStore(database, clock, sealer, retention=settings.retention.idempotency)
+        cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
+        cache_store = CacheStore(redis, clock)
         policy_events, abuse = PolicyEvents(database), AbuseWatch(redis, clock, background)
         checker = OutsideChecker(client, metrics)
         moderator = Moderator(settings.safety, Classifier.load(), policy_events, abuse, checker, metrics)
@@ -105,7 +109,8 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
             chooser = RouteChooser(catalog, providers, complexity, limiter, breakers, first_tokens, images)
             dispatcher = Dispatcher(providers, client, breakers, budgets, limiter, first_tokens, clock)
             closer = CallCloser(admission, providers, moderator, metrics, tracer, clock)
-            replies = Replies(dispatcher, closer, hooks, clock, metrics)
+            cache = AnswerCache(settings, cache_store, cache_sealer, background, metrics)
+            replies = Replies(dispatcher, closer, hooks, cache, clock, metrics)
             return Edition(
                 settings=settings,
                 catalog=catalog,

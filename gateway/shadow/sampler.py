@@ -125,6 +125,7 @@ class Watch(ReplyHook):
         answer = "".join(self._texts)
         if (
             record.status is Status.ANSWERED
+            and not record.is_cached
             and record.complexity is not None
             and record.model_used in self._chosen(record.route_reason)
             and self._is_text

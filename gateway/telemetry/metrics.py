@@ -52,6 +52,12 @@ class Metrics(ReplyHook):
         self.idempotent = meters.counter(
             "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
         )
+        self.cache = meters.counter(
+            "tollgate_cache_total", "Calls that go by the cache, and what became of their answers", "outcome"
+        )
+        self.cache_saved = meters.counter(
+            "tollgate_cache_saved_nanousd_total", "What answers from the cache would have cost", "team", "model"
+        )
         self.continuations = meters.counter(
             "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model", "outcome"
         )
@@ -127,6 +133,8 @@ class Metrics(ReplyHook):
         counter_of(self.tokens, team, model, "input").inc(record.input_tokens)
         counter_of(self.tokens, team, model, "output").inc(record.output_tokens)
         counter_of(self.cost, team, model).inc(record.cost_nanousd)
+        if record.saved_nanousd:
+            counter_of(self.cache_saved, team, model).inc(record.saved_nanousd)
         for attempt in record.attempts:
             counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:

@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from billing.core.money import to_text
-from billing.core.records import CHARGED, UsageRecord
+from billing.core.records import CACHED, CHARGED, UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from router.catalog.targets import Target
@@ -65,7 +65,7 @@ class Tracer:
         for attempt in record.attempts:
             facts = {"tollgate.target": attempt.target, "tollgate.outcome": attempt.outcome}
             asking = self._begin(f"attempt {attempt.target}", SpanKind.CLIENT, at, inside, facts)
-            is_ok = attempt.outcome == "ok"
+            is_ok = attempt.outcome in ("ok", CACHED)
             asking.set_status(StatusCode.OK if is_ok else Status(StatusCode.ERROR, attempt.outcome))
             at += attempt.ms / 1000
             asking.end(_nanoseconds(at))

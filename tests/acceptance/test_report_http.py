@@ -136,6 +136,7 @@ def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
         "input_tokens",
         "cached_input_tokens",
         "cache_write_tokens",
+        "cache_saved_usd",
         "output_tokens",
         "reasoning_tokens",
         "cost_usd",

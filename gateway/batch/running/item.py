@@ -94,6 +94,7 @@ class ItemRunner:
             routing=routing_options(self._recalibrations, caller, options, Tier.BATCH),
             priority=options.priority,
             extra=asked.extra,
+            cache=options.cache or caller.cache,
             client_request_id=claim.name,
             is_batch_item=True,
             is_internal=claim.is_internal,

@@ -17,7 +17,7 @@ from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.core.settings import Settings, Tracing
+from gateway.core.settings import CacheSettings, Settings, Tracing
 from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
@@ -195,6 +195,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         callbacks: {allow: [10.20.0.0/16, "fd00::/8"]}
         journal: {fsync: always}
         retention: {usage: 30d, batch_files: 1d, idempotency: 1h}
+        cache: {models: {auto: on, gpt-4: all}, ttl: 2m, max_bytes: 1000, max_answer_bytes: 10, shared: [team_a]}
         drain: 0s
         trusted_proxies: [10.0.0.0/8, "fd00::/8"]
         connections: {per_address: 0}
@@ -255,6 +256,13 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert settings.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
     assert settings.connections_per_address == 0
     assert settings.cors_origins == ("https://app.example.com", "http://localhost:3000")
+    assert settings.cache == CacheSettings(
+        models={"auto": "on", "gpt-4": "all"},
+        ttl=120.0,
+        max_bytes=1000,
+        max_answer_bytes=10,
+        shared=frozenset({"team_a"}),
+    )
     assert (settings.retention.usage, settings.journal_fsync, settings.drain) == (30 * 86400.0, "always", 0.0)
 
 
@@ -271,6 +279,9 @@ FAULTS = [
     ("queue: [1]", "queue", "expected a mapping of settings, found a list"),
     ("quotas: {standalone_share: 1.5}", "quotas.standalone_share", "above 0 and at most 1"),
     ("quotas: {standalone_share: .nan}", "quotas.standalone_share", "expected a number"),
+    ("cache: {models: {llma: on}}", "cache.models.llma", "unknown model llma; did you mean `llama`?"),
+    ("cache: {models: {llama: yes}}", "cache.models.llama", "expected one of on, all, off"),
+    ("cache: {memory: 1}", "cache.memory", "known here: models, ttl, max_bytes, max_answer_bytes, shared"),
     ("safety: {input: on}", "safety.input", "expected one of block, flag, off"),
     ("safety: {deny: [\u200b]}", "safety.deny[0]", "expected a phrase, found invisible characters alone"),
     ("journal: {fsync: sometimes}", "journal.fsync", "never, interval, always"),

@@ -58,6 +58,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (settings.QuotaSettings, "quotas.", {}),
     (settings.QueueSettings, "queue.", {}),
     (settings.BatchLimits, "batch.", {}),
+    (settings.CacheSettings, "cache.", {}),
     (settings.Retention, "retention.", {}),
 ]
 FIELDS = [

@@ -1,0 +1,68 @@
+# Answers in Redis, under keys of their own and within a bound of bytes. Redis only makes calls cheaper: what goes wrong
+# there is a miss, and no call waits for it longer than a moment.
+
+from __future__ import annotations
+
+import asyncio
+from importlib import resources
+
+import structlog
+from redis.asyncio import Redis
+
+from gateway.cache.kept_answers import Place
+from gateway.core.clock import Clock
+
+PREFIX = "tollgate:{cache}"
+DEADLINE = 0.05  # seconds that a call waits for its answer
+PUT_WITHIN = 0.25  # seconds, behind the calls
+AWAY_FOR = 1.0  # seconds for which a Redis that did not answer is left alone
+
+SCRIPT = resources.files(__package__).joinpath("keep.lua").read_text()
+
+log = structlog.get_logger(__name__)
+
+
+class CacheStore:
+    """The sealed answers of all gateways."""
+
+    def __init__(self, redis: Redis, clock: Clock) -> None:
+        self._redis = redis
+        self._keep = redis.register_script(SCRIPT)
+        self._clock = clock
+        self._away_until = 0.0  # monotonic seconds
+
+    @property
+    def is_away(self) -> bool:
+        """Whether Redis has just failed to answer."""
+        return self._clock.monotonic() < self._away_until
+
+    async def find(self, place: Place) -> bytes | None:
+        """Return what is kept there, ``None`` where nothing is or Redis does not say."""
+        if self.is_away:
+            return None
+        try:
+            async with asyncio.timeout(DEADLINE):
+                found = await self._redis.get(f"{PREFIX}:answer:{place.scope}:{place.name}")
+                return found if isinstance(found, bytes) else None
+        except Exception as exc:  # the library raises anything where an answer makes no sense
+            self._note_away(exc)
+            return None
+
+    async def keep(self, place: Place, sealed: bytes, *, ttl: float, most: int) -> bool:
+        """Keep an answer for ``ttl`` seconds, all of them together within ``most`` bytes; return whether it is kept.
+
+        The oldest answers of the scope that has most make room.
+        """
+        if self.is_away:
+            return False
+        try:
+            async with asyncio.timeout(PUT_WITHIN):
+                said: list[str | bytes | int] = [place.scope, place.name, sealed, round(ttl * 1000), most]
+                return bool(await self._keep(keys=[PREFIX], args=said))
+        except Exception as exc:  # the library raises anything where an answer makes no sense
+            self._note_away(exc)
+            return False
+
+    def _note_away(self, exc: Exception) -> None:
+        self._away_until = self._clock.monotonic() + AWAY_FOR
+        log.warning("cache_away", error=repr(exc))
