@@ -25,7 +25,7 @@ from router.prompt_size.pictures import images_of
 OUTSIDE = (
     *("api.openai.com", "us.api.openai.com", "eu.api.openai.com", "api.anthropic.com", "api.mistral.ai", "api.x.ai"),
     *("generativelanguage.googleapis.com", "openrouter.ai", "api.groq.com", "api.together.xyz", "api.fireworks.ai"),
-    *(".openai.azure.com", ".services.ai.azure.com"),
+    *(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
 )
 MOST_HOSTS = 16  # that the images of one call may lie at
 LONGEST = 16 * 1024  # characters of a URL: signed ones are long

@@ -39,14 +39,15 @@ def read_model(
     provider = providers.get(provider_name)
     own = provider is not None and provider.self_hosted
     upstream = fields.get("upstream_model", text, name_of(node))
+    known_as = fields.get("listed_as", text, upstream)
     is_said = fields.has("price") and fields.has("context")
-    listed = NoPrice("not asked for") if is_said else _listed(upstream, provider_name, provider)
+    listed = NoPrice("not asked for") if is_said else _listed(known_as, provider_name, provider)
     usual = OWN_CAPABILITIES if own else OUTSIDE_CAPABILITIES
     abilities = fields.get("abilities", list_of(one_of(*Capability), what="abilities", least=1), usual)
     tiers = fields.get("tiers", list_of(one_of(*Tier), what="tiers", least=1), tuple(Tier))
     known_context = listed.context if isinstance(listed, ListedModel) else None
     context = fields.get("context", integer(1), known_context or DEFAULT_CONTEXT)
-    known_output = None if own else longest_output(upstream)
+    known_output = None if own else longest_output(known_as)
     max_output = fields.get("max_output", integer(1), min(context, known_output or DEFAULT_MAX_OUTPUT))
     usual_output = max_output if fields.has("max_output") else min(max_output, DEFAULT_MAX_OUTPUT)
     default_output = fields.get("default_output", integer(1), usual_output)
@@ -61,14 +62,14 @@ def read_model(
         name=name_of(node),
         provider=provider_name,
         upstream_model=upstream,
-        price=_price(fields, upstream, set(abilities) == {Capability.EMBEDDINGS}, listed, own=own),
+        price=_price(fields, known_as, set(abilities) == {Capability.EMBEDDINGS}, listed, own=own),
         context=context,
         max_output=max_output,
         default_output=default_output,
         capabilities=frozenset(map(Capability, abilities)),
         tiers=frozenset(map(Tier, tiers)),
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),
-        tokenizer=fields.find("tokenizer", _tokenizer) or _encoding(upstream, own=own),
+        tokenizer=fields.find("tokenizer", _tokenizer) or _encoding(known_as, own=own),
         gpu_hour_nanousd=fields.find("gpu_hour", dollars),
         note=fields.find("note", text),
     )
@@ -130,7 +131,7 @@ def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel
         case NoPrice(why):
             pass
     if fields.section is not None:
-        node = fields.node("upstream_model")
+        node = fields.node("listed_as") or fields.node("upstream_model")
         why = why.replace(upstream, shown(node)) if node is not None else why
         right = "{input: …, output: …} in USD per million tokens"
         fields.faults.append(Fault(fields.line, join(fields.path, "price"), f"missing, and {why}; add price: {right}"))

@@ -37,10 +37,22 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
 Format = Literal["openai", "anthropic"]  # the wire formats of upstreams/registry.py
 
 
+class OAuthClient(Struct, frozen=True, kw_only=True):
+    """Whom to ask for bearer tokens, and as which client (RFC 6749, 4.4)."""
+
+    token_url: str
+    client_id: str
+    client_secret: str
+    scope: str | None = None
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
     format: Format
     api_keys: tuple[str, ...] = ()
+    oauth: OAuthClient | None = None  # in place of keys,
+    token_file: Path | None = None  # or this: a token that another program keeps fresh
+    api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
     endpoints: tuple[Endpoint, ...]
     self_hosted: bool = False
     optional: bool = False  # left out, with its models, while it has no key

@@ -109,19 +109,23 @@ def asking_of(
     permit: Permit,
     quirks: Quirks,
     limit: int | None,
+    token: str | None = None,
 ) -> Asking:
-    """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there."""
+    """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there; ``token``: what
+    it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     return Asking(
         request=with_output_limit(call.request, limit),
         target=target,
         api_key=permit.api_key,
+        token=token,
         streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,
         native=call.as_message,
         extra=extra,
         left_out=tuple(name for name in call.extra if name not in extra),
         quirks=quirks,
+        api_version=provider.api_version,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.routing.tier.value,

@@ -196,7 +196,8 @@ class Dispatcher:
         streams = streams_from(call, provider)
         # What its hold covers: a spare may be smaller than the model asked.
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
-        asking = asking_of(context, target, provider, permit, quirks, limit)
+        token = await self._providers.token_for(target, self._client, self._clock.monotonic())
+        asking = asking_of(context, target, provider, permit, quirks, limit, token)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, self._clock.monotonic())
         ends = asyncio.get_running_loop().time() + patience
@@ -209,6 +210,10 @@ class Dispatcher:
         except UpstreamTimeout as exc:
             if patience < 0.9 * usual:  # earlier attempts took its time
                 exc.outcome = "deadline"
+            raise
+        except UpstreamFailure as exc:
+            if token is not None and exc.outcome == "refused_key":
+                self._providers.refuse_token(target, token)
             raise
         except asyncio.CancelledError:
             context.log.left(is_received=built.delivery.is_whole and (response is None or is_success(response)))

@@ -8,7 +8,9 @@ from itertools import count
 
 from gateway.core.settings import ProviderSettings
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.tokens import Tokens, source_of
 from gateway.upstreams.wire.base import Provider
 from gateway.upstreams.wire.quirks import KnownQuirks
 from router.catalog.targets import Endpoint, Target
@@ -26,6 +28,7 @@ class ProviderRegistry:
     def __init__(self, providers: dict[str, ProviderSettings], before: ProviderRegistry | None = None) -> None:
         self._settings = providers
         self.quirks: KnownQuirks = before.quirks if before is not None else KnownQuirks()
+        self.tokens: Tokens = before.tokens if before is not None else Tokens()
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._retired: dict[tuple[str, Endpoint], ProviderSettings] = {}  # by places that are no longer named
         if before is not None:
@@ -58,6 +61,17 @@ class ProviderRegistry:
     def next_key_at(self, target: Target) -> str | None:
         """Return the next key for a target, each in its turn, or ``None`` when it needs none."""
         return self._next_of(self.settings_at(target))
+
+    async def token_for(self, target: Target, client: UpstreamClient, now: float) -> str | None:
+        """Return the bearer token for a target, or ``None`` when it takes keys. ``now``: monotonic seconds. Raises
+        UpstreamFailure."""
+        source = source_of(self.settings_at(target))
+        return None if source is None else await self.tokens.of(source, client, now)
+
+    def refuse_token(self, target: Target, token: str) -> None:
+        """Use a token no longer that a target refused."""
+        if (source := source_of(self.settings_at(target))) is not None:
+            self.tokens.drop(source, token)
 
     def _next_of(self, provider: ProviderSettings) -> str | None:
         keys = provider.api_keys

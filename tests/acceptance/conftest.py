@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from openai import OpenAI
 
 from billing.core.money import to_nano
-from tests.support.house import House, anthropic_provider, model, running_house, settings_for
+from tests.support.house import (
+    House,
+    anthropic_provider,
+    azure_provider,
+    entra_client,
+    model,
+    running_house,
+    settings_for,
+)
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
@@ -19,7 +27,7 @@ from tests.support.temporary_stores import temporary_valkey
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with ScriptedUpstream(models=("small", "large", "claude")) as upstream:
+    with ScriptedUpstream(models=("small", "large", "claude", "gpt", "gpt-entra")) as upstream:
         yield upstream
 
 
@@ -29,10 +37,17 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
     data_dir: Path = tmp_path_factory.mktemp("house")
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
-        providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
+        providers = settings.providers | {
+            "anthropic": anthropic_provider(upstream.root_url),
+            "azure": azure_provider(upstream.root_url),
+            "entra": azure_provider(
+                upstream.root_url, name="entra", api_keys=(), oauth=entra_client(upstream.root_url)
+            ),
+        }
         claude = model("claude", "anthropic")
         claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2)))
         models = settings.models | {"claude": claude}
+        models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 

@@ -1,5 +1,5 @@
-# One conversation, asked in each dialect of a model behind either format, plain and streamed: the same answer in all
-# twelve ways. What a fault looks like at each pair is in test_fault_table.py.
+# One conversation, asked in each dialect of a model behind each format, and behind Azure, plain and streamed: the same
+# answer in all ways. What a fault looks like at each pair is in test_fault_table.py.
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ CASES = {
         heard=Heard(text="Yes.", thought="Hm. 東京? No.", said=1),
     ),
 }  # fmt: skip
-WAYS = list(product(("openai", "responses", "anthropic"), ("small", "claude"), (False, True)))
+WAYS = list(product(("openai", "responses", "anthropic"), ("small", "gpt", "claude"), (False, True)))
 PATHS = {"openai": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from msgspec.structs import replace
 
 import migrations
 from billing.core.money import to_nano
@@ -23,7 +24,7 @@ from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam
 from gateway.accounts.team_keys import create_key
 from gateway.accounts.teams import create_team
 from gateway.core.client_addresses import Networks
-from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Settings, Timeouts
+from gateway.core.settings import BreakerPolicy, OAuthClient, ProviderSettings, Retries, Settings, Timeouts
 from gateway.http.connections import LOOPBACK, ConnectionLimit
 from gateway.http.http_protocol import HttpProtocol
 from gateway.run.app import create_app
@@ -32,6 +33,7 @@ from gateway.storage.database import Database
 from protocol.serving.listening import UNREAD, open_socket
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import Capability, Endpoint, ModelSpec
+from tests.support import azure_rules
 from tests.support.waiting import until
 
 TEAM = "team_a"
@@ -97,6 +99,22 @@ def anthropic_provider(root_url: str) -> ProviderSettings:
         timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
         retries=ONCE,
         breaker=NEVER_OPENS,
+    )
+
+
+def azure_provider(root_url: str, **more: object) -> ProviderSettings:
+    """Return a provider that asks the deployments of an Azure at the scripted upstream."""
+    facts: dict[str, object] = {"name": "azure", "format": "openai", "api_version": "2024-10-21", **more}
+    return replace(anthropic_provider(root_url), **facts)
+
+
+def entra_client(root_url: str) -> OAuthClient:
+    """Return the client as whom the scripted Entra knows the gateway."""
+    return OAuthClient(
+        token_url=root_url + azure_rules.TOKENS,
+        client_id="scripted",
+        client_secret="sesame + more",
+        scope=azure_rules.SCOPE,
     )
 
 

@@ -1,5 +1,5 @@
-# An upstream that plays OpenAI and Anthropic over real HTTP: strictly in what it takes, deterministically in what it
-# answers, and with every way of going wrong on demand. It records what it was asked, and when clients left.
+# An upstream that plays OpenAI, Azure OpenAI and Anthropic over real HTTP: strictly in what it takes, deterministically
+# in what it answers, and with every way of going wrong on demand. It records what it was asked, and when clients left.
 #
 #   with ScriptedUpstream() as upstream:
 #       upstream.script("reset,after=3", model="gpt-4o", times=1)
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from tests.support import anthropic_answers, anthropic_rules
+from tests.support import anthropic_answers, anthropic_rules, azure_rules
 from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
@@ -61,7 +61,8 @@ class Seen:
     @property
     def api_key(self) -> str:
         """The key that the request carried."""
-        return self.headers.get("x-api-key") or self.headers.get("authorization", "").removeprefix("Bearer ")
+        own = next((self.headers[name] for name in ("x-api-key", "api-key") if name in self.headers), None)
+        return own or self.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 @dataclass
@@ -194,16 +195,19 @@ class ScriptedUpstream:
             self._running -= 1
 
     async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
-        dialect = ANTHROPIC if seen.path.startswith(MESSAGES) else OPENAI
+        path, dialect = _dialect_of(seen.path)
         headers = dialect.headers(seen.number)
         try:
+            if path == azure_rules.TOKENS:
+                send_json(connection, 200, {}, azure_rules.give_token(seen.raw, seen.number))
+                return
             dialect.check_headers(seen.headers, seen.method == "POST")
             if seen.method == "GET":
                 send_json(connection, 200, headers, self._models_page(seen.path))
                 return
-            if seen.path not in ANSWERS or seen.method != "POST":
+            if path not in dialect.answers or seen.method != "POST":
                 raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
-            seen.body = dialect.check_body(seen.path, seen.raw, seen.headers)
+            seen.body = dialect.check_body(path, seen.raw, seen.headers)
             self._know(seen.body["model"])
         except Violation as exc:
             self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
@@ -224,18 +228,19 @@ class ScriptedUpstream:
             send_json(connection, status, headers, body)
         elif script.status != 200:
             send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
-        elif seen.path == COUNT:
+        elif path == COUNT:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
-        elif seen.path == "/v1/embeddings":
+        elif path == "/v1/embeddings":
             is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
             body = ERROR_FRAME if is_error else answer_embedding(seen.body, script)
             await play_whole(connection, headers, body, script)
         else:
-            await self._speak(seen, script, headers, connection)
+            await self._speak(seen, dialect.answers[path](seen.body, script, seen.number), script, headers, connection)
 
-    async def _speak(self, seen: Seen, script: Script, headers: Mapping[str, str], connection: HttpConnection) -> None:
+    async def _speak(
+        self, seen: Seen, answer: Any, script: Script, headers: Mapping[str, str], connection: HttpConnection
+    ) -> None:
         assert seen.body is not None
-        answer = ANSWERS[seen.path](seen.body, script, seen.number)
 
         def count_token() -> None:
             seen.tokens_sent += 1
@@ -348,32 +353,55 @@ def error_body(script: Script) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What tells the two APIs apart: their rules, and how they put an error."""
+    """What tells the APIs apart: their rules, how they put an error, and what they answer where."""
 
     headers: Callable[[int], dict[str, str]]
     check_headers: Callable[[dict[str, str], bool], None]
     check_body: Callable[[str, bytes, dict[str, str]], dict[str, Any]]
     refusal: Callable[[Violation], dict[str, object]]
     error: Callable[[Script], dict[str, object]]
+    answers: Mapping[str, Callable[..., Any]]
 
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-OPENAI = Dialect(house_headers, check_headers, lambda path, raw, _: check_body(path, raw), Violation.body, error_body)
+MESSAGE_ANSWERS = {MESSAGES: anthropic_answers.answer_message, COUNT: anthropic_answers.answer_message}
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "/v1/chat/completions": answer_chat,
+    "/v1/completions": answer_completion,
+    "/v1/embeddings": answer_embedding,
+}
+OPENAI = Dialect(
+    headers=house_headers,
+    check_headers=check_headers,
+    check_body=lambda path, raw, _: check_body(path, raw),
+    refusal=Violation.body,
+    error=error_body,
+    answers=ANSWERS,
+)
+AZURE = Dialect(
+    headers=lambda number: {"apim-request-id": f"scripted-{number}", "x-ms-region": "Nowhere"},
+    check_headers=lambda headers, _: azure_rules.check_headers(headers),
+    check_body=lambda path, raw, _: check_body(path, raw),
+    refusal=Violation.body,
+    error=azure_rules.error_body,
+    answers=ANSWERS | {"/v1/chat/completions": azure_rules.azure_chat, "/v1/completions": azure_rules.azure_completion},
+)
 ANTHROPIC = Dialect(
     headers=anthropic_headers,
     check_headers=lambda headers, _: anthropic_rules.check_headers(headers),
     check_body=lambda path, raw, headers: anthropic_rules.check_body(raw, headers, is_count=path == COUNT),
     refusal=lambda exc: anthropic_answers.error_body(exc.status, exc.message, exc.code),
     error=lambda script: anthropic_answers.error_body(script.status, script.message, script.code),
+    answers=MESSAGE_ANSWERS,
 )
-ANSWERS: dict[str, Callable[..., Any]] = {
-    "/v1/chat/completions": answer_chat,
-    "/v1/completions": answer_completion,
-    "/v1/embeddings": answer_embedding,
-    MESSAGES: anthropic_answers.answer_message,
-    COUNT: anthropic_answers.answer_message,
-}
+
+
+def _dialect_of(path: str) -> tuple[str, Dialect]:
+    """Return the API that a request asks, and the path as its plain form has it."""
+    if (plain := azure_rules.plain_path(path)) is not None:
+        return plain, AZURE
+    return path, ANTHROPIC if path.startswith(MESSAGES) else OPENAI
 
 
 def main() -> None:

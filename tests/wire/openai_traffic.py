@@ -67,12 +67,28 @@ STOP = chunk({}, "stop")
 COUNT = chunk(usage=USAGE)
 GREETING = Said(("Grüezi 東京 🚪",), usage=COUNTED)
 
+# Azure's filter speaks first, without an id, a time or a choice; and in between, of a choice without a delta.
+SAFE = {"hate": {"filtered": False, "severity": "safe"}}
+NO_HEAD = {"id": "", "object": "", "created": 0, "model": "", "obfuscation": None}
+OF_THE_PROMPT = chunk(**NO_HEAD, prompt_filter_results=[{"prompt_index": 0, "content_filter_results": SAFE}])
+STRETCH = {"index": 0, "finish_reason": None, "content_filter_offsets": {"start_offset": 0, "end_offset": 4}}
+OF_A_STRETCH = event(NO_HEAD | {"choices": [STRETCH | {"content_filter_results": SAFE}]})
+
 STREAMED = (
     Streamed("text with usage", CHAT, ROLE + WORDS + STOP + COUNT + DONE, GREETING),
     Streamed("no usage", CHAT, ROLE + WORDS + STOP + DONE, Said(GREETING.text)),
     Streamed("usage beside the finish", CHAT, ROLE + WORDS + chunk({}, "stop", usage=USAGE) + DONE, GREETING),
     Streamed("usage that grows", CHAT, ROLE + chunk({"content": "a"}, usage={"prompt_tokens": 3}) + STOP + COUNT + DONE,
              Said(("a",), usage=COUNTED)),
+    Streamed("Azure's filter in between", CHAT,
+             OF_THE_PROMPT + ROLE + WORDS + OF_A_STRETCH + STOP + COUNT + DONE, GREETING),
+    Streamed("Azure's filter ends the answer", CHAT,
+             OF_THE_PROMPT + ROLE + WORDS + OF_A_STRETCH + chunk({}, "content_filter") + COUNT + DONE,
+             Said(GREETING.text, (FinishReason.CONTENT_FILTER,), usage=COUNTED)),
+    Streamed("Azure's filter, and a call without an id", CHAT,
+             OF_THE_PROMPT + chunk({"tool_calls": [{"function": {"name": "clock", "arguments": "{}"}}]})
+             + chunk({}, "tool_calls") + DONE,
+             Said(finish=(FinishReason.TOOL_CALLS,), calls=((made_up_id("chatcmpl-1 1", 0, 0), *CLOCK[1:]),))),
     Streamed("finish without [DONE]", CHAT, ROLE + WORDS + STOP + COUNT, GREETING),
     Streamed("CR LF, comments and names", CHAT,
              b": hi\r\n\r\n" + (b"event: chunk\n" + (ROLE + WORDS + STOP + COUNT + DONE)).replace(b"\n", b"\r\n"),
@@ -177,6 +193,9 @@ STREAMED = (
 
 WHOLE = (
     Whole("text", CHAT, body(), Said(("Grüezi 🚪",), usage=COUNTED)),
+    Whole("Azure's filter beside it", CHAT,
+          body(prompt_filter_results=[{"prompt_index": 0, "content_filter_results": SAFE}]),
+          Said(("Grüezi 🚪",), usage=COUNTED)),
     Whole("no usage", CHAT, body(usage=None), Said(("Grüezi 🚪",))),
     Whole("usage without details", CHAT, body(usage={"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}),
           Said(("Grüezi 🚪",), usage=Usage(input_tokens=3, output_tokens=2))),

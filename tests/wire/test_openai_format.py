@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
@@ -41,6 +42,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
 from protocol.messages import MessagesRequest, MessageTool, TextBlock, ThinkingEnabled, Turn
 from protocol.messages_to_chat import to_chat
+from router.catalog.targets import Endpoint, Target
 from tests.support.openai_rules import check_body, check_headers
 from tests.wire.openai_traffic import DONE, ROLE, STOP, body, call_piece, chunk, failure
 from tests.wire.traffic import CHAT, TARGET, asking, read_stream, sum_up
@@ -494,3 +496,38 @@ def test_a_tool_that_claude_alone_knows_is_refused_by_name() -> None:
         OpenAIFormat().build_request(asking(to_chat(native), native=native))
 
     assert (caught.value.param, caught.value.moves_on) == ("tools", True)
+
+
+@pytest.mark.parametrize(
+    ("credentials", "header"),
+    [
+        ({"api_key": "sk-house"}, ("api-key", "sk-house")),
+        ({"api_key": None, "token": "entra"}, ("authorization", "Bearer entra")),
+    ],
+)
+def test_azure_is_asked_by_deployment(credentials: dict[str, Any], header: tuple[str, str]) -> None:
+    """A version of the API makes the model a deployment in the path; no name of either leaves its place there."""
+    named = replace(TARGET.model, upstream_model="our deployment?/x")
+    target = Target(named, Endpoint("us", "https://ours.openai.azure.com"))
+    for request, path in (
+        (CHAT, "/chat/completions"),
+        (CompletionRequest(model="m", prompt="Once"), "/completions"),
+        (EmbeddingRequest(model="m", input="Once"), "/embeddings"),
+    ):
+        built = OpenAIFormat().build_request(asking(request, target=target, api_version="2024-10-21&x", **credentials))
+
+        deployments = "https://ours.openai.azure.com/openai/deployments"
+        assert built.url == f"{deployments}/our%20deployment%3F%2Fx{path}?api-version=2024-10-21%26x"
+        assert {name: value for name, value in built.headers.items() if name in ("api-key", "authorization")} == {
+            header[0]: header[1]
+        }
+
+
+def test_the_newer_api_of_azure_is_openais() -> None:
+    """Below /openai/v1 nothing is special: keys and tokens of Entra are bearer tokens."""
+    target = Target(TARGET.model, Endpoint("us", "https://ours.openai.azure.com/openai/v1"))
+    for credentials in ({"api_key": "k"}, {"api_key": None, "token": "k"}):
+        built = OpenAIFormat().build_request(asking(target=target, **credentials))
+
+        assert built.url == "https://ours.openai.azure.com/openai/v1/chat/completions"
+        assert built.headers["authorization"] == "Bearer k" and "api-key" not in built.headers

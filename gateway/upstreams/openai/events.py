@@ -55,7 +55,8 @@ class OpenAIEvents(SseEvents):
             if (filtered := read_filtered(read_error_fields(data))) is not None:
                 raise filtered
             raise UpstreamError("The upstream reported an error.", outcome="error_frame")
-        self._reply = self._reply or told_apart(chunk.id, chunk.created)
+        if chunk.choices and not self._reply:  # Azure's first chunk is of its filter, and without an id
+            self._reply = told_apart(chunk.id, chunk.created)
         for choice in chunk.choices or ():
             if choice.finish_reason:  # some services say "" until they know
                 self._finished.add(choice.index or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -46,9 +47,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
         request = _with_short_ids(request)
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
-    if asking.api_key:
-        headers["authorization"] = f"Bearer {asking.api_key}"
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **_credentials(asking)}
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
         headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
@@ -62,8 +61,24 @@ def write_request(asking: Asking) -> UpstreamRequest:
             if asking.resume is not None and asking.resume.token_ids:
                 extra["resume_token_ids"] = asking.resume.token_ids
                 extra["resume_text_chars"] = asking.resume.text_chars
-    url = asking.target.endpoint.base_url + path
-    return UpstreamRequest("POST", url, headers, _encode_with(request, extra), dropped=tuple(dropped))
+    return UpstreamRequest("POST", _url(asking, path), headers, _encode_with(request, extra), dropped=tuple(dropped))
+
+
+def _credentials(asking: Asking) -> dict[str, str]:
+    """Return the header that says who asks: of Azure's deployments a key has one of its own."""
+    if asking.api_key and asking.api_version:
+        return {"api-key": asking.api_key}
+    secret = asking.token or asking.api_key
+    return {"authorization": f"Bearer {secret}"} if secret else {}
+
+
+def _url(asking: Asking, path: str) -> str:
+    """Return where a request goes: below the base URL, or, at Azure, to a deployment in a version of the API."""
+    base_url = asking.target.endpoint.base_url
+    if asking.api_version is None:
+        return base_url + path
+    deployment, version = (quote(name, safe="") for name in (asking.target.model.upstream_model, asking.api_version))
+    return f"{base_url}/openai/deployments/{deployment}{path}?api-version={version}"
 
 
 def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> ChatRequest:

@@ -33,12 +33,14 @@ class Asking(Struct, frozen=True, kw_only=True):
     request: Request
     target: Target
     api_key: str | None
+    token: str | None = None  # a bearer token in place of a key
     streams: bool
     self_hosted: bool = False
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
     extra: Mapping[str, Any] = {}
     left_out: tuple[str, ...] = ()  # names of such fields that this provider may not be sent
     quirks: Quirks = Quirks()  # which names of fields the target takes
+    api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
     tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
     tier: str = "interactive"

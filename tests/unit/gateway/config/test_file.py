@@ -502,6 +502,33 @@ PROVIDER_FAULTS = [
     ("{format: openai, endpoints: [{region: us, base_url: 'http://u:p@h/v1'}]}", "endpoints[0].base_url", "api_keys"),
     ("{format: anthropic, endpoints: [{region: us, base_url: 'http://h/v1'}]}", "endpoints[0].base_url", "drop /v1"),
     (
+        "{format: openai, api_version: 2024-10-21, endpoints: [{region: us, base_url: 'http://h/openai'}]}",
+        "endpoints[0].base_url",
+        "ends before /openai",
+    ),
+    (
+        "{format: anthropic, api_version: 2024-10-21, endpoints: [{region: us, base_url: 'http://h'}]}",
+        "api_version",
+        "only for Azure OpenAI",
+    ),
+    (
+        "{format: openai, token_file: /no/such, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "token_file",
+        "there is no file /no/such",
+    ),
+    (
+        "{format: openai, api_keys: [a], oauth: {token_url: 'http://t/t', client_id: a, client_secret: b},"
+        " endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "oauth",
+        "keep one of api_keys, oauth",
+    ),
+    (
+        "{format: openai, oauth: {token_url: 'http://t/t', client_id: a},"
+        " endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "oauth.client_secret",
+        "missing",
+    ),
+    (
         "{format: openai, api_keys: [a, a], endpoints: [{region: us, base_url: 'http://h/v1'}]}",
         "api_keys",
         "the same secret twice",
@@ -768,3 +795,26 @@ def test_the_example_is_fine() -> None:
     assert settings.aliases["claude-3-5-sonnet"] == "claude-sonnet"
     needed = {"DATABASE_URL", "REDIS_URL", "TOLLGATE_ADMIN_KEY", "TOLLGATE_KEY_PEPPER"}
     assert {fault.message.split()[3] for fault in refusal.value.faults if fault.path != "providers"} == needed
+
+
+def test_a_deployment_of_another_name_is_priced_as_its_model(tmp_path: Path) -> None:
+    """Azure's deployments have names of their owner's choice: `listed_as` tells the price library which model it is."""
+    text = textwrap.dedent(HEAD).replace(
+        "models:",
+        """\
+  azure:
+    format: openai
+    api_version: "2024-10-21"
+    oauth: {token_url: "https://login.example/t", client_id: us, client_secret: s3, scope: all}
+    endpoints: [{region: sweden, base_url: "https://ours.openai.azure.com/"}]
+models:""",
+        1,
+    )
+    settings = load(tmp_path, text + "  ours: {provider: azure, upstream_model: prod-1, listed_as: gpt-4o}\n")
+    azure, model = settings.providers["azure"], settings.models["ours"]
+
+    assert (azure.api_version, azure.endpoints[0].base_url) == ("2024-10-21", "https://ours.openai.azure.com")
+    assert azure.oauth is not None and azure.oauth.client_secret == "s3"
+    assert (model.upstream_model, model.context, model.price.input) == ("prod-1", 128_000, to_nano("2.5"))
+    (fault,) = faults_of(tmp_path, text + "  ours: {provider: azure, upstream_model: prod-1, listed_as: nothing}\n")
+    assert fault.path == "models.ours.price" and "does not know nothing" in fault.message

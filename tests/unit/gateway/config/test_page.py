@@ -39,6 +39,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
         },
     ),
     (settings.ProviderSettings, "", {"name": None, "timeouts": None, "retries": None, "breaker": None}),
+    (settings.OAuthClient, "oauth.", {}),
     (Endpoint, "endpoints[].", {}),
     (settings.Timeouts, "timeouts.", {}),
     (settings.Retries, "retries.", {}),

@@ -1,0 +1,135 @@
+# Bearer tokens, for providers that take them in place of API keys: asked of an OAuth server as one of its clients and
+# renewed before they end, or read from a file that another program keeps fresh.
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.settings import OAuthClient, ProviderSettings
+from gateway.upstreams.client import UpstreamClient, read_error_body
+from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
+
+RENEWED_BEFORE = 300.0  # seconds that a token has left when the next one is asked for
+USUAL_LIFE = 3600.0  # seconds, where the server does not say
+READ_FOR = 10.0  # seconds that a file is believed
+LONGEST = 16 * 1024  # characters
+CONNECT, PATIENCE = 5.0, 10.0  # seconds
+
+Source = OAuthClient | Path
+
+
+class Token(Struct, frozen=True):
+    """A token. Times are monotonic seconds, here and below."""
+
+    text: str
+    renewed_at: float
+    ends_at: float
+
+
+def source_of(provider: ProviderSettings) -> Source | None:
+    """Return where a provider's tokens come from, or ``None`` where it takes keys."""
+    return provider.oauth or provider.token_file
+
+
+class Tokens:
+    """The tokens of all providers, by where they come from."""
+
+    def __init__(self) -> None:
+        self._known: dict[Source, Token] = {}
+        self._asking: dict[Source, asyncio.Task[Token]] = {}
+
+    async def of(self, source: Source, client: UpstreamClient, now: float) -> str:
+        """Return a token that is good now. Many calls at once share one request. Raises UpstreamFailure."""
+        known = self._known.get(source)
+        if known is not None and now < known.renewed_at:
+            return known.text
+        try:
+            known = self._known[source] = await self._next(source, client, now)
+        except UpstreamFailure:
+            if known is None or now >= known.ends_at:
+                raise
+        return known.text
+
+    def drop(self, source: Source, text: str) -> None:
+        """Forget a token that its provider refused, unless there is a newer one."""
+        if (known := self._known.get(source)) is not None and known.text == text:
+            del self._known[source]
+
+    async def _next(self, source: Source, client: UpstreamClient, now: float) -> Token:
+        if isinstance(source, Path):
+            return Token(await asyncio.to_thread(_read, source), now + READ_FOR, now + READ_FOR)
+        if (asking := self._asking.get(source)) is None:
+            asking = self._asking[source] = asyncio.create_task(_ask(source, client, now))
+            asking.add_done_callback(lambda done: self._asked(source, done))
+        return await asyncio.shield(asking)
+
+    def _asked(self, source: Source, done: asyncio.Task[Token]) -> None:
+        del self._asking[source]
+        if not done.cancelled():
+            done.exception()  # its callers may have left
+
+
+async def _ask(source: OAuthClient, client: UpstreamClient, now: float) -> Token:
+    """Ask an OAuth server for a token. What it says of a refusal may name the deployment's account, and stays here."""
+    said = {"grant_type": "client_credentials", "client_id": source.client_id, "client_secret": source.client_secret}
+    said |= {"scope": source.scope} if source.scope else {}
+    headers = {
+        "content-type": "application/x-www-form-urlencoded",
+        "accept": "application/json",
+        "accept-encoding": "identity",
+    }
+    request = UpstreamRequest("POST", source.token_url, headers, urlencode(said).encode())
+    response = await client.send(request, CONNECT, PATIENCE)
+    try:
+        body = await read_error_body(response)  # an answer of a few bytes
+    finally:
+        response.close()
+    if response.status in (400, 401, 403):
+        raise UpstreamError("The gateway's own credentials were refused a token.", outcome="refused_key")
+    if response.status != 200:
+        failure = UpstreamError(f"The server of tokens answered {response.status}.", outcome=f"token_{response.status}")
+        failure.retry_after = read_retry_after(response.headers)
+        raise failure
+    try:
+        told = _decoder.decode(body)
+    except NOT_JSON as exc:
+        raise UpstreamError("The server of tokens gave none.", outcome="token_malformed") from exc
+    life = told.life()
+    return Token(_checked(told.access_token), now + max(life - RENEWED_BEFORE, life / 2), now + life)
+
+
+def _read(file: Path) -> str:
+    try:
+        return _checked(file.read_text("utf-8").strip())
+    except (OSError, ValueError) as exc:
+        raise UpstreamError("The file of the gateway's token cannot be read.", outcome="refused_key") from exc
+
+
+def _checked(text: str) -> str:
+    """Return a token that can travel in a header."""
+    if not text or len(text) > LONGEST or not text.isascii() or not text.isprintable() or " " in text:
+        raise UpstreamError("The gateway's token is none.", outcome="refused_key")
+    return text
+
+
+class _Told(Struct, frozen=True):
+    access_token: str
+    expires_in: float | str | None = None  # Entra's older endpoint says it as text
+
+    def life(self) -> float:
+        """Return the seconds for which the token is good."""
+        try:
+            seconds = float(self.expires_in or USUAL_LIFE)
+        except ValueError:
+            return USUAL_LIFE
+        return seconds if 0 < seconds < 10 * 86_400 else USUAL_LIFE
+
+
+_decoder = msgspec.json.Decoder(_Told)
