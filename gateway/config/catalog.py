@@ -190,7 +190,8 @@ def _token_file(node: Node, faults: Faults) -> Path | None:
 
 
 def _base_url(wire: str, *, is_azure: bool) -> Read[str]:
-    """Make a reader of a base URL as ``wire`` has it: with the version for OpenAI, without for Anthropic and Azure."""
+    """Make a reader of a base URL as ``wire`` has it: with the version for OpenAI and Gemini, without for Anthropic and
+    Azure."""
     read_url = url(("http", "https"), "https://api.openai.com/v1")
 
     def read(node: Node, faults: Faults) -> str | None:
@@ -208,6 +209,8 @@ def _base_url(wire: str, *, is_azure: bool) -> Read[str]:
             return value.rstrip("/")
         if wire == "openai" and not path:
             return complain(node, faults, "the base URL of the OpenAI format ends in its version: add /v1")
+        if wire == "gemini" and not path:
+            return complain(node, faults, "the base URL of the Gemini format ends in its version: add /v1beta")
         if wire == "anthropic" and path.endswith("/v1"):
             return complain(node, faults, "the base URL of the Anthropic format ends before the version: drop /v1")
         return value.rstrip("/")

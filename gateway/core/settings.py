@@ -34,7 +34,7 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
     probes: int = 2
 
 
-Format = Literal["openai", "anthropic"]  # the wire formats of upstreams/registry.py
+Format = Literal["openai", "anthropic", "gemini"]  # the wire formats of upstreams/registry.py
 
 
 class OAuthClient(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,8 @@ KNOWN = (
     (re.compile(r"\bgpt-4\.1"), 32_768),
     (re.compile(r"\bo1-(?:mini|preview)"), 32_768),
     (re.compile(r"\bo[134](?:-|$)"), 100_000),
-    (re.compile(r"\bgemini-(?:2\.5|3)"), 65_536),
+    (re.compile(r"\bgemini-(?:2\.5|[3-9])"), 65_536),
+    (re.compile(r"\bgemini-[12]"), 8_192),
 )
 
 

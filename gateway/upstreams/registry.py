@@ -9,13 +9,18 @@ from itertools import count
 from gateway.core.settings import ProviderSettings
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.gemini.wire_format import GeminiFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.tokens import Tokens, source_of
 from gateway.upstreams.wire.base import Provider
 from gateway.upstreams.wire.quirks import KnownQuirks
 from router.catalog.targets import Endpoint, Target
 
-FORMATS: dict[str, Provider] = {"openai": OpenAIFormat(), "anthropic": AnthropicFormat()}
+FORMATS: dict[str, Provider] = {
+    "openai": OpenAIFormat(),
+    "anthropic": AnthropicFormat(),
+    "gemini": GeminiFormat(),
+}
 
 
 class ProviderRegistry:

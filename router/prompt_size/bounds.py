@@ -30,7 +30,7 @@ WORTHWHILE = 512
 WORTHWHILE_THINKING = (
     4_096  # where a part of it is spent on that: by an effort that is asked, or by models that always do
 )
-THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|deepseek-r|.*(reason|think)", re.IGNORECASE)
+THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|gemini-(?:2\.5|[3-9])|deepseek-r|.*(reason|think)", re.IGNORECASE)
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 

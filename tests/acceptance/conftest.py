@@ -15,6 +15,7 @@ from tests.support.house import (
     anthropic_provider,
     azure_provider,
     entra_client,
+    gemini_provider,
     model,
     running_house,
     settings_for,
@@ -27,7 +28,7 @@ from tests.support.temporary_stores import temporary_valkey
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with ScriptedUpstream(models=("small", "large", "claude", "gpt", "gpt-entra")) as upstream:
+    with ScriptedUpstream(models=("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")) as upstream:
         yield upstream
 
 
@@ -40,6 +41,7 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
         providers = settings.providers | {
             "anthropic": anthropic_provider(upstream.root_url),
             "azure": azure_provider(upstream.root_url),
+            "gemini": gemini_provider(upstream.root_url),
             "entra": azure_provider(
                 upstream.root_url, name="entra", api_keys=(), oauth=entra_client(upstream.root_url)
             ),
@@ -48,6 +50,7 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
         claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2)))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
+        models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 

@@ -108,6 +108,16 @@ def azure_provider(root_url: str, **more: object) -> ProviderSettings:
     return replace(anthropic_provider(root_url), **facts)
 
 
+def gemini_provider(root_url: str, **more: object) -> ProviderSettings:
+    """Return a provider that speaks Gemini's API at the scripted upstream."""
+    facts: dict[str, object] = {
+        "name": "gemini",
+        "format": "gemini",
+        "endpoints": (Endpoint("any", root_url + "/v1beta"),),
+    }
+    return replace(anthropic_provider(root_url), **facts | more)
+
+
 def entra_client(root_url: str) -> OAuthClient:
     """Return the client as whom the scripted Entra knows the gateway."""
     return OAuthClient(

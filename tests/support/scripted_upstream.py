@@ -1,5 +1,6 @@
-# An upstream that plays OpenAI, Azure OpenAI and Anthropic over real HTTP: strictly in what it takes, deterministically
-# in what it answers, and with every way of going wrong on demand. It records what it was asked, and when clients left.
+# An upstream that plays OpenAI, Azure OpenAI, Anthropic and Gemini over real HTTP: strictly in what it takes,
+# deterministically in what it answers, and with every way of going wrong on demand. It records what it was asked, and
+# when clients left.
 #
 #   with ScriptedUpstream() as upstream:
 #       upstream.script("reset,after=3", model="gpt-4o", times=1)
@@ -20,8 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
+from urllib.parse import unquote
 
-from tests.support import anthropic_answers, anthropic_rules, azure_rules
+from tests.support import anthropic_answers, anthropic_rules, azure_rules, gemini_answers, gemini_rules
 from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
@@ -61,7 +63,9 @@ class Seen:
     @property
     def api_key(self) -> str:
         """The key that the request carried."""
-        own = next((self.headers[name] for name in ("x-api-key", "api-key") if name in self.headers), None)
+        own = next(
+            (self.headers[name] for name in ("x-api-key", "api-key", "x-goog-api-key") if name in self.headers), None
+        )
         return own or self.headers.get("authorization", "").removeprefix("Bearer ")
 
 
@@ -208,12 +212,13 @@ class ScriptedUpstream:
             if path not in dialect.answers or seen.method != "POST":
                 raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
             seen.body = dialect.check_body(path, seen.raw, seen.headers)
-            self._know(seen.body["model"])
+            model = seen.body["model"] if dialect is not GEMINI else gemini_model(seen.path)
+            self._know(model)
         except Violation as exc:
             self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
             send_json(connection, exc.status, headers, dialect.refusal(exc))
             return
-        seen.script = script = self._script_for(seen.body["model"], seen.api_key)
+        seen.script = script = self._script_for(model, seen.api_key)
         if self._capacity is not None and self._running > self._capacity:
             seen.script = script = NAMED["429-seconds"]
         if script.left is not None:
@@ -235,17 +240,25 @@ class ScriptedUpstream:
             body = ERROR_FRAME if is_error else answer_embedding(seen.body, script)
             await play_whole(connection, headers, body, script)
         else:
-            await self._speak(seen, dialect.answers[path](seen.body, script, seen.number), script, headers, connection)
+            answer = dialect.answers[path](seen.body, script, seen.number)
+            await self._speak(seen, answer, script, headers, connection, streams=path == GEMINI_STREAM)
 
     async def _speak(
-        self, seen: Seen, answer: Any, script: Script, headers: Mapping[str, str], connection: HttpConnection
+        self,
+        seen: Seen,
+        answer: Any,
+        script: Script,
+        headers: Mapping[str, str],
+        connection: HttpConnection,
+        *,
+        streams: bool,
     ) -> None:
         assert seen.body is not None
 
         def count_token() -> None:
             seen.tokens_sent += 1
 
-        if seen.body.get("stream") and script.fault is not Fault.NO_STREAM:
+        if (streams or seen.body.get("stream")) and script.fault is not Fault.NO_STREAM:
             await play_stream(connection, headers, answer, script, count_token)
         else:
             tokens = max((len(spoken.tokens) for spoken in answer.spoken), default=0)
@@ -387,6 +400,18 @@ AZURE = Dialect(
     error=azure_rules.error_body,
     answers=ANSWERS | {"/v1/chat/completions": azure_rules.azure_chat, "/v1/completions": azure_rules.azure_completion},
 )
+GEMINI_WHOLE, GEMINI_STREAM = ":generateContent", ":streamGenerateContent?alt=sse"
+GEMINI = Dialect(
+    headers=lambda _: {"server": "scripted", "vary": "Origin"},
+    check_headers=lambda headers, _: gemini_rules.check_headers(headers),
+    check_body=lambda _, raw, __: gemini_rules.check_body(raw, "gemini-3-flash"),
+    refusal=lambda exc: gemini_answers.error_body(exc.status, exc.message, exc.code),
+    error=lambda script: gemini_answers.error_body(script.status, script.message, script.code, script.retry_after),
+    answers=dict.fromkeys(
+        (GEMINI_WHOLE, GEMINI_STREAM),
+        lambda body, script, number: gemini_answers.answer_content("gemini", body, script, number),
+    ),
+)
 ANTHROPIC = Dialect(
     headers=anthropic_headers,
     check_headers=lambda headers, _: anthropic_rules.check_headers(headers),
@@ -401,7 +426,16 @@ def _dialect_of(path: str) -> tuple[str, Dialect]:
     """Return the API that a request asks, and the path as its plain form has it."""
     if (plain := azure_rules.plain_path(path)) is not None:
         return plain, AZURE
+    if (found := gemini_rules.PATH.fullmatch(path)) is not None:
+        return f":{found[2]}{found[3] or ''}", GEMINI
     return path, ANTHROPIC if path.startswith(MESSAGES) else OPENAI
+
+
+def gemini_model(path: str) -> str:
+    """Return the model that a path of Gemini's names."""
+    found = gemini_rules.PATH.fullmatch(path)
+    assert found is not None
+    return unquote(found[1])
 
 
 def main() -> None:

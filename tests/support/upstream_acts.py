@@ -19,7 +19,7 @@ class Playable(Protocol):
     """An answer in some dialect: its events, and what the dialect has for the faults."""
 
     error_frame: dict[str, Any]
-    done: bytes  # the terminal marker
+    done: bytes  # the terminal marker, if there is one
 
     def whole(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
@@ -162,7 +162,8 @@ async def _events(
             await asyncio.sleep(0.01)  # or the reset would overtake the bytes
             connection.reset()
             raise Ended
-    yield answer.done
+    if answer.done:
+        yield answer.done
 
 
 async def _break(

@@ -13,10 +13,11 @@ from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta, ReplyEnd
 from tests.wire.anthropic_traffic import ANTHROPIC
+from tests.wire.gemini_traffic import GEMINI
 from tests.wire.openai_traffic import OPENAI
 from tests.wire.traffic import Failing, Said, Streamed, Whole, WireFormat, asking, read_stream, sum_up
 
-FORMATS = (OPENAI, ANTHROPIC)
+FORMATS = (OPENAI, ANTHROPIC, GEMINI)
 
 
 def every(kind: str) -> list[ParameterSet]:
@@ -149,6 +150,6 @@ def test_a_request_goes_to_the_target_with_our_key_alone(wire: WireFormat, strea
     built = wire.make().build_request(asking(streams=streams, tenant="team-secret"))
 
     assert built.method == "POST" and built.url.startswith("https://upstream.example/v1/")
-    assert b"upstream-model" in built.body and b"asked-model" not in built.body
+    assert b"upstream-model" in built.url.encode() + built.body and b"asked-model" not in built.body
     assert any("sk-house" in value for value in built.headers.values())
     assert "team-secret" not in str(built.headers) and b"team-secret" not in built.body

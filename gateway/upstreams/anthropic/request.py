@@ -17,13 +17,13 @@ from gateway.upstreams.anthropic.names import make_names_safe
 from gateway.upstreams.anthropic.schema import binding_schema
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.short_ids import short_id
+from gateway.upstreams.wire.signatures import is_claudes
 from protocol.chat import (
     ChatRequest,
     ContentPart,
     ImagePart,
     Message,
     NamedTool,
-    RedactedThinkingBlock,
     RefusalPart,
     TextPart,
     ThinkingBlock,
@@ -114,8 +114,8 @@ def _told_again(turn: Turn) -> Turn:
 
 def _is_taken(block: NativeBlock) -> bool:
     match block:
-        case ThinkingBlock(signature=signature):
-            return bool(signature)
+        case ThinkingBlock():
+            return is_claudes(block)
         case TextBlock(text):
             return bool(text.strip())
     return True
@@ -194,7 +194,7 @@ def _blocks(message: Message) -> list[Block]:
 def _thoughts(message: Message) -> Iterator[Block]:
     """Yield what the model thought before it said this, verbatim; what is not signed is another maker's."""
     for block in message.thinking_blocks or ():
-        if isinstance(block, RedactedThinkingBlock) or block.signature:
+        if is_claudes(block):
             yield msgspec.to_builtins(block)
 
 

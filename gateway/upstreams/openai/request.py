@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
-from gateway.upstreams.wire.errors import UpstreamUnable
+from gateway.upstreams.wire.natives import leave_out_anthropics
 from gateway.upstreams.wire.short_ids import short_id
 from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
@@ -96,13 +96,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
     if not request.tools:  # what is said of none would be refused
         request = replace(request, tools=None, tool_choice=None, parallel_tool_calls=None)
     if (native := asking.native) is not None:
-        dropped += native.anthropics_wishes()
-        if (kind := native.kind_of_its_own) is not None:
-            is_tool = any(tool.type == kind for tool in native.tools or ())
-            what = f"does not know the tool '{kind}'" if is_tool else f"takes no block of type '{kind}'"
-            right = "Describe it with an 'input_schema'" if is_tool else "Send its text, or pictures of its pages"
-            words = f"The model that answers here {what}. {right}, or ask one of Anthropic's models."
-            raise UpstreamUnable(words, param="tools" if is_tool else "messages")
+        dropped += leave_out_anthropics(native)
         if not asking.quirks.effort and request.reasoning_effort is not None:
             dropped.append("thinking")
             request = replace(request, reasoning_effort=None)

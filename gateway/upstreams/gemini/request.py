@@ -1,0 +1,240 @@
+# A chat completion as Gemini's generateContent has it. Pure: a ChatRequest in, a body out, and the names of what had to
+# be left out of it. What changes the meaning of a request is refused by name; nothing is dropped in silence.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.model_facts.gemini_models import BUDGETS, EFFORTS, GeminiRules, rules_of
+from gateway.upstreams.gemini.names import safe_name
+from gateway.upstreams.gemini.schema import gemini_schema
+from gateway.upstreams.wire.errors import UpstreamRefused, UpstreamUnable
+from gateway.upstreams.wire.signatures import geminis
+from protocol.chat import (
+    ChatRequest,
+    ImagePart,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    NamedTool,
+    RefusalPart,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+
+Block = dict[str, Any]
+
+DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII)
+FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
+FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
+SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema that names no value
+MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
+# Stands for the signature of a call that another model made, or whose client did not keep it (Google, "Thought
+# signatures"): without any, the newer models refuse the conversation.
+UNSIGNED = "skip_thought_signature_validator"
+
+
+class Unsayable(UpstreamUnable):
+    """Gemini's API, or the model, has no way to say this; no upstream was asked."""
+
+    outcome = "unsupported"
+
+
+def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Block, list[str]]:
+    """Return the body of generateContent, and the names of the fields that it leaves out. Raises Unsayable, or
+    UpstreamRefused for what no upstream would take."""
+    _refuse_unsayable(request)
+    rules = rules_of(model)
+    body: Block = {"contents": _contents(request.messages, rules)}
+    if instructions := list(_instructions(request.messages)):
+        body["systemInstruction"] = {"parts": instructions}
+    if request.tools:
+        body["tools"] = [{"functionDeclarations": [_declaration(tool) for tool in request.tools]}]
+        body["toolConfig"] = {"functionCallingConfig": _calling(request)}
+    thinking, dropped = _thinking(request, rules)
+    config = {
+        "maxOutputTokens": request.output_limit if request.output_limit is not None else max_output,
+        "temperature": request.temperature,
+        "topP": request.top_p,
+        "seed": request.seed,
+        "stopSequences": [request.stop] if isinstance(request.stop, str) else list(request.stop or ()),
+        "thinkingConfig": thinking,
+        **_answer_form(request, rules),
+    }
+    body["generationConfig"] = {name: value for name, value in config.items() if value not in (None, [], {})}
+    return body, [*dropped, *_left_out(request)]
+
+
+def _refuse_unsayable(request: ChatRequest) -> None:
+    asked = {
+        "n": (request.n or 1) > 1,
+        "logprobs": bool(request.logprobs),
+        "logit_bias": any(abs(bias) >= FORCED_BIAS for bias in (request.logit_bias or {}).values()),
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
+
+
+def _left_out(request: ChatRequest) -> Iterator[str]:
+    """Yield the fields that this API lacks and that say nothing about what the answer is to be."""
+    thoughts = [message.thinking_blocks for message in request.messages]
+    asked = {
+        "presence_penalty": bool(request.presence_penalty),
+        "frequency_penalty": bool(request.frequency_penalty),
+        "logit_bias": any((request.logit_bias or {}).values()),
+        "verbosity": request.verbosity is not None,
+        "user": request.user is not None,
+        "safety_identifier": request.safety_identifier is not None,
+        "prompt_cache_key": request.prompt_cache_key is not None,
+        "store": bool(request.store),
+        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+        "thinking_blocks": any(blocks and geminis(blocks) is None for blocks in thoughts),
+        "cache_control": any(map(_is_marked, request.messages)),
+    }
+    yield from (name for name, is_asked in asked.items() if is_asked)
+
+
+def _is_marked(message: Message) -> bool:
+    return isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content)
+
+
+def _instructions(messages: Iterable[Message]) -> Iterator[Block]:
+    """Yield the parts of the instructions, from wherever they stand: their only place here is beside the turns."""
+    for message in messages:
+        if message.role in ("system", "developer"):
+            yield from _parts(message)
+
+
+def _contents(messages: Iterable[Message], rules: GeminiRules) -> list[Block]:
+    """Return the conversation as turns that alternate, beginning with the user's; neighbours of one role are merged."""
+    turns: list[Block] = []
+    names: dict[str, str] = {}  # of the functions that calls were made of, by the calls' ids
+    for message in messages:
+        if message.role in ("system", "developer"):
+            continue
+        names |= {call.id: call.function.name for call in message.tool_calls or ()}
+        role = "model" if message.role == "assistant" else "user"
+        if not (parts := _turn(message, names, rules)):
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["parts"] += parts
+        else:
+            turns.append({"role": role, "parts": parts})
+    for turn in turns:
+        turn["parts"].sort(key=_is_no_result)  # the calls before it are answered first
+    if not turns or turns[0]["role"] == "model":
+        turns.insert(0, {"role": "user", "parts": [{"text": FIRST_WORDS}]})
+    return turns
+
+
+def _turn(message: Message, names: Mapping[str, str], rules: GeminiRules) -> list[Block]:
+    match message.role:
+        case "tool":
+            ident = message.tool_call_id or ""
+            answer: Block = {"name": safe_name(names.get(ident) or message.name or "tool")}
+            answer |= {"id": ident, "response": {"output": message.text()}}
+            pictures = [part for part in _parts(message) if "text" not in part]
+            return [{"functionResponse": answer}, *pictures]
+        case "assistant":
+            calls = [_call(call) for call in message.tool_calls or ()]
+            if calls and (signature := geminis(message.thinking_blocks or ()) or (rules.wants_signatures and UNSIGNED)):
+                calls[0]["thoughtSignature"] = signature  # of calls made at once, the first has it for all
+            return [*_parts(message), *calls]
+    return list(_parts(message))
+
+
+def _parts(message: Message) -> Iterator[Block]:
+    """Yield the parts of a message's content. An empty text is left out: it would be refused."""
+    parts = (TextPart(message.content),) if isinstance(message.content, str) else message.content or ()
+    for part in parts:
+        match part:
+            case TextPart(text) | RefusalPart(text):
+                if text:
+                    yield {"text": text}
+            case ImagePart(image):
+                yield {"inlineData": _inline(image.url)}
+    if message.refusal:
+        yield {"text": message.refusal}
+
+
+def _inline(url: str) -> Block:
+    """Return a picture that came along."""
+    if (found := DATA_URL.fullmatch(url)) is not None:
+        return {"mimeType": found[1].lower(), "data": found[2]}
+    if url[:5].lower() == "data:":
+        words = "An image is a data URL in base64, such as data:image/png;base64,…"
+        raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_image_url")
+    words = "The model that answers here fetches no images. Send them as data URLs in base64."
+    raise Unsayable(words, param="messages", code="invalid_image_url")
+
+
+def _call(call: ToolCall) -> Block:
+    """Return a call that the model made earlier. Its arguments are an object here, where OpenAI has a JSON text."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        words = f"The arguments of the tool call {call.id!r} are not a JSON object."
+        raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_tool_arguments")
+    return {"functionCall": {"id": call.id, "name": safe_name(call.function.name), "args": arguments}}
+
+
+def _is_no_result(part: Block) -> bool:
+    return "functionResponse" not in part
+
+
+def _declaration(tool: Tool) -> Block:
+    function = tool.function
+    shown: Block = {"name": safe_name(function.name), "description": function.description or function.name}
+    if any(
+        name not in SAYS_NOTHING and said not in ({}, [], False) for name, said in (function.parameters or {}).items()
+    ):
+        shown["parametersJsonSchema"] = gemini_schema(function.parameters or {})  # a schema of nothing is refused
+    return shown
+
+
+def _calling(request: ChatRequest) -> Block:
+    match request.tool_choice:
+        case NamedTool(function):
+            return {"mode": "ANY", "allowedFunctionNames": [safe_name(function.name)]}
+        case choice:
+            return {"mode": MODES[choice or "auto"]}
+
+
+def _answer_form(request: ChatRequest, rules: GeminiRules) -> Block:
+    """Return how an answer in JSON is asked for."""
+    form = request.response_format
+    if not isinstance(form, JsonObjectFormat | JsonSchemaFormat):
+        return {}
+    if request.tools and request.tool_choice != "none" and not rules.takes_json_with_tools:
+        words = "The model that answers here gives no JSON while it has tools. Send 'response_format' without 'tools'."
+        raise Unsayable(words, param="response_format")
+    schema = form.json_schema.schema if isinstance(form, JsonSchemaFormat) else None
+    bound = {"responseJsonSchema": gemini_schema(schema)} if schema else {}
+    return {"responseMimeType": "application/json", **bound}
+
+
+def _thinking(request: ChatRequest, rules: GeminiRules) -> tuple[Block, list[str]]:
+    """Return how the model is asked to think, and what of the request it cannot do; without a wish, nothing."""
+    effort = request.reasoning_effort
+    if effort is None:
+        return {}, []
+    is_off = effort == "none"
+    if rules.takes_budget:
+        budget = rules.least_budget if is_off else BUDGETS["high" if effort == "xhigh" else effort]
+        told = ["reasoning_effort"] if is_off and budget else []
+        return {"thinkingBudget": budget, **({} if is_off else {"includeThoughts": True})}, told
+    if not rules.levels:
+        return {}, [] if is_off else ["reasoning_effort"]
+    wanted = EFFORTS.index("minimal" if is_off else "high" if effort == "xhigh" else effort)
+    level = next((name for name in rules.levels if EFFORTS.index(name) >= wanted), rules.levels[-1])
+    return {"thinkingLevel": level, **({} if is_off else {"includeThoughts": True})}, (
+        ["reasoning_effort"] if is_off else []
+    )

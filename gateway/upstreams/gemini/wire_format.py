@@ -1,0 +1,106 @@
+# The Gemini wire format: generateContent of Google's API, and of Vertex AI. Requests are written in request.py, replies
+# read in replies.py and events.py; here is how they are sent, and what failures of its own kind mean.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.upstreams.gemini.events import GeminiEvents
+from gateway.upstreams.gemini.replies import read_content, told_in
+from gateway.upstreams.gemini.request import Unsayable, content_body
+from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
+from gateway.upstreams.wire.filters import STATUSES, read_filtered
+from gateway.upstreams.wire.natives import leave_out_anthropics
+from gateway.upstreams.wire.reading import (
+    LONGEST_WAIT,
+    read_error_fields,
+    read_retry_after,
+    text_of,
+    usual_failure,
+)
+from protocol.chat import ChatRequest
+from protocol.inference import Request, WholeReply
+from protocol.usage import Usage
+
+TOO_LONG = re.compile(r"The input token count.{0,40} exceeds the maximum number of tokens")
+# A key that is none is a 400 here, and so is a project without billing, or in a country that Google does not serve.
+OF_THE_KEY = re.compile(r"API key (?:not valid|expired|not found)|API_KEY_", re.IGNORECASE)
+OF_THE_ACCOUNT = "FAILED_PRECONDITION"
+DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
+AS_MESSAGE = {"reasoning_effort": "thinking", "user": "metadata.user_id"}  # names in Anthropic's dialect
+
+
+class GeminiFormat:
+    """Speaks Gemini's API to an upstream. Its base URL ends before ``/models``: in the API's version, or, at Vertex AI,
+    in ``publishers/google``. Its key goes in a header, never in a URL."""
+
+    def build_request(self, asking: Asking) -> UpstreamRequest:
+        """Return the request for POST …:generateContent. Raises Unsayable for what this API does not know."""
+        request, model = asking.request, asking.target.model
+        if not isinstance(request, ChatRequest):
+            raise Unsayable("The model that answers here takes chat completions alone.", param="model")
+        of_others = [] if asking.native is None else list(leave_out_anthropics(asking.native))
+        body, left_out = content_body(request, model.upstream_model, model.usual_output)
+        if asking.native is not None:
+            left_out = [AS_MESSAGE.get(name, name) for name in left_out]
+        dropped = [*asking.left_out, *of_others, *left_out]
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if asking.token:
+            headers["authorization"] = f"Bearer {asking.token}"
+        elif asking.api_key:
+            headers["x-goog-api-key"] = asking.api_key
+        method = "streamGenerateContent?alt=sse" if asking.streams else "generateContent"
+        name = quote(model.upstream_model.removeprefix("models/"), safe="@")
+        url = f"{asking.target.endpoint.base_url}/models/{name}:{method}"
+        data = msgspec.json.encode(body | dict(asking.extra))
+        return UpstreamRequest("POST", url, headers, data, dropped=tuple(dropped))
+
+    def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
+        """Return the answer that ``body`` holds."""
+        return read_content(body, told_in(request))
+
+    def open_events(self, request: Request) -> EventStream:
+        """Return a reader for a streamed answer."""
+        return GeminiEvents(told_in(request))
+
+    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
+        """Return what a failing answer means: whose fault it is, and whether another target may be tried."""
+        error = read_error_fields(body.strip().removeprefix(b"[").removesuffix(b"]"))  # some come in a list
+        if status in STATUSES and (filtered := read_filtered(error, status)) is not None:
+            return filtered
+        message = error.get("message", "")
+        if status == 400 and (error.get("status") == OF_THE_ACCOUNT or any(map(OF_THE_KEY.search, _reasons(error)))):
+            return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+        if status == 429:
+            wait = read_retry_after(headers)
+            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=_delay(error, wait))
+        if status == 503:
+            failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
+            failure.retry_after = _delay(error, read_retry_after(headers))
+            return failure
+        code = "context_length_exceeded" if TOO_LONG.match(message) else None
+        return usual_failure(status, headers, message, code=code)
+
+
+def _details(error: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    details = error.get("details")
+    yield from (each for each in (details if isinstance(details, list) else ()) if isinstance(each, dict))
+
+
+def _reasons(error: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what an error says of whose fault it is. A message may repeat what a caller wrote: its beginning counts."""
+    yield from (reason for each in _details(error) if (reason := text_of(each.get("reason"))) is not None)
+    yield error.get("message", "")[:40]
+
+
+def _delay(error: Mapping[str, Any], said: float | None) -> float | None:
+    """Return the seconds to wait: those of a header, else of the error's RetryInfo."""
+    delays = (text_of(each.get("retryDelay")) for each in _details(error))
+    found = next((match for text in delays if text and (match := DELAY.fullmatch(text))), None)
+    return said if said is not None or found is None else min(float(found[1]), LONGEST_WAIT)
