@@ -169,8 +169,13 @@ def journal(
 def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) -> None:
     """Say everything that is wrong with a configuration file, with lines, and exit 1; or that nothing is."""
     settings = _load(file)
+    from gateway.config.offers import all_priced
+
     for one in settings.left_out:
         typer.echo(f"{file}: {one.line()}")
+    for provider in settings.providers.values():
+        if unpriced := all_priced(provider)[1]:
+            typer.echo(f"{file}: provider {provider.name} is without models of no known price: {', '.join(unpriced)}")
     typer.echo(f"{file}: fine: {len(settings.models)} models at {len(settings.providers)} providers")
 
 

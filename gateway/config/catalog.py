@@ -4,57 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
-from typing import TypeVar, get_args
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.fields import Faults, Fields, Read, complain, shown
-from gateway.config.models import name_of, read_model
+from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.models import read_model
 from gateway.config.names import read_alias, read_fallbacks, read_route
-from gateway.config.readers import (
-    duration,
-    integer,
-    list_of,
-    number,
-    one_of,
-    secret,
-    secrets,
-    struct_of,
-    switch,
-    text,
-    url,
-)
+from gateway.config.offers import read_offers
+from gateway.config.providers import read_provider
 from gateway.config.tree import Fault, Node, Section
-from gateway.core.settings import BreakerPolicy, Format, LeftOut, OAuthClient, ProviderSettings, Retries, Timeouts
+from gateway.core.settings import (
+    LeftOut,
+    ProviderSettings,
+)
 from router.catalog.catalog import AutoRoute
-from router.catalog.targets import Endpoint, ModelSpec
+from router.catalog.targets import ModelSpec
 
 T = TypeVar("T")
-
-REPLICA_SILENT = 5.0  # seconds
-_OAUTH = struct_of(
-    OAuthClient,
-    {
-        "token_url": url(("https", "http"), "https://login.microsoftonline.com/TENANT/oauth2/v2.0/token"),
-        "client_id": text,
-        "client_secret": secret,
-        "scope": text,
-    },
-    needed=("token_url", "client_id", "client_secret"),
-)
-_TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
-_RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
-_BREAKER = {
-    "window": duration,
-    "min_requests": integer(1),
-    "failure_ratio": number(0, 1, above=True),
-    "open_for": duration,
-    "probes": integer(1),
-}
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
@@ -69,14 +37,18 @@ class Catalogue(Struct, frozen=True, kw_only=True):
 
 def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
     """Read everything that the router chooses from; faulty entries are noted and stand in half-read."""
-    providers = _entries(root, "providers", _provider, needed="at least one provider, such as openai")
+    providers = _entries(root, "providers", read_provider, needed="at least one provider, such as openai")
     known = _keys(root, "providers")
 
     def read_one(node: Node, out: Faults) -> ModelSpec | None:
         return read_model(node, out, providers, known)
 
-    models = _entries(root, "models", read_one, needed="at least one model to offer")
-    names = _keys(root, "models")
+    offers = any(provider.models for provider in providers.values())
+    models = _entries(root, "models", read_one, needed="" if offers else "at least one model to offer")
+    section = root.node("providers")
+    rows = section.entries if isinstance(section, Section) else {}
+    models |= read_offers(rows, faults, providers, dict.fromkeys(_keys(root, "models")))
+    names = tuple(dict.fromkeys((*_keys(root, "models"), *models)))
     aliases = _entries(root, "aliases", lambda node, out: read_alias(node, out, names))
     lead_to = {**aliases, **{name: name for name in names}}
     return Catalogue(
@@ -132,90 +104,6 @@ def _entries(root: Fields, key: str, read: Read[T], needed: str = "") -> dict[st
 def _keys(root: Fields, key: str) -> tuple[str, ...]:
     node = root.node(key)
     return tuple(node.entries) if isinstance(node, Section) else ()
-
-
-def _provider(node: Node, faults: Faults) -> ProviderSettings:
-    fields = Fields(node, node.path, faults)
-    formats = get_args(Format)
-    wire: Format = fields.need("format", one_of(*formats), "openai", f"{' or '.join(formats)}: how it wants requests")
-    read_url = _base_url(wire, is_azure=fields.has("api_version"))
-    read_endpoint = struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url"))
-    read_endpoints = list_of(read_endpoint, what="endpoints", least=1)
-    endpoints: tuple[Endpoint, ...] = fields.need(
-        "endpoints", read_endpoints, (), "where it answers: [{region: us, base_url: https://…}]"
-    )
-    if len(set(endpoints)) < len(endpoints):
-        complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
-    nothing: tuple[str, ...] = ()
-    self_hosted = fields.get("self_hosted", switch, False)
-    optional = fields.get("optional", switch, False)
-    api_version = fields.find("api_version", text)
-    if api_version is not None and wire != "openai":
-        complain(fields.node("api_version") or node, faults, "only for Azure OpenAI, whose format is openai")
-    ways = [name for name in ("api_keys", "oauth", "token_file") if fields.has(name)]
-    if len(ways) > 1:
-        complain(
-            fields.node(ways[-1]) or node, faults, f"a provider is asked in one way: keep one of {', '.join(ways)}"
-        )
-    if optional and not fields.has("api_keys"):
-        complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
-    # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
-    usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
-    read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
-    provider = ProviderSettings(
-        name=name_of(node),
-        format=wire,
-        api_keys=fields.get("api_keys", secrets(0), nothing),
-        oauth=fields.find("oauth", _OAUTH),
-        token_file=fields.find("token_file", _token_file),
-        api_version=api_version,
-        endpoints=endpoints,
-        self_hosted=self_hosted,
-        optional=optional,
-        concurrency=fields.find("concurrency", integer(1)),
-        timeouts=fields.get("timeouts", read_timeouts, usual),
-        retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
-        breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),
-        allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),
-    )
-    fields.close()
-    return provider
-
-
-def _token_file(node: Node, faults: Faults) -> Path | None:
-    name = text(node, faults)
-    if name is not None and not Path(name).is_file():
-        return complain(node, faults, f"there is no file {shown(node)}; a token must lie there, and be renewed there")
-    return None if name is None else Path(name)
-
-
-def _base_url(wire: str, *, is_azure: bool) -> Read[str]:
-    """Make a reader of a base URL as ``wire`` has it: with the version for OpenAI and Gemini, without for Anthropic and
-    Azure."""
-    read_url = url(("http", "https"), "https://api.openai.com/v1")
-
-    def read(node: Node, faults: Faults) -> str | None:
-        value = read_url(node, faults)
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        path = parts.path.rstrip("/")
-        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
-            return complain(node, faults, "a base URL is scheme, host, port and path alone; keys belong in api_keys")
-        if is_azure:
-            if path.endswith(("/openai", "/v1")) or "/deployments" in path:
-                right = "the base URL beside an api_version ends before /openai; without one, it ends in /openai/v1"
-                return complain(node, faults, right)
-            return value.rstrip("/")
-        if wire == "openai" and not path:
-            return complain(node, faults, "the base URL of the OpenAI format ends in its version: add /v1")
-        if wire == "gemini" and not path:
-            return complain(node, faults, "the base URL of the Gemini format ends in its version: add /v1beta")
-        if wire == "anthropic" and path.endswith("/v1"):
-            return complain(node, faults, "the base URL of the Anthropic format ends before the version: drop /v1")
-        return value.rstrip("/")
-
-    return read
 
 
 def _shortened(route: AutoRoute, models: Mapping[str, object]) -> AutoRoute | None:

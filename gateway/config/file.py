@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from gateway.config.cache import read_cache
 from gateway.config.catalog import leave_out, read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.presets import with_presets
 from gateway.config.readers import (
     duration,
     duration_or_zero,
@@ -72,7 +73,8 @@ def load_settings(
         below = tree_of(base)
         assert isinstance(below, Section)
         tree = merge(below, tree) if tree is not None else below
-    settings = _settings(tree, (path or Path()).resolve().parent, faults) if tree is not None else None
+    folder = (path or Path()).resolve().parent
+    settings = _settings(with_presets(tree, env, faults), folder, faults) if tree is not None else None
     if faults or settings is None:
         raise ConfigFaults(path, faults)
     return settings

@@ -106,16 +106,16 @@ def read_tree(text: str, env: Mapping[str, str], faults: list[Fault]) -> Section
     return None
 
 
-def tree_of(value: Any, path: str = "") -> Node:
-    """Return built-in settings, plain Python values, as nodes at line 0."""
+def tree_of(value: Any, path: str = "", line: int = 0) -> Node:
+    """Return built-in settings, plain Python values, as nodes at the line that asks for them; at 0 where none does."""
     if isinstance(value, Mapping):
-        entries = {str(key): tree_of(each, join(path, str(key))) for key, each in value.items()}
-        return Section(line=0, path=path, entries=entries, key_lines=dict.fromkeys(entries, 0))
+        entries = {str(key): tree_of(each, join(path, str(key)), line) for key, each in value.items()}
+        return Section(line=line, path=path, entries=entries, key_lines=dict.fromkeys(entries, line))
     if isinstance(value, list | tuple):
-        items = tuple(tree_of(each, f"{path}[{index}]") for index, each in enumerate(value))
-        return Items(line=0, path=path, items=items)
+        items = tuple(tree_of(each, f"{path}[{index}]", line) for index, each in enumerate(value))
+        return Items(line=line, path=path, items=items)
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Scalar(line=0, path=path, text=text, shown=text, is_expanded=True)
+    return Scalar(line=line, path=path, text=text, shown=text, is_expanded=True)
 
 
 def merge(base: Section, over: Section) -> Section:

@@ -37,6 +37,13 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
 Format = Literal["openai", "anthropic", "gemini"]  # the wire formats of upstreams/registry.py
 
 
+# Fields of a request that change no meaning of it: a provider that refuses one can be asked without.
+DROPPABLE = (
+    *("seed", "user", "logit_bias", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "metadata"),
+    *("reasoning_effort", "verbosity", "safety_identifier", "prompt_cache_key", "store"),
+)
+
+
 class OAuthClient(Struct, frozen=True, kw_only=True):
     """Whom to ask for bearer tokens, and as which client (RFC 6749, 4.4)."""
 
@@ -46,12 +53,25 @@ class OAuthClient(Struct, frozen=True, kw_only=True):
     scope: str | None = None
 
 
+class Egress(Struct, frozen=True):
+    """How a provider is reached."""
+
+    proxy: str | None = None  # http://host:port, which carries connections on (CONNECT)
+    ca_file: Path | None = None  # the authorities that are trusted there, in place of the system's
+
+
+DIRECT = Egress()
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
     format: Format
     api_keys: tuple[str, ...] = ()
     oauth: OAuthClient | None = None  # in place of keys,
     token_file: Path | None = None  # or this: a token that another program keeps fresh
+    headers: Mapping[str, str] = {}  # sent along with every call; names in lower case
+    egress: Egress = DIRECT
+    models: tuple[str, ...] = ()  # offered as NAME/model, beside those of the file; "*": all that have a known price
     api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
     endpoints: tuple[Endpoint, ...]
     self_hosted: bool = False
@@ -61,6 +81,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
+    drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
 
 
 Level = Literal["block", "flag", "off"]

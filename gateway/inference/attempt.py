@@ -20,6 +20,7 @@ from gateway.upstreams.resilience.breakers import Permit
 from gateway.upstreams.resilience.deadline import Deadline
 from gateway.upstreams.resilience.retry import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
+from gateway.upstreams.wire.droppable import without_fields
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.embeddings import EmbeddingRequest
@@ -114,8 +115,9 @@ def asking_of(
     """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there; ``token``: what
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
+    request, refused = without_fields(with_output_limit(call.request, limit), provider.drop_fields)
     return Asking(
-        request=with_output_limit(call.request, limit),
+        request=request,
         target=target,
         api_key=permit.api_key,
         token=token,
@@ -123,7 +125,7 @@ def asking_of(
         self_hosted=provider.self_hosted,
         native=call.as_message,
         extra=extra,
-        left_out=tuple(name for name in call.extra if name not in extra),
+        left_out=(*(name for name in call.extra if name not in extra), *refused),
         quirks=quirks,
         api_version=provider.api_version,
         tenant=call.caller.team.id,

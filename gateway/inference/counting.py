@@ -75,6 +75,7 @@ class PromptCounter:
         permit = await self._breakers.enter(target)
         try:
             built = await off_loop(size, lambda: wire.build_count(asked, target, permit.api_key))
+            built = self._providers.dress(built, target)
             response = await self._client.send(built, timeouts.connect, min(PATIENCE, timeouts.first_token))
             try:
                 body = await read_error_body(response)  # an answer of a few bytes, or of none in a second

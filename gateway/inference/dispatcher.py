@@ -202,6 +202,7 @@ class Dispatcher:
         patience = context.deadline.within(usual, self._clock.monotonic())
         ends = asyncio.get_running_loop().time() + patience
         built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
+        built = self._providers.dress(built, target)
         try:
             response = await self._client.send(built, provider.timeouts.connect, patience)
             self._breakers.heard(permit, response.headers)

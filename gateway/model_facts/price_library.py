@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import LaterPrice, Price, PriceStep, Rates
+from gateway.model_facts.known_abilities import embeds
 from gateway.model_facts.listed_models import ListedModel, NoPrice
 
 # Our name of a rate, the library's, and the one that stands in where a listing has no rate of that kind.
@@ -54,6 +55,27 @@ def listed_model(model: str, *, provider: str, base_url: str, at: datetime | Non
             continue
         return read_listing(found, (at or datetime.now(UTC)).astimezone(UTC).date())
     return NoPrice(f"the price library does not know {model}")
+
+
+def listed_names(*, base_url: str, prefix: str = "", at: datetime | None = None) -> tuple[list[str], list[str]]:
+    """Return the models that the library lists for the provider at ``base_url``: those with a price that is known, and
+    those without. ``prefix``: what the provider's own names begin with, and the library's do not.
+
+    Some listings stand under a name that the provider has not: they are none of either.
+    """
+    priced, unpriced = list[str](), list[str]()
+    try:
+        provider = get_snapshot().find_provider(None, None, base_url)
+    except LookupError:
+        return priced, unpriced
+    today = (at or datetime.now(UTC)).astimezone(UTC).date()
+    for model in provider.models:
+        if provider.find_model(prefix + model.id) is not model:
+            continue
+        listing = read_listing(model, today)
+        is_known = isinstance(listing, ListedModel) and (listing.has_output or embeds(model.id))
+        (priced if is_known else unpriced).append(model.id)
+    return priced, unpriced
 
 
 def read_listing(model: ModelInfo, today: date) -> ListedModel | NoPrice:

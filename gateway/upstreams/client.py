@@ -7,6 +7,9 @@ import math
 import ssl
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
+from gateway.core.settings import DIRECT
 from gateway.upstreams.connection import Connection, Take
 from gateway.upstreams.pool import Origin, Pool, place_of
 from gateway.upstreams.unpacking import Unpacker
@@ -18,8 +21,8 @@ LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
 
 class UpstreamClient:
-    """Sends requests to upstreams over pooled connections. Redirects are not followed, no proxy is used and no cookie
-    is kept.
+    """Sends requests to upstreams over pooled connections. Redirects are not followed, no proxy is used but the one
+    that a request names, and no cookie is kept.
 
     Made inside a running event loop, and used in that one alone. ``tls`` as in Pool.
     """
@@ -34,6 +37,8 @@ class UpstreamClient:
         ``connect`` and ``patience`` are seconds: for the connection, and for the headers. Raises UpstreamFailure.
         """
         origin, host, target = place_of(request.url)
+        if request.egress is not DIRECT:
+            origin = replace(origin, egress=request.egress)
         head = _head_of(request, host, target)
         due = self._loop.time() + patience
         connection = self.pool.take(origin) or await self._connect(origin, connect, patience)

@@ -7,13 +7,16 @@ import socket
 import ssl
 from collections import defaultdict
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohappyeyeballs
 from msgspec import Struct
 
+from gateway.core.settings import DIRECT, Egress
 from gateway.upstreams.connection import Connection
+from gateway.upstreams.tunnel import open_tunnel
 
 LOOKED_UP_FOR = 30.0  # seconds that an address is believed
 NEXT_ADDRESS_AFTER = 0.25  # seconds: an upstream of several addresses may be away at one of them (RFC 8305)
@@ -28,6 +31,7 @@ class Origin(Struct, frozen=True):
     host: str
     port: int
     is_secure: bool
+    egress: Egress = DIRECT
 
 
 @lru_cache(1024)
@@ -79,20 +83,22 @@ class Pool:
 
     async def connect(self, origin: Origin) -> Connection:
         """Return a new connection. Raises OSError."""
-        if origin.is_secure and self._tls is None:
-            self._tls = await self._loop.run_in_executor(None, _usual_tls)
-        addresses = await self._look_up(origin)
+        tls = await self._tls_for(origin) if origin.is_secure else None
+        reached = origin if origin.egress.proxy is None else place_of(origin.egress.proxy)[0]
+        addresses = await self._look_up(reached)
         try:
             opened = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_AFTER)
         except OSError:
-            self._addresses.pop(origin, None)  # it may have moved
+            self._addresses.pop(reached, None)  # it may have moved
             raise
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if origin.egress.proxy is not None:
+                await open_tunnel(opened, origin.egress.proxy, origin.host, origin.port)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._loop, self._lose),
                 sock=opened,
-                ssl=self._tls if origin.is_secure else None,
+                ssl=tls,
                 server_hostname=origin.host.rstrip(".") if origin.is_secure else None,
             )
         except BaseException:
@@ -114,6 +120,14 @@ class Pool:
         origin = self._open.pop(connection, None)
         if origin is not None and connection in (idle := self._idle[origin]):
             idle.remove(connection)
+
+    async def _tls_for(self, origin: Origin) -> ssl.SSLContext:
+        """Return what trusts the authorities of an origin. Raises OSError."""
+        if (file := origin.egress.ca_file) is not None:
+            return await self._loop.run_in_executor(None, lambda: _own_tls(file, file.stat().st_mtime_ns))
+        if self._tls is None:
+            self._tls = await self._loop.run_in_executor(None, _usual_tls)
+        return self._tls
 
     async def _look_up(self, origin: Origin) -> list[Address]:
         """Return the host's addresses, another one first each time. Many calls at once share one look-up."""
@@ -139,5 +153,13 @@ class Pool:
 def _usual_tls() -> ssl.SSLContext:
     """Return what trusts the system's authorities, which take 50 ms to read."""
     tls = ssl.create_default_context()
+    tls.set_alpn_protocols(["http/1.1"])
+    return tls
+
+
+@lru_cache(64)
+def _own_tls(file: Path, changed_at: int) -> ssl.SSLContext:
+    """Return what trusts the authorities in a file as it was ``changed_at`` so many nanoseconds."""
+    tls = ssl.create_default_context(cafile=file)
     tls.set_alpn_protocols(["http/1.1"])
     return tls

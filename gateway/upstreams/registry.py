@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from gateway.core.settings import ProviderSettings
+from msgspec.structs import replace
+
+from gateway.core.settings import DIRECT, ProviderSettings
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.gemini.wire_format import GeminiFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.tokens import Tokens, source_of
-from gateway.upstreams.wire.base import Provider
+from gateway.upstreams.wire.base import Provider, UpstreamRequest
 from gateway.upstreams.wire.quirks import KnownQuirks
 from router.catalog.targets import Endpoint, Target
 
@@ -70,8 +72,16 @@ class ProviderRegistry:
     async def token_for(self, target: Target, client: UpstreamClient, now: float) -> str | None:
         """Return the bearer token for a target, or ``None`` when it takes keys. ``now``: monotonic seconds. Raises
         UpstreamFailure."""
-        source = source_of(self.settings_at(target))
-        return None if source is None else await self.tokens.of(source, client, now)
+        provider = self.settings_at(target)
+        source = source_of(provider)
+        return None if source is None else await self.tokens.of(source, client, now, provider.egress)
+
+    def dress(self, built: UpstreamRequest, target: Target) -> UpstreamRequest:
+        """Return a request with the headers that tollgate.yaml adds, to go the way that it says."""
+        provider = self.settings_at(target)
+        if not provider.headers and provider.egress is DIRECT:
+            return built
+        return replace(built, headers={**built.headers, **provider.headers}, egress=provider.egress)
 
     def refuse_token(self, target: Target, token: str) -> None:
         """Use a token no longer that a target refused."""

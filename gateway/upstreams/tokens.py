@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
-from gateway.core.settings import OAuthClient, ProviderSettings
+from gateway.core.settings import DIRECT, Egress, OAuthClient, ProviderSettings
 from gateway.upstreams.client import UpstreamClient, read_error_body
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
@@ -45,13 +45,13 @@ class Tokens:
         self._known: dict[Source, Token] = {}
         self._asking: dict[Source, asyncio.Task[Token]] = {}
 
-    async def of(self, source: Source, client: UpstreamClient, now: float) -> str:
+    async def of(self, source: Source, client: UpstreamClient, now: float, egress: Egress = DIRECT) -> str:
         """Return a token that is good now. Many calls at once share one request. Raises UpstreamFailure."""
         known = self._known.get(source)
         if known is not None and now < known.renewed_at:
             return known.text
         try:
-            known = self._known[source] = await self._next(source, client, now)
+            known = self._known[source] = await self._next(source, client, now, egress)
         except UpstreamFailure:
             if known is None or now >= known.ends_at:
                 raise
@@ -62,11 +62,11 @@ class Tokens:
         if (known := self._known.get(source)) is not None and known.text == text:
             del self._known[source]
 
-    async def _next(self, source: Source, client: UpstreamClient, now: float) -> Token:
+    async def _next(self, source: Source, client: UpstreamClient, now: float, egress: Egress) -> Token:
         if isinstance(source, Path):
             return Token(await asyncio.to_thread(_read, source), now + READ_FOR, now + READ_FOR)
         if (asking := self._asking.get(source)) is None:
-            asking = self._asking[source] = asyncio.create_task(_ask(source, client, now))
+            asking = self._asking[source] = asyncio.create_task(_ask(source, client, now, egress))
             asking.add_done_callback(lambda done: self._asked(source, done))
         return await asyncio.shield(asking)
 
@@ -76,7 +76,7 @@ class Tokens:
             done.exception()  # its callers may have left
 
 
-async def _ask(source: OAuthClient, client: UpstreamClient, now: float) -> Token:
+async def _ask(source: OAuthClient, client: UpstreamClient, now: float, egress: Egress) -> Token:
     """Ask an OAuth server for a token. What it says of a refusal may name the deployment's account, and stays here."""
     said = {"grant_type": "client_credentials", "client_id": source.client_id, "client_secret": source.client_secret}
     said |= {"scope": source.scope} if source.scope else {}
@@ -85,7 +85,7 @@ async def _ask(source: OAuthClient, client: UpstreamClient, now: float) -> Token
         "accept": "application/json",
         "accept-encoding": "identity",
     }
-    request = UpstreamRequest("POST", source.token_url, headers, urlencode(said).encode())
+    request = UpstreamRequest("POST", source.token_url, headers, urlencode(said).encode(), egress=egress)
     response = await client.send(request, CONNECT, PATIENCE)
     try:
         body = await read_error_body(response)  # an answer of a few bytes

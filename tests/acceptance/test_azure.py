@@ -41,6 +41,19 @@ def test_a_deployment_is_asked_with_the_key_of_its_resource(house: House, upstre
     assert house.record_of(answer)["output_tokens"] == answer.json()["usage"]["completion_tokens"]
 
 
+def test_a_providers_headers_go_along_and_what_it_refuses_stays(house: House, upstream: ScriptedUpstream) -> None:
+    """As tollgate.yaml has it; the caller hears what was left out, an embedding's fields are none of it."""
+    answer = ask(house, "gpt", seed=7, store=True, user="u")
+    with house.client() as client:
+        vectors = client.post("/v1/embeddings", json={"model": "gpt", "input": "Hi."})
+
+    seen = upstream.requests[0]
+    assert seen.headers["x-ms-useragent"] == "tollgate"
+    assert seen.body is not None and not seen.body.keys() & {"seed", "store"} and seen.body["user"] == "u"
+    assert answer.headers["x-tollgate-dropped"] == "seed, store"
+    assert vectors.status_code == 200 and "x-tollgate-dropped" not in vectors.headers
+
+
 def test_embeddings_and_completions_go_to_deployments(house: House, upstream: ScriptedUpstream) -> None:
     """The other endpoints are below the deployment, too."""
     with house.client() as client:

@@ -29,7 +29,7 @@ def plain_path(path: str) -> str | None:
 
 def check_headers(headers: dict[str, str]) -> None:
     """Raise Violation for a header that is missing, odd, or leaked from a client."""
-    if strange := sorted(headers.keys() - ALLOWED_HEADERS - {"api-key"}):
+    if strange := sorted(headers.keys() - ALLOWED_HEADERS - {"api-key", "x-ms-useragent"}):
         raise Violation(f"Headers that no provider should see: {', '.join(strange)}.", code="leaked_header")
     token = headers.get("authorization", "")
     if headers.get("api-key", "").startswith("sk-") == token.startswith("Bearer sk-entra-"):

@@ -36,6 +36,8 @@ from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
 from gateway.upstreams.anthropic import request as anthropic_request
 from gateway.upstreams.anthropic.events import AnthropicEvents
+from gateway.upstreams.gemini.events import GeminiEvents
+from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -120,6 +122,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.upstreams.anthropic.request.native_body": lambda asked: anthropic_request.native_body(
         asked, to_chat(asked), "m", streams=True
     ),
+    "gateway.upstreams.gemini.request.content_body": lambda request: content_body(request, "gemini-3-flash", 1),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.shadow.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
@@ -139,6 +142,7 @@ ELSEWHERE = {
     "protocol.decoding.decode_with_extra": "test_decoding",
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
+    "gateway.upstreams.gemini.replies.read_content": "test_a_format",
     "gateway.shadow.judging.judge_request": "shows so many characters of each",
     "gateway.shadow.judging.longest_judge_request": "shows so many characters of each",
     "gpu_backend.server.requests.tools.read_tools": "takes 128 tools, whose grammar is bounded",
@@ -383,6 +387,10 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "gateway.upstreams.anthropic.events.AnthropicEvents": (
         "stream",
         [lambda said: _fed(AnthropicEvents(), _pieces(said, 99)), lambda said: _fed(AnthropicEvents(), [said])],
+    ),
+    "gateway.upstreams.gemini.events.GeminiEvents": (
+        "stream",
+        [lambda said: _fed(GeminiEvents(), _pieces(said, 99)), lambda said: _fed(GeminiEvents(), [said])],
     ),
     "gpu_backend.server.checkpoint.tokens.StopStrings": (
         "text",

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from gateway.core.settings import DIRECT, Egress
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.events import Event
@@ -68,6 +69,7 @@ class UpstreamRequest(Struct, frozen=True):
     body: bytes
     delivery: Delivery = field(default_factory=Delivery)
     dropped: tuple[str, ...] = ()
+    egress: Egress = DIRECT
 
 
 class EventStream(Protocol):

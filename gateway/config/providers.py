@@ -1,0 +1,204 @@
+# One provider of tollgate.yaml: its wire format, where it answers and how it is reached, what it is asked with, and
+# with how much patience.
+
+from __future__ import annotations
+
+import re
+import ssl
+from functools import partial
+from pathlib import Path
+from typing import get_args
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from gateway.config.fields import Faults, Fields, Read, complain, kind_of, shown
+from gateway.config.models import name_of
+from gateway.config.offers import ALL
+from gateway.config.presets import CREDENTIALS, presets
+from gateway.config.readers import (
+    duration,
+    integer,
+    list_of,
+    number,
+    one_of,
+    secret,
+    secrets,
+    struct_of,
+    switch,
+    text,
+    url,
+)
+from gateway.config.tree import Node, Scalar, Section
+from gateway.core.settings import (
+    DROPPABLE,
+    BreakerPolicy,
+    Egress,
+    Format,
+    OAuthClient,
+    ProviderSettings,
+    Retries,
+    Timeouts,
+)
+from router.catalog.targets import Endpoint
+
+REPLICA_SILENT = 5.0  # seconds
+HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
+OWN_HEADERS = frozenset(
+    {"host", "connection", "content-type", "content-length", "transfer-encoding", "accept-encoding", "cookie"}
+    | {"authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key"}
+    | {"anthropic-version", "anthropic-beta", "x-tenant", "x-weight", "x-tier", "x-fails-over"}
+)
+_OAUTH = struct_of(
+    OAuthClient,
+    {
+        "token_url": url(("https", "http"), "https://login.microsoftonline.com/TENANT/oauth2/v2.0/token"),
+        "client_id": text,
+        "client_secret": secret,
+        "scope": text,
+    },
+    needed=("token_url", "client_id", "client_secret"),
+)
+_TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
+_RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
+_BREAKER = {
+    "window": duration,
+    "min_requests": integer(1),
+    "failure_ratio": number(0, 1, above=True),
+    "open_for": duration,
+    "probes": integer(1),
+}
+
+
+def read_provider(node: Node, faults: Faults) -> ProviderSettings:
+    """Read one provider; what is faulty stands in half-read."""
+    fields = Fields(node, node.path, faults)
+    formats = get_args(Format)
+    right = (
+        f"{' or '.join(formats)}: how it wants requests; or the name of one of the catalogue: {', '.join(presets())}"
+    )
+    wire: Format = fields.need("format", one_of(*formats), "openai", right)
+    read_url = _base_url(wire, is_azure=fields.has("api_version"))
+    read_endpoint = struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url"))
+    read_endpoints = list_of(read_endpoint, what="endpoints", least=1)
+    endpoints: tuple[Endpoint, ...] = fields.need(
+        "endpoints", read_endpoints, (), "where it answers: [{region: us, base_url: https://…}]"
+    )
+    if len(set(endpoints)) < len(endpoints):
+        complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
+    nothing: tuple[str, ...] = ()
+    self_hosted = fields.get("self_hosted", switch, False)
+    optional = fields.get("optional", switch, False)
+    api_version = fields.find("api_version", text)
+    if api_version is not None and wire != "openai":
+        complain(fields.node("api_version") or node, faults, "only for Azure OpenAI, whose format is openai")
+    ways = [name for name in CREDENTIALS if fields.has(name)]
+    if len(ways) > 1:
+        complain(
+            fields.node(ways[-1]) or node, faults, f"a provider is asked in one way: keep one of {', '.join(ways)}"
+        )
+    if optional and not fields.has("api_keys"):
+        complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
+    # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
+    usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
+    read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
+    provider = ProviderSettings(
+        name=name_of(node),
+        format=wire,
+        api_keys=fields.get("api_keys", secrets(0), nothing),
+        oauth=fields.find("oauth", _OAUTH),
+        token_file=fields.find("token_file", _token_file),
+        headers=fields.get("headers", _headers, {}),
+        egress=Egress(fields.find("proxy", _proxy), fields.find("ca_file", _ca_file)),
+        models=fields.get("models", _offered, nothing),
+        api_version=api_version,
+        endpoints=endpoints,
+        self_hosted=self_hosted,
+        optional=optional,
+        concurrency=fields.find("concurrency", integer(1)),
+        timeouts=fields.get("timeouts", read_timeouts, usual),
+        retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
+        breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),
+        allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),
+        drop_fields=frozenset(fields.get("drop_fields", list_of(one_of(*DROPPABLE), what="field names"), nothing)),
+    )
+    fields.close()
+    return provider
+
+
+def _headers(node: Node, faults: Faults) -> dict[str, str] | None:
+    """Read headers that go along with every call. Those that the gateway writes itself are not for a file to say."""
+    if not isinstance(node, Section):
+        return complain(node, faults, f"expected headers by name: {{x-title: …}}; found {kind_of(node)}")
+    found: dict[str, str] = {}
+    for name, each in node.entries.items():
+        if HEADER.fullmatch(name) is None:
+            complain(each, faults, "a header's name has letters, digits and dashes alone")
+        elif name.lower() in OWN_HEADERS:
+            complain(each, faults, "the gateway writes this header itself; a key belongs in api_keys")
+        elif (value := secret(each, faults)) is not None:
+            if not (value.isascii() and value.isprintable()):
+                complain(each, faults, "a header's value is one line of printable ASCII")
+            found[name.lower()] = value
+    return found
+
+
+def _proxy(node: Node, faults: Faults) -> str | None:
+    value = url(("http",), "http://proxy:3128")(node, faults)
+    if value is not None and (urlsplit(value).path.strip("/") or urlsplit(value).query or not urlsplit(value).hostname):
+        return complain(node, faults, "a proxy is scheme, host and port alone: http://proxy:3128")
+    return value
+
+
+def _ca_file(node: Node, faults: Faults) -> Path | None:
+    if (name := text(node, faults)) is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=name)
+    except OSError as exc:
+        why = exc.strerror or "no certificate in PEM form"
+        return complain(node, faults, f"{shown(node)} holds no authorities that can be read: {why}")
+    return Path(name)
+
+
+def _offered(node: Node, faults: Faults) -> tuple[str, ...] | None:
+    """Read which models a provider offers by itself: all, or some by name."""
+    if isinstance(node, Scalar) and node.text == ALL:
+        return (ALL,)
+    return list_of(text, what="models", least=1)(node, faults)
+
+
+def _token_file(node: Node, faults: Faults) -> Path | None:
+    name = text(node, faults)
+    if name is not None and not Path(name).is_file():
+        return complain(node, faults, f"there is no file {shown(node)}; a token must lie there, and be renewed there")
+    return None if name is None else Path(name)
+
+
+def _base_url(wire: str, *, is_azure: bool) -> Read[str]:
+    """Make a reader of a base URL as ``wire`` has it: with the version for OpenAI and Gemini, without for Anthropic and
+    Azure."""
+    read_url = url(("http", "https"), "https://api.openai.com/v1")
+
+    def read(node: Node, faults: Faults) -> str | None:
+        value = read_url(node, faults)
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        path = parts.path.rstrip("/")
+        if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
+            return complain(node, faults, "a base URL is scheme, host, port and path alone; keys belong in api_keys")
+        if is_azure:
+            if path.endswith(("/openai", "/v1")) or "/deployments" in path:
+                right = "the base URL beside an api_version ends before /openai; without one, it ends in /openai/v1"
+                return complain(node, faults, right)
+            return value.rstrip("/")
+        if wire == "openai" and not path:
+            return complain(node, faults, "the base URL of the OpenAI format ends in its version: add /v1")
+        if wire == "gemini" and not path:
+            return complain(node, faults, "the base URL of the Gemini format ends in its version: add /v1beta")
+        if wire == "anthropic" and path.endswith("/v1"):
+            return complain(node, faults, "the base URL of the Anthropic format ends before the version: drop /v1")
+        return value.rstrip("/")
+
+    return read
