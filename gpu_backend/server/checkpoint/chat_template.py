@@ -16,27 +16,27 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gpu_backend.server.checkpoint.control_tokens import ControlTokens
+from gpu_backend.server.checkpoint.control_tokens import AddedTokens
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import BadRequest, invalid_param
 
-NO_CONTROL_TOKENS = ControlTokens(())
+NO_TOKENS = AddedTokens()
 
 
 class ChatTemplate:
     """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
 
-    ``now`` tells the local time to templates that write the date. ``control_tokens`` are those of the vocabulary: in
-    what callers say they are guarded. Raises ``ValueError`` for a template with a fault.
+    In what callers say, control tokens among the vocabulary's ``added_tokens`` are guarded. ``now`` tells the local
+    time to templates that write the date. Raises ``ValueError`` for a template with a fault.
     """
 
     def __init__(
         self,
         source: str,
         special_tokens: Mapping[str, str],
+        added_tokens: AddedTokens = NO_TOKENS,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
-        control_tokens: ControlTokens = NO_CONTROL_TOKENS,
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
@@ -46,12 +46,17 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
-            takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
+            parsed = environment.parse(source)
+            takes_tools = "tools" in find_undeclared_variables(parsed)
         except TemplateError as exc:
             raise ValueError(f"the chat template does not compile: {exc}") from exc
         self.tool_style = _tool_style(source) if takes_tools else None
         self._special_tokens = dict(special_tokens)
-        self._control_tokens = control_tokens
+        self._control_tokens = added_tokens.control_tokens(source)
+        # A template may look for thoughts in a reply, to leave them out: there they stay as the model wrote them.
+        looked_for = _looked_for(parsed)
+        marks = [text for text in added_tokens.others if any(text in words for words in looked_for)]
+        self._control_tokens_in_replies = added_tokens.control_tokens(source, without=marks)
         self._knows_developers = "developer" in source
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -67,8 +72,11 @@ class ChatTemplate:
                 message["role"] = "system"  # many templates leave out what they do not know
         functions = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools] or None
         try:
-            plain = [self._guarded(message, beside="role") for message in plain]
-            functions = functions and [self._guarded(tool, beside="type") for tool in functions]
+            plain = [self._guarded(message) for message in plain]
+            functions = functions and [
+                {"type": tool["type"], "function": self._control_tokens.guard_all(tool["function"])}
+                for tool in functions
+            ]
             try:
                 return self._render(plain, functions)
             except TemplateError:
@@ -82,10 +90,12 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as exc:
             raise invalid_param("messages", f"The model's chat template cannot render these messages: {exc}.") from exc
 
-    def _guarded(self, said: dict[str, Any], beside: str) -> dict[str, Any]:
-        """Return a message or a tool with what its caller wrote guarded: all but the field ``beside``."""
-        guard = self._control_tokens.guard_all
-        return {name: value if name == beside else guard(value) for name, value in said.items()}
+    def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with what its caller wrote guarded: all but its role, which is one of a few."""
+        guarded = {name: self._control_tokens.guard_all(value) for name, value in message.items() if name != "role"}
+        if message["role"] == "assistant":
+            guarded["content"] = self._control_tokens_in_replies.guard(message["content"])
+        return {"role": message["role"], **guarded}
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         return self._template.render(
@@ -102,6 +112,19 @@ class GenerationTag(Extension):
         """Return what is between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _looked_for(template: nodes.Template) -> set[str]:
+    """Return the texts that a template compares others with, or hands to their methods: what it looks for in them."""
+    places: list[nodes.Node] = list(template.find_all(nodes.Compare))
+    places += [
+        argument
+        for call in template.find_all(nodes.Call)
+        if isinstance(call.node, nodes.Getattr)
+        for argument in call.args
+    ]
+    constants = (const for place in places for const in (place, *place.find_all(nodes.Const)))
+    return {const.value for const in constants if isinstance(const, nodes.Const) and isinstance(const.value, str)}
 
 
 def _tool_style(source: str) -> ToolStyle | None:

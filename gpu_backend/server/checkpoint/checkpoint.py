@@ -63,12 +63,12 @@ def load_checkpoint(folder: Path, tokenizer_folder: Path | None = None) -> Check
         )
     names = special_tokens(tokenizer_config)
     template = read_template(words, tokenizer_config)
-    chat = ChatTemplate(template, names, control_tokens=codec.control_tokens) if template else None
+    chat = ChatTemplate(template, names, codec.added_tokens) if template else None
     for_tools = read_template(words, tokenizer_config, for_tools=True)
     if for_tools in (None, template):
         tool_chat = chat
     else:
-        tool_chat = ChatTemplate(for_tools, names, control_tokens=codec.control_tokens)
+        tool_chat = ChatTemplate(for_tools, names, codec.added_tokens)
     return Checkpoint(
         codec=codec,
         chat=chat,

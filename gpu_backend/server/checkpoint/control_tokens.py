@@ -1,18 +1,31 @@
-# Control tokens in what callers say: there the text of a special token, such as those that begin and end turns, is text
-# like any other. A mark breaks it, at which the codec cuts before it encodes; a template's own control tokens stay as
-# they are.
+# Control tokens in what callers say: there the text of one, such as those that begin and end turns, is text like any
+# other. A mark breaks it, at which the codec cuts before it encodes; a template's own control tokens stay as they are.
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 MARK = "\ufdd0"  # a code point that Unicode keeps free of any character
 
 
+@dataclass(frozen=True, slots=True)
+class AddedTokens:
+    """What a vocabulary adds to the words of its model, by texts: no word is cut there, wherever it stands."""
+
+    special: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()  # marks of thoughts and calls; in DeepSeek's, those that begin turns, too
+
+    def control_tokens(self, template: str, without: Iterable[str] = ()) -> ControlTokens:
+        """Return those that control a model: all special ones, and of the others those that its template names."""
+        named = {text for text in self.others if text in template and not text.isspace()}
+        return ControlTokens(self.special | named.difference(without))
+
+
 class ControlTokens:
-    """The special tokens of one vocabulary, by their texts."""
+    """The control tokens of one vocabulary, by their texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         texts = sorted(text for text in texts if len(text) > 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gpu_backend.server.checkpoint.control_tokens import MARK, ControlTokens
+from gpu_backend.server.checkpoint.control_tokens import MARK, AddedTokens
 from gpu_backend.server.checkpoint.tool_calls import CLOSE, OPEN
 
 LONG_TEXT = 4096  # characters; encoding more would hold up the streams of others
@@ -46,8 +46,8 @@ class TextCodec:
         self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # characters
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
-        self._specials = {token.content for token in added.values() if token.special}
-        self.control_tokens = ControlTokens(self._specials)
+        special = frozenset(token.content for token in added.values() if token.special)
+        self.added_tokens = AddedTokens(special, frozenset(token.content for token in added.values()) - special)
         self._pieces = {
             token_id: b"" for token_id, token in added.items() if token.special and token.content not in SHOWN_TOKENS
         }
@@ -115,7 +115,7 @@ class TextCodec:
 
     def is_special(self, name: str) -> bool:
         """Whether a text is one special token of the vocabulary."""
-        return name in self._specials
+        return name in self.added_tokens.special
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a reply: none for special tokens and unknown ids."""
