@@ -110,6 +110,7 @@ def asking_of(
     permit: Permit,
     quirks: Quirks,
     limit: int | None,
+    now: float,
     token: str | None = None,
 ) -> Asking:
     """Return what one target is asked. ``limit``: the output tokens that the call's hold covers there; ``token``: what
@@ -131,6 +132,7 @@ def asking_of(
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.routing.tier.value,
+        time_left=context.deadline.left(now),
         fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
         resume=context.resume,

@@ -197,9 +197,10 @@ class Dispatcher:
         # What its hold covers: a spare may be smaller than the model asked.
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
         token = await self._providers.token_for(target, self._client, self._clock.monotonic())
-        asking = asking_of(context, target, provider, permit, quirks, limit, token)
+        now = self._clock.monotonic()
+        asking = asking_of(context, target, provider, permit, quirks, limit, now, token)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
-        patience = context.deadline.within(usual, self._clock.monotonic())
+        patience = context.deadline.within(usual, now)
         ends = asyncio.get_running_loop().time() + patience
         built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
         built = self._providers.dress(built, target)

@@ -17,6 +17,7 @@ from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
 from gateway.upstreams.wire.quirks import LEARNT_FOR, KnownQuirks, Quirks, usual_quirks
 from gateway.upstreams.wire.reading import read_retry_after
+from gpu_backend.server.requests.bodies import read_sender
 from protocol.chat import (
     CacheControl,
     ChatReply,
@@ -293,6 +294,15 @@ def test_only_our_own_engine_hears_of_the_tenant() -> None:
     assert among_others.headers["x-fails-over"] == "1"
     assert json.loads(own.body)["return_token_ids"] is json.loads(own.body)["return_gpu_seconds"] is True
     assert {"return_token_ids", "return_gpu_seconds"}.isdisjoint(sent(CHAT))
+
+
+@pytest.mark.parametrize(("left", "told"), [(600.0, "600000"), (0.0001, "1"), (0.0, "1"), (1e9, str(2**31 - 1))])
+def test_our_own_engine_hears_of_the_deadline(left: float, told: str) -> None:
+    """It is told how long the call may still take, in whole milliseconds that it accepts; no other upstream is."""
+    own, other = (OpenAIFormat().build_request(asking(self_hosted=own, time_left=left)) for own in (True, False))
+
+    assert own.headers["x-deadline-ms"] == told and read_sender(own.headers).deadline_ms == int(told)
+    assert "x-deadline-ms" not in other.headers
 
 
 def test_a_role_is_no_first_token() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 from urllib.parse import quote
 
@@ -29,6 +30,7 @@ ENGINE_LACKS = (
     "store",
 )  # fields of a chat that it takes and that change nothing there
 
+MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
@@ -51,6 +53,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
         headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
+        if asking.time_left is not None:
+            headers["x-deadline-ms"] = str(min(max(1, ceil(1000 * asking.time_left)), MOST_DEADLINE))
         if asking.fails_over:
             headers["x-fails-over"] = "1"
         if not isinstance(request, EmbeddingRequest):

@@ -62,9 +62,11 @@ class Upstreams:
     def __init__(self, **acts: Act) -> None:
         self.acts = acts
         self.asked: list[tuple[str, str]] = []
+        self.deadlines: list[str | None] = []
 
     async def send(self, request: UpstreamRequest, connect: float, patience: float) -> Answer:
         """Fail or answer, as the endpoint was told to."""
+        self.deadlines.append(request.headers.get("x-deadline-ms"))
         host = request.url.split("/")[2]
         key = request.headers["authorization"].removeprefix("Bearer ")
         self.asked.append((host, key))
@@ -78,7 +80,13 @@ class Scene:
     """A route over two regions and a spare model, with real breakers and a real budget."""
 
     def __init__(
-        self, upstreams: Upstreams, *, attempts: int = 1, budget: float = 0.1, breaker: BreakerPolicy = NEVER_OPENS
+        self,
+        upstreams: Upstreams,
+        *,
+        attempts: int = 1,
+        budget: float = 0.1,
+        breaker: BreakerPolicy = NEVER_OPENS,
+        self_hosted: bool = False,
     ) -> None:
         self.clock = SetClock()
         self.upstreams = upstreams
@@ -90,6 +98,7 @@ class Scene:
             endpoints=(Endpoint("us", US), Endpoint("eu", EU)),
             retries=retries,
             breaker=breaker,
+            self_hosted=self_hosted,
         )
         spare = ProviderSettings(
             name="spare",
@@ -295,6 +304,20 @@ async def test_no_attempt_begins_after_the_calls_deadline() -> None:
     scene.upstreams.acts["us"] = silent
 
     assert await scene.ask() == ("upstream_timeout", ["timeout"])
+
+
+async def test_our_own_engine_is_told_what_is_left_of_the_deadline() -> None:
+    """Each replica hears how long the call may still take: what an attempt before it took is gone."""
+    scene = Scene(Upstreams(us=well, eu=broken, other=well), self_hosted=True)
+
+    def slow(_: str) -> UpstreamFailure:
+        scene.clock.move(100.0)
+        return UpstreamTimeout("silence")
+
+    scene.upstreams.acts["us"] = slow
+    await scene.ask()
+
+    assert scene.upstreams.deadlines == ["600000", "500000", None]  # the last is no engine of ours
 
 
 @settings(max_examples=25, deadline=None)
