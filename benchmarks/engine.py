@@ -235,7 +235,7 @@ def warm(loop: EngineLoop) -> None:
     if isinstance(loop.runner, Runner) and loop.runner.graphs is not None:
         # From the largest on: smaller ones find room in what it has taken.
         for places in reversed(loop.runner.graphs.sizes.places):
-            loop.runner.graphs.capture((places, 1))
+            loop.runner.graphs.capture(loop.runner.graphs.sizes.at(places))
 
 
 def sweep(

@@ -1,11 +1,23 @@
-# Which steps graphs can compute, and of which size: a graph has a fixed number of places, and each place room for as
-# many tokens.
+# Which steps graphs can compute, and of which size: a graph has a fixed number of places, each place room for as many
+# tokens, and its attention cuts contexts into a fixed number of parts, as is best for the longest of a step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.step.plan import SequenceStep, StepPlan
 
-Size = tuple[int, int]  # places, and tokens of each: one, or one and as many drafts as a sequence may get
+LEAST_REACH = 2048  # tokens of the longest context that a graph is for; others are for four times as many, and so on
+
+
+class Size(NamedTuple):
+    """What a graph is for. One computes any contexts, but most quickly those for which its splits were chosen."""
+
+    places: int
+    width: int  # tokens of each: one, or one and as many drafts as a sequence may get
+    splits: int = 1  # parts that attention cuts contexts into
+
 
 MOST_DRAFT_ROWS = 256  # tokens of a graph with drafts, or as many as there are places: logits have their room
 
@@ -14,6 +26,14 @@ def sizes_up_to(most: int) -> tuple[int, ...]:
     """Return the places of graphs for up to ``most`` sequences: 1, 2, 4, multiples of eight, beyond 256 of 32."""
     sizes = [size for size in (1, 2, 4) if size < most]
     return (*sizes, *range(8, min(most, 256), 8), *range(256, most, 32), most)
+
+
+def reach_of(longest: int) -> int:
+    """Return the longest context of the graphs for steps whose longest one has so many tokens: few graphs for all."""
+    reach = LEAST_REACH
+    while reach < longest:
+        reach *= 4
+    return reach
 
 
 def is_decode(plan: StepPlan) -> bool:
@@ -31,9 +51,11 @@ def draws_plainly(step: SequenceStep) -> bool:
 
 
 class GraphSizes:
-    """The sizes of graphs for up to ``most_places`` sequences, of up to ``max_drafts`` each."""
+    """The sizes of graphs for up to ``most_places`` sequences, of up to ``max_drafts`` each and ``longest`` tokens."""
 
-    def __init__(self, most_places: int, max_drafts: int) -> None:
+    def __init__(self, most_places: int, max_drafts: int, layouts: PagedLayouts, longest: int) -> None:
+        self._layouts = layouts
+        self._longest = longest
         self.places = sizes_up_to(most_places)
         self.width = 1 + max_drafts  # tokens of a place with drafts
         self.most_rows = max(most_places, MOST_DRAFT_ROWS)
@@ -46,13 +68,18 @@ class GraphSizes:
     def fitting(self, plan: StepPlan) -> Size:
         """Return the smallest size for a plan of decodes."""
         width = self.width if any(step.num_draft_tokens for step in plan.sequences) else 1
-        return next(places for places in self.places if places >= len(plan.sequences)), width
+        longest = max(step.start + len(step.token_ids) for step in plan.sequences)
+        return self.at(next(places for places in self.places if places >= len(plan.sequences)), width, longest)
+
+    def at(self, places: int, width: int = 1, longest: int = 1) -> Size:
+        """Return the size for so many places of so many tokens, the longest context having ``longest``."""
+        return Size(places, width, self._layouts.num_splits(width, places, min(reach_of(longest), self._longest)))
 
     def of(self, plan: StepPlan) -> Size | None:
         """Return the smallest size whose graph can compute a plan; None: none can."""
         if not plan.sequences or not is_decode(plan):
             return None
-        places, width = self.fitting(plan)
-        if min(step.start - step.slack + len(step.token_ids) for step in plan.sequences) < width:
+        size = self.fitting(plan)
+        if min(step.start - step.slack + len(step.token_ids) for step in plan.sequences) < size.width:
             return None  # unused tokens come before a sequence's own, and there are none before
-        return (places, width) if places * width <= self.most_rows else None
+        return size if size.places * size.width <= self.most_rows else None

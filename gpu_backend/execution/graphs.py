@@ -69,11 +69,12 @@ class DecodeGraphs:
         ranks: Ranks | None = None,
         verifies: bool = True,
     ) -> None:
-        self.sizes = GraphSizes(state.spare, max_drafts)
         self._model = model
         self._kv_cache = kv_cache
         self._kv_scales = kv_scales
         self._block_size = kv_cache.shape[2]
+        num_blocks = state.on_device.block_tables.shape[1]
+        self.sizes = GraphSizes(state.spare, max_drafts, layouts, num_blocks * self._block_size)
         self._device_state = state
         self._layouts = layouts
         self._graph_capture = graph_capture
@@ -87,7 +88,6 @@ class DecodeGraphs:
         places, device = state.spare, kv_cache.device
         rows, width = self.sizes.most_rows, self.sizes.width
         self._inputs = torch.zeros(places * (HEADER + width), dtype=torch.long, device=device)
-        num_blocks = state.on_device.block_tables.shape[1]
         self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
         self._rows: dict[Size, DecodeRows] = {}
         self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
@@ -102,14 +102,15 @@ class DecodeGraphs:
         if size not in self._graphs and self._uses[size] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
             self._try_capture(size)
         most = 2 * len(plan.sequences)
-        return min([some for some in self._graphs if size[0] <= some[0] <= most and some[1] == size[1]], default=None)
+        large = [some for some in self._graphs if size.places <= some.places <= most and some.width == size.width]
+        return min(large, key=lambda some: (some.places, abs(some.splits - size.splits)), default=None)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compute a step without sequences in each width, so that no stream waits for its kernels to be compiled."""
         for width in sorted({1, self.sizes.width}):
-            size = self.sizes.places[0], width
-            self._rows.setdefault(size, self._room.cut(*size))
+            size = self.sizes.at(self.sizes.places[0], width)
+            self._rows.setdefault(size, self._room.cut(size.places, width))
             self.fill((), size)
             self._compute(size)
             if self._draws:
@@ -117,7 +118,7 @@ class DecodeGraphs:
 
     def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
         """Tell the device what the next replay computes."""
-        places, width = size
+        places, width, _ = size
         rows = [
             (
                 step.row,
@@ -148,10 +149,10 @@ class DecodeGraphs:
         if size in self._graphs:
             forward, drawing = self._graphs[size]
         else:
-            self._rows.setdefault(size, self._room.cut(*size))
+            self._rows.setdefault(size, self._room.cut(size.places, size.width))
             forward, drawing = partial(self._compute, size), partial(self._draw, size)
         forward()
-        steps, width, rows = plan.sequences, size[1], self._rows[size]
+        steps, width, rows = plan.sequences, size.width, self._rows[size]
         own: Tensor | slice = slice(0, len(steps) * width)
         filled: list[int] | None = None
         if any(len(step.token_ids) < width for step in steps):
@@ -203,7 +204,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _warm_up_size(self, size: Size) -> None:
         """Compute a step without sequences. Each rank does so for itself: no rank waits for one that fails."""
-        self._rows[size] = self._room.cut(*size)
+        self._rows[size] = self._room.cut(size.places, size.width)
         self.fill((), size)
         with self._ranks.apart() if self._ranks is not None else nullcontext():
             self._graph_capture.warm_up(lambda: self._compute(size))
@@ -221,11 +222,11 @@ class DecodeGraphs:
         )
 
     def _inputs_of(self, size: Size) -> Tensor:
-        places, width = size
+        places, width, _ = size
         return self._inputs[: places * (HEADER + width)].view(places, HEADER + width)
 
     def _compute(self, size: Size) -> None:
-        places, width = size
+        places, width, splits = size
         rows = self._rows[size]
         if width > 1 and self._device_state.has_texts:
             propose(self._inputs_of(size), self._device_state.on_device, width)
@@ -238,6 +239,7 @@ class DecodeGraphs:
             context_lens=rows.context_lens,
             query_starts=rows.query_starts,
             max_query_len=width,
+            num_splits=splits,
         )
         tensors = StepTensors(
             steps=(),
@@ -256,7 +258,7 @@ class DecodeGraphs:
         self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))
 
     def _draw(self, size: Size) -> None:
-        places, width = size
+        places, width, _ = size
         rows = self._rows[size]
         tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.sampling)
         ops.accept_draws(self._inputs_of(size), self._device_state.on_device, rows, tokens, usable)

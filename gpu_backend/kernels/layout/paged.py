@@ -41,8 +41,8 @@ class PagedLayout:
 def choose_splits(query_rows: int, sequences: int, kv_heads: int, max_context_len: int, processors: int) -> int:
     """Return into how many parts contexts are cut: every multiprocessor has work, and none waits for a long one.
 
-    ``query_rows`` is a sequence's most queries × heads per key head. It depends on sizes only that are fixed when a
-    graph is captured: one for longer contexts than another is worth having, since parts that are empty cost time.
+    ``query_rows`` is a sequence's most queries × heads per key head. What a graph captures is fixed then, so graphs are
+    captured for contexts of several lengths: parts that are empty cost time.
     """
     programs = sequences * kv_heads * max(1, query_rows // 128)
     wanted = PROGRAMS_PER_PROCESSOR * processors // max(1, programs)
@@ -111,16 +111,30 @@ class PagedLayouts:
             if not self._split_tokens:
                 yield replace(layout, num_splits=1 if layout.num_splits > 1 else 2)
 
+    def num_splits(self, max_query_len: int, sequences: int, longest: int) -> int:
+        """Return into how many parts contexts of up to ``longest`` tokens are cut."""
+        if self._split_tokens:
+            return INVARIANT_SPLITS
+        return choose_splits(max_query_len * self._group, sequences, self._kv_heads, longest, self._processors)
+
     def place(
-        self, rows: slice, block_tables: Tensor, context_lens: Tensor, query_starts: Tensor, max_query_len: int
+        self,
+        rows: slice,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        query_starts: Tensor,
+        max_query_len: int,
+        num_splits: int | None = None,
     ) -> PagedLayout:
-        """Return a layout of tensors as ``PagedLayout`` has them. Its splits follow from their shapes alone."""
-        sequences, width = block_tables.shape
-        query_rows, most = max_query_len * self._group, width * self.block_size
-        splits = INVARIANT_SPLITS
-        if not self._split_tokens:
-            splits = choose_splits(query_rows, sequences, self._kv_heads, most, self._processors)
-        return PagedLayout(rows, block_tables, context_lens, query_starts, max_query_len, splits, self._split_tokens)
+        """Return a layout of tensors as ``PagedLayout`` has them; its splits are for the width of the block tables,
+        unless they are given.
+        """
+        if num_splits is None:
+            sequences, width = block_tables.shape
+            num_splits = self.num_splits(max_query_len, sequences, width * self.block_size)
+        return PagedLayout(
+            rows, block_tables, context_lens, query_starts, max_query_len, num_splits, self._split_tokens
+        )
 
     def _layout(
         self, first_row: int, query_lens: Sequence[int], positions: Tensor, block_tables: Sequence[Sequence[int]]

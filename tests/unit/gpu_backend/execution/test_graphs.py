@@ -18,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from gpu_backend.execution import device_state as state_module
 from gpu_backend.execution import graphs as graphs_module
 from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
-from gpu_backend.execution.graph_sizes import Size, draws_plainly, sizes_up_to
+from gpu_backend.execution.graph_sizes import LEAST_REACH, GraphSizes, Size, draws_plainly, reach_of, sizes_up_to
 from gpu_backend.execution.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs
 from gpu_backend.execution.runner import Runner
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import pinned, upload
 from gpu_backend.sampling.sampler import draw, sample
 from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
@@ -51,6 +53,34 @@ def test_sizes_are_few_and_reach_the_most() -> None:
     assert sizes_up_to(9) == (1, 2, 4, 8, 9)
     assert sizes_up_to(1024)[-25:-22] == (256, 288, 320) and len(sizes_up_to(1024)) == 59
     assert sizes_up_to(1) == (1,)
+
+
+@pytest.mark.parametrize("max_model_len", [2048, 40_960, 131_072])
+def test_attention_is_cut_by_the_contexts_that_there_are(max_model_len: int) -> None:
+    """Not by the longest that there could be: a batch launches as many programs whatever a model's context."""
+    layouts = PagedLayouts(16, heads=32, kv_heads=8, device=CPU, processors=132)
+    sizes = GraphSizes(256, 0, layouts, max_model_len)
+    expected = {600: [8, 4, 1, 1], 2000: [8, 4, 1, 1]}
+    expected |= {} if max_model_len == 2048 else {8000: [32, 4, 1, 1], 30_000: [32, 4, 4, 4]}
+    found = {length: [sizes.at(count, longest=length).splits for count in (1, 8, 64, 256)] for length in expected}
+    step = SequenceStep(0, (5,), max_model_len - 1, (0,), True, SamplingParams(9), 0)
+
+    assert found == expected
+    assert sizes.at(256, longest=max_model_len).splits == max(1, max_model_len // 8192 // 4 * 4)
+    assert sizes.fitting(StepPlan(1, (step,))) == sizes.at(1, longest=max_model_len)
+    assert len({reach_of(length) for length in range(1, 131_073, 100)}) == 4  # graphs of one size, at the most
+
+
+def test_a_reply_goes_on_to_a_graph_for_longer_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what it says without graphs; until there is one for its length, the last one serves it."""
+    monkeypatch.setattr(ops, "num_processors", lambda device: 132)
+    folder = write_tiny_model(tmp_path, TinyModel("Qwen3ForCausalLM", max_position=4096))
+    command = greedy("long", [token % 250 for token in range(LEAST_REACH - 20)], 50)
+    expected = answer_all(model_loop(folder), [command])
+    loop = model_loop(folder, cuda_graphs=True)
+
+    assert answer_all(loop, [command])["long", 0].token_ids == expected["long", 0].token_ids
+    assert sorted(graphs_of(loop.runner)._graphs) == [Size(1, 1, 8), Size(1, 1, 16)]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -121,7 +151,7 @@ def test_device_gets_a_step_before_the_last_is_read_and_little_to_know(
     """
     loop = model_loop(qwen, max_num_seqs=4, cuda_graphs=True, async_scheduling=True)
     assert isinstance(loop.runner, Runner)
-    graphs_of(loop.runner).capture((2, 1))
+    graphs_of(loop.runner).capture(Size(2, 1))
     order: list[tuple[str, int]] = []
     sent: list[list[int]] = []
     launch = loop.runner.launch
@@ -222,7 +252,7 @@ def test_ranks_replay_a_graph_together_or_not_at_all(qwen: Path, last: int, caps
     answers |= answer_all(loop, commands)
 
     assert ranks.told == [(True, 0), (True, 1), (True, 1), (True, 2)][:last]
-    assert list(graphs._graphs) == [(1, 1)] and "another rank" in capsys.readouterr().err
+    assert list(graphs._graphs) == [Size(1, 1)] and "another rank" in capsys.readouterr().err
     assert before > 0
     assert [len(answer.token_ids) for answer in answers.values()] == [60, 60]
 
@@ -231,7 +261,7 @@ def test_smaller_batches_borrow_a_larger_graph_until_they_have_one(qwen: Path) -
     """At most half of the places are padding; what has a prompt in it is never replayed."""
     loop = model_loop(qwen, max_num_seqs=8, cuda_graphs=True, speculative_method="ngram", num_speculative_tokens=3)
     graphs = graphs_of(loop.runner)
-    for size in ((8, 1), (4, 4)):
+    for size in (Size(8, 1), Size(4, 4)):
         graphs.capture(size)
     graphs._steps_since = -1000
 
@@ -241,8 +271,8 @@ def test_smaller_batches_borrow_a_larger_graph_until_they_have_one(qwen: Path) -
         ]
         return graphs.find(StepPlan(1, tuple(steps)))
 
-    assert [found(count) for count in (1, 2, 3, 4, 5, 8)] == [None, None, None, (8, 1), (8, 1), (8, 1)]
-    assert found(3, token_ids=(5, 6), num_draft_tokens=1) == (4, 4)
+    assert [found(count) for count in (1, 2, 3, 4, 5, 8)] == [None, None, None, *[Size(8, 1)] * 3]
+    assert found(3, token_ids=(5, 6), num_draft_tokens=1) == Size(4, 4)
     assert found(3, token_ids=(5, 6), num_draft_tokens=1, start=1) is None  # no four tokens are there yet
     assert found(5, samples=False) is None
     assert found(5, token_ids=(5, 6)) is None
@@ -263,7 +293,7 @@ def test_drafts_are_verified_in_graphs(qwen: Path, share: float) -> None:
 
     answers = answer_all(loop, commands)
 
-    assert any(width == 4 for _, width in graphs_of(loop.runner)._graphs)
+    assert any(size.width == 4 for size in graphs_of(loop.runner)._graphs)
     assert {k: a.token_ids for k, a in answers.items()} == {k: a.token_ids for k, a in expected.items()}
     assert loop.load().counters["accepted_tokens"] > (100 if share == 1 else 20)
 
@@ -297,7 +327,7 @@ def test_drafts_of_a_draft_model_follow_each_other_on_the_device(qwen: Path, mon
     assert followed and set(followed) == {(UNKNOWN,)}
     assert passes and not any(UNKNOWN in tokens for steps in passes for tokens in steps)
     assert draft_model.graphs is not None
-    assert {width for _, width in draft_model.graphs._graphs} == {1, 2}
+    assert {size.width for size in draft_model.graphs._graphs} == {1, 2}
     counters = loop.load().counters
     assert counters["accepted_tokens"] > 0.9 * counters["draft_tokens"] > 50
 
