@@ -11,6 +11,7 @@ from msgspec import Struct
 from billing.core.holds import Hold, Scope
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
+from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
 from gateway.core.principals import Caller
 from gateway.core.settings import CacheUse
 from protocol.chat import ChatRequest
@@ -33,6 +34,7 @@ class Call(Struct, frozen=True, kw_only=True):
     request_id: str  # UUIDv7; the ledger's, to the letter
     caller: Caller
     endpoint: str  # "chat.completions", "completions", "embeddings", "messages", "responses"
+    limit_headers: LimitHeaders = rate_limit_headers  # as its endpoint's clients read them
     request: Request
     native: NativeRequest | None = None  # the same request in its dialect's own form, where it has one
     routing: RoutingOptions

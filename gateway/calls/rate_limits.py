@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from billing.core.holds import Hold, RefusedHold
 
+LimitHeaders = Callable[[Hold | RefusedHold, float], dict[str, str]]  # of what an API says, at unix seconds
 
-def rate_limit_headers(held: Hold | RefusedHold) -> dict[str, str]:
+
+def rate_limit_headers(held: Hold | RefusedHold, now: float = 0.0) -> dict[str, str]:
     """Return ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}`` for the limits that there are."""
     headers: dict[str, str] = {}
     for kind, left in (("requests", held.requests), ("tokens", held.tokens)):

@@ -30,6 +30,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         request_id=request.scope["state"]["request_id"],
         caller=caller,
         endpoint=endpoint.name,
+        limit_headers=endpoint.limit_headers,
         request=asked.request,
         native=endpoint.with_headers(asked.native, request.headers),
         routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier)),

@@ -16,7 +16,7 @@ from billing.quotas.quotas import Quotas
 from gateway.calls.accounting import NOTHING, CallAccounting
 from gateway.calls.call import Call, scopes_of
 from gateway.calls.journaling import OpenCalls
-from gateway.calls.rate_limits import anthropic_limit_headers, rate_limit_headers
+from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
 from gateway.core.clock import Clock
 from gateway.core.principals import Caller
 from protocol.completions import CompletionRequest
@@ -66,7 +66,7 @@ class Admission:
             legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
             hold = await self._quotas.open(replace(request, legs=legs))
         if isinstance(hold, RefusedHold):
-            raise self._refusal(hold, call.endpoint, _limit_within(call, route, prompt, hold.headroom))
+            raise self._refusal(hold, call.limit_headers, _limit_within(call, route, prompt, hold.headroom))
         account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
         self._open_calls.add(account)
         return call, account
@@ -85,7 +85,9 @@ class Admission:
         return account
 
     @asynccontextmanager
-    async def counted(self, request_id: str, caller: Caller, endpoint: str = "") -> AsyncIterator[Hold]:
+    async def counted(
+        self, request_id: str, caller: Caller, limit_headers: LimitHeaders = rate_limit_headers
+    ) -> AsyncIterator[Hold]:
         """Count what runs inside the block as a request that uses and costs nothing, against every limit of its caller.
 
         Raises RateLimited or QuotaExhausted when a limit has no room for it.
@@ -98,7 +100,7 @@ class Admission:
         )
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold):
-            raise self._refusal(hold, endpoint)
+            raise self._refusal(hold, limit_headers)
         try:
             yield hold
         finally:
@@ -109,11 +111,9 @@ class Admission:
         account.settle()
         self._open_calls.remove(account)
 
-    def _refusal(self, refused: RefusedHold, endpoint: str = "", fits: int | None = None) -> ServiceError:
+    def _refusal(self, refused: RefusedHold, limit_headers: LimitHeaders, fits: int | None = None) -> ServiceError:
         error = refusal_error(refused, fits)
-        error.headers |= rate_limit_headers(refused)
-        if endpoint == "messages":
-            error.headers |= anthropic_limit_headers(refused, self._clock.now())
+        error.headers |= limit_headers(refused, self._clock.now())
         return error
 
 

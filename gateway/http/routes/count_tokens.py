@@ -33,7 +33,7 @@ async def count_tokens(request: AnyRequest) -> Response[bytes]:
     asked, size = await read_body(request, partial(_read, request))
     edition, caller = edition_of(request), caller_of(request)
     request_id = request.scope["state"]["request_id"]
-    async with edition.inference.admission.counted(request_id, caller, MESSAGES.name) as hold:
+    async with edition.inference.admission.counted(request_id, caller, MESSAGES.limit_headers) as hold:
         tokens = await edition.prompt_counter.count(caller, asked, size)
     headers = MESSAGES.limit_headers(hold, part_of(request, Clock).now())
     return Response(msgspec.json.encode({"input_tokens": tokens}), headers=headers, media_type="application/json")

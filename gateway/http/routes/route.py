@@ -51,7 +51,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     call = call_of(request, endpoint, asked, size)
     edition = edition_of(request)
     chooser = edition.inference.chooser
-    async with edition.inference.admission.counted(call.request_id, call.caller, endpoint.name) as hold:
+    async with edition.inference.admission.counted(call.request_id, call.caller, call.limit_headers) as hold:
         snapshot = chooser.health_snapshot(chooser.health())
         view = await off_loop(
             size, lambda: route_view(edition.catalog, call, chooser.route_of(call, snapshot), snapshot)
