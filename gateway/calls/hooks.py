@@ -1,13 +1,16 @@
-# What may watch a reply, and change what its client gets.
+# What may watch a reply, and change what its client gets; and what keeps how it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
-from protocol.events import Delta
+from gateway.core.errors import ContentPolicyViolation
+from protocol.events import Delta, Event
 from protocol.inference import WholeReply
+from protocol.usage import Usage
 from router.catalog.targets import Target
 
 
@@ -36,3 +39,10 @@ class ReplyHook:
 
 # Called when an upstream has given its first token, or its whole reply; nothing has gone to the client yet.
 HookMaker = Callable[[Call, Target], ReplyHook]
+
+# How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
+Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
+
+# Keeps an ending while the reply's ``record`` is known and its account is still open. What it raises breaks the reply.
+R = TypeVar("R")  # the reply, as the one who keeps its ending knows it
+KeepEnding = Callable[[R, Ending], Awaitable[None]]

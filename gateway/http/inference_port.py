@@ -12,7 +12,7 @@ from msgspec import Struct
 from billing.core.holds import Hold
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
-from gateway.core.errors import ContentPolicyViolation
+from gateway.calls.hooks import KeepEnding
 from gateway.core.settings import Settings
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.idempotency.stored_answers import StoredAnswer
@@ -23,8 +23,6 @@ from protocol.serving.leaving import Client
 from protocol.usage import Usage
 from router.catalog.targets import Route
 
-Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
-KeepEnding = Callable[["OpenReply", Ending], Awaitable[None]]
 Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]  # stores an answer before its account closes
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 RunCall = Callable[[Call, Send, Keep], Awaitable[None]]
@@ -91,7 +89,7 @@ class Gauge(Protocol):
 class AnswersCalls(Protocol):
     """Answers calls."""
 
-    async def answer(self, call: Call, client: Client, keep_ending: KeepEnding | None) -> OpenReply:
+    async def answer(self, call: Call, client: Client, keep_ending: KeepEnding[OpenReply] | None) -> OpenReply:
         """Return the open reply to ``call``. ``keep_ending`` is called with its end before its account closes."""
 
 

@@ -12,9 +12,10 @@ from urllib.parse import quote
 import structlog
 
 from gateway.calls.call import Call
+from gateway.calls.hooks import Ending, KeepEnding
 from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.dialects.table import BY_NAME
-from gateway.http.inference_port import Ending, InferencePort, Keep, KeepEnding, OpenReply
+from gateway.http.inference_port import InferencePort, Keep, OpenReply
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
 from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, StoredAnswer
 from protocol.errors import ServiceError
@@ -57,7 +58,12 @@ class ReplyResponse:
                 await once.answer(call, self._run_and_keep, self._write_error, scope, send)
 
     def _run(
-        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None = None
+        self,
+        call: Call,
+        writer: ReplyWriter,
+        send: Any,
+        client: Client,
+        keep_ending: KeepEnding[OpenReply] | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Return what runs the call as its client wants it: in pieces, or whole."""
         run = self._stream if call.streams else self._send_whole
@@ -73,7 +79,7 @@ class ReplyResponse:
         await self._run(call, recorder, send, Client(), keep_ending)  # a Client that never leaves
 
     async def _send_whole(
-        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
+        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
         self._in_flight.inc()
         try:
@@ -89,7 +95,7 @@ class ReplyResponse:
             self._in_flight.dec()
 
     async def _stream(
-        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding | None
+        self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
         sender = StreamSender(send, self._edition.settings.keep_alive, self._writing())
         self._in_flight.inc()

@@ -79,7 +79,7 @@ class Admission:
         request = HoldRequest(request_id=call.request_id, team_id=call.caller.team.id, scopes=call.scopes, legs=())
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold):
-            raise self._refusal(hold, call.endpoint)
+            raise self._refusal(hold, call.limit_headers)
         account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts)
         self._open_calls.add(account)
         return account

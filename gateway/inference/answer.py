@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Awaitable, Sequence
 
 from billing.core.records import Status
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.early_leaves import EarlyLeaves
-from gateway.calls.hooks import HookMaker
+from gateway.calls.hooks import HookMaker, KeepEnding
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.admission import Admission
@@ -19,11 +18,10 @@ from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher
 from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import SlotGrant, TargetLimiter
-from gateway.inference.reply import KeepEnding, Reply
+from gateway.inference.reply import Reply
 from gateway.inference.route_chooser import RouteChooser
 from gateway.moderation.input_check import InputCheck, input_check_of
 from gateway.moderation.moderator import Moderator
-from gateway.overload.slots import Slot
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.wire.errors import UpstreamFiltered
 from protocol.serving.leaving import Client
@@ -55,7 +53,7 @@ class Replies:
         context: AttemptContext,
         account: CallAccounting,
         answering: Answering,
-        keep_ending: KeepEnding | None,
+        keep_ending: KeepEnding[Reply] | None = None,
         looked: Looked | None = None,
     ) -> Reply:
         """Return the open reply. ``looked``: what the cache had for a call that goes by it."""
@@ -96,7 +94,7 @@ class Inference:
         self._early_leaves = early_leaves
         self._cache = replies.cache
 
-    async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding | None = None) -> Reply:
+    async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding[Reply] | None = None) -> Reply:
         """Return the open reply to ``call``, its first token read. The caller closes it.
 
         ``keep_ending`` keeps how the reply ends, before its accounting closes. Raises a ServiceError when no target
@@ -107,21 +105,7 @@ class Inference:
         check: InputCheck[Answering] | None = None
         try:
             check = input_check_of(self._moderator, call)
-            # Who waited held nothing: its hold would have refused its team's other calls.
-            if looked is None or looked.kept is None:
-                call, account = await self.admission.admit(call, turn.route)
-            else:
-                account = await self.admission.admit_free(call)
-            context = self._dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
-            try:
-                lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
-                account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
-                send = partial(self._ask, context, turn.slot, looked)
-                answering = await (send() if check is None else check.beside(send))
-            except BaseException as exc:
-                self._end_unanswered(context, account, check, client, exc)
-                raise
-            reply = self._replies.open(context, account, answering, keep_ending, looked)
+            reply = await self._open_reply(call, turn, looked, check, client, keep_ending)
         except BaseException:
             self._limiter.release(turn.slot)
             raise
@@ -129,18 +113,44 @@ class Inference:
             if check is not None:
                 check.stop()
         self._early_leaves.forget_one(call.caller.key_id)
-        if check is not None and check.violation is not None:
+        if check is not None and check.violation is not None:  # the verdict came after the first token
             if isinstance(check.violation, ContentPolicyViolation):
-                reply.block()
+                reply.end_unsent(Status.BLOCKED)
             reply.close()
             raise check.violation
         return reply
 
-    async def _ask(self, context: AttemptContext, slot: Slot | None, looked: Looked | None) -> Answering:
-        """Return the first answer: the cache's, where it has one."""
-        if looked is not None and looked.kept is not None:
-            return self._dispatcher.give_kept(context, looked.kept)
-        return await self._dispatcher.try_targets(context, slot)
+    async def _open_reply(
+        self,
+        call: Call,
+        turn: SlotGrant,
+        looked: Looked | None,
+        check: InputCheck[Answering] | None,
+        client: Client,
+        keep_ending: KeepEnding[Reply] | None,
+    ) -> Reply:
+        """Hold what the call may cost, send it, and return its reply; whatever it raises, its accounting is closed."""
+        # Who waited held nothing: its hold would have refused its team's other calls.
+        kept = None if looked is None else looked.kept
+        if kept is None:
+            call, account = await self.admission.admit(call, turn.route)
+        else:
+            account = await self.admission.admit_free(call)
+        context = self._dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
+
+        def send() -> Awaitable[Answering]:
+            if kept is not None:
+                return self._dispatcher.give_kept(context, kept)
+            return self._dispatcher.try_targets(context, turn.slot)
+
+        try:
+            lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
+            account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
+            answering = await (send() if check is None else check.beside(send))
+        except BaseException as exc:
+            self._close_unanswered(context, account, check, client, exc)
+            raise
+        return self._replies.open(context, account, answering, keep_ending, looked)
 
     async def _turn_of(self, call: Call) -> tuple[SlotGrant, Looked | None]:
         """Choose the call's route, look whether the cache answers it, and else wait until it may go along."""
@@ -158,7 +168,7 @@ class Inference:
         turn = self._limiter.enter(call, route, health) if away is None else None
         return turn or await self._limiter.wait(call, route, health), looked
 
-    def _end_unanswered(
+    def _close_unanswered(
         self,
         context: AttemptContext,
         account: CallAccounting,
@@ -167,19 +177,31 @@ class Inference:
         exc: BaseException,
     ) -> None:
         """Close the accounting of a call that has no reply: none came, it is forbidden, or its client left."""
-        call, log = context.call, context.log
+        call = context.call
         if isinstance(exc, UpstreamFiltered):
             self._moderator.note_filtered(call)
-        verdict = exc if check is None or check.violation is None else check.violation  # it may coincide with a leaving
-        is_forbidden = isinstance(verdict, ContentPolicyViolation)
-        is_left = client.has_left and call.owes_parts and (log.was_left_waiting or log.has_answered)
+        violation = None if check is None else check.violation  # it may coincide with a leaving
+        status = _status_unanswered(context, client, violation or exc)
         answering = None if check is None else check.answered
-        if answering is not None and (is_forbidden or (is_left and answering.whole is not None)):
-            reply = self._replies.open(context, account, answering, None)
-            (reply.block if is_forbidden else reply.abandon)()
+        if answering is not None and (status is Status.BLOCKED or _is_owed_whole(answering, status)):
+            reply = self._replies.open(context, account, answering)
+            reply.end_unsent(status)
             reply.close()
-        elif is_left and not is_forbidden:
+            return
+        if status is Status.INTERRUPTED:
             self._early_leaves.count(call.caller.key_id, call.started)
-            self._closer.close_unanswered(context, account, Status.INTERRUPTED)
-        else:
-            self._closer.close_unanswered(context, account, Status.BLOCKED if is_forbidden else Status.FAILED)
+        self._closer.close_unanswered(context, account, status)
+
+
+def _status_unanswered(context: AttemptContext, client: Client, why: BaseException) -> Status:
+    """Return how a call ends that has no reply: forbidden, left by its client once its prompt is owed, or failed."""
+    if isinstance(why, ContentPolicyViolation):
+        return Status.BLOCKED
+    call, log = context.call, context.log
+    has_prompt = log.was_left_waiting or log.has_answered
+    return Status.INTERRUPTED if client.has_left and call.owes_parts and has_prompt else Status.FAILED
+
+
+def _is_owed_whole(answering: Answering, status: Status) -> bool:
+    """Whether a whole reply is there for a client that left while its request was still judged."""
+    return status is Status.INTERRUPTED and answering.whole is not None

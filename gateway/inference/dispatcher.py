@@ -88,7 +88,7 @@ class Dispatcher:
         deadline = Deadline(context.call.started + provider.timeouts.total)
         return replace(context, route=route, deadline=deadline, budget=self._budgets.of(provider), resume=resume)
 
-    def give_kept(self, context: AttemptContext, kept: KeptAnswer) -> Answering:
+    async def give_kept(self, context: AttemptContext, kept: KeptAnswer) -> Answering:
         """Return what the cache has in the place of the first target's answer."""
         target = context.route.targets[0]
         context.log.add(target, CACHED, 0.0)

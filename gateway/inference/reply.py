@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from billing.core.records import CHARGED, REQUESTS, Served, Status, UsageRecord
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import record_for, served_by
-from gateway.calls.hooks import ReplyHook
+from gateway.calls.hooks import Ending, KeepEnding, ReplyHook
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.attempt import AttemptContext
@@ -25,12 +25,6 @@ from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply, choices_asked
 from protocol.usage import Usage
 from router.catalog.targets import Target
-
-# How a whole reply ends: the last events of a stream, all of it, or (an item of a batch) why it may not go out.
-Ending = list[Event] | tuple[WholeReply, Usage] | ContentPolicyViolation
-
-# Keeps an ending while ``reply.record`` is known and the account is still open. What it raises breaks the reply.
-KeepEnding = Callable[["Reply", Ending], Awaitable[None]]
 
 
 class Reply:
@@ -48,7 +42,7 @@ class Reply:
         hooks: Sequence[ReplyHook],
         closer: CallCloser,
         clock: Clock,
-        keep_ending: KeepEnding | None = None,
+        keep_ending: KeepEnding[Reply] | None = None,
         cache: str = "off",
     ) -> None:
         call, answering = context.call, source.answering
@@ -183,15 +177,14 @@ class Reply:
 
     def abandon(self) -> None:
         """The client left by itself: it owes what was produced for it until now, sent or not. Then ``close()``."""
-        if (whole := self._source.answering.whole) is not None:
-            self.meter.take_whole(whole)
-        self._end(Status.INTERRUPTED)
+        self.end_unsent(Status.INTERRUPTED)
 
-    def block(self) -> None:
-        """Nothing of it may go out: what was used is owed. Then ``close()``."""
+    def end_unsent(self, status: Status) -> None:
+        """Nothing more of it goes out, its client having left (``INTERRUPTED``), or because it may not (``BLOCKED``):
+        what was used is owed. Then ``close()``."""
         if (whole := self._source.answering.whole) is not None:
             self.meter.take_whole(whole)
-        self._end(Status.BLOCKED)
+        self._end(status)
 
     def _served(self) -> Served | None:
         """Return the target that answers, unless it is the one that the call was opened with."""
@@ -270,8 +263,9 @@ class Reply:
     async def _conclude(self, ending: Ending) -> None:
         """Close the account of a whole reply; where its end is to be kept, only once it is."""
         status = Status.ANSWERED if self._violation is None else Status.BLOCKED
-        is_kept = self._violation is None or self.call.is_batch_item or isinstance(ending, list)
-        if self._keep_ending is not None and is_kept:
+        # A violation is the line of a batch's item; to any other call it is an error, and of errors none is kept.
+        is_error = isinstance(ending, ContentPolicyViolation) and not self.call.is_batch_item
+        if self._keep_ending is not None and not is_error:
             self._kept_record = self._final_record(status)
             try:
                 await self._keep_ending(self, ending)
@@ -281,8 +275,33 @@ class Reply:
         self._end(status)
 
     def _final_record(self, status: Status) -> UsageRecord:
+        """Return the row that the reply makes if it ends now."""
         usage = self.meter.usage()
-        return _usage_record(self, status, usage, self.meter.cost_of(usage), self._clock.monotonic())
+        cost, saved = self.meter.cost_of(usage), 0
+        if self.is_kept:  # what it says was used, another call has used
+            saved, usage, cost = cost if status in REQUESTS else 0, Usage(), 0
+        begun = self.account.opened  # most of it stays: a record made of another costs a seventh of a new one
+        if begun is None or self.target is not self.route.targets[0]:
+            begun = record_for(self.call, self.account.hold, self.route, self.target, status)
+        return replace(
+            begun,
+            status=status,
+            input_tokens=usage.input_tokens,
+            cached_input_tokens=usage.cached_input_tokens,
+            cache_write_tokens=usage.cache_write_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost_nanousd=cost if status in CHARGED else 0,
+            gpu_cost_nanousd=round(usage.gpu_seconds * (self.target.model.gpu_hour_nanousd or 0) / 3600),
+            saved_nanousd=saved,
+            price="" if self.is_kept else begun.price,  # nothing was reckoned
+            queue_ms=self.log.queue_ms,
+            first_token_ms=round(self.first_token_seconds * 1000, 3),
+            prefill_ms=usage.prefill_ms or None,
+            decode_ms=usage.decode_ms or None,
+            total_ms=round((self._clock.monotonic() - self.call.started) * 1000, 3),
+            attempts=tuple(self.log.attempts),
+        )
 
     def _end(self, status: Status) -> None:
         if self.account.is_closed:
@@ -299,32 +318,3 @@ class Reply:
 def _is_answer(event: Event) -> bool:
     """Whether an event is a part of an answer: a role alone is none."""
     return type(event) is not Delta or event.has_content
-
-
-def _usage_record(reply: Reply, status: Status, usage: Usage, cost: int, now: float) -> UsageRecord:
-    saved = 0
-    if reply.is_kept:  # what it says was used, another call has used
-        saved, usage, cost = cost if status in REQUESTS else 0, Usage(), 0
-    gpu_hour = reply.target.model.gpu_hour_nanousd or 0
-    begun = reply.account.opened  # most of it stays: a record made of another costs a seventh of a new one
-    if begun is None or reply.target is not reply.route.targets[0]:
-        begun = record_for(reply.call, reply.account.hold, reply.route, reply.target, status)
-    return replace(
-        begun,
-        status=status,
-        input_tokens=usage.input_tokens,
-        cached_input_tokens=usage.cached_input_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
-        output_tokens=usage.output_tokens,
-        reasoning_tokens=usage.reasoning_tokens,
-        cost_nanousd=cost if status in CHARGED else 0,
-        gpu_cost_nanousd=round(usage.gpu_seconds * gpu_hour / 3600),
-        saved_nanousd=saved,
-        price="" if reply.is_kept else begun.price,  # nothing was reckoned
-        queue_ms=reply.log.queue_ms,
-        first_token_ms=round(reply.first_token_seconds * 1000, 3),
-        prefill_ms=usage.prefill_ms or None,
-        decode_ms=usage.decode_ms or None,
-        total_ms=round((now - reply.call.started) * 1000, 3),
-        attempts=tuple(reply.log.attempts),
-    )

@@ -16,6 +16,7 @@ from gateway.batch.claims import SUSPECT_AFTER, ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import error_of, response_of
 from gateway.calls.call import Call
+from gateway.calls.hooks import Ending
 from gateway.core.clock import Clock
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, TeamSuspended
 from gateway.core.principals import Caller
@@ -24,7 +25,7 @@ from gateway.dialects.options import options_of, routing_options
 from gateway.dialects.table import BY_NAME, FOR_BATCHES
 from gateway.inference.answer import Inference
 from gateway.inference.recalibrations import Recalibrations
-from gateway.inference.reply import Ending, Reply
+from gateway.inference.reply import Reply
 from gateway.storage.database import Database
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
 from protocol.errors import BadRequest, InvalidKey, Overloaded, ServiceError

@@ -18,7 +18,7 @@ from billing.core.records import Status, UsageRecord
 from billing.journal.journal import Journal
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
-from gateway.calls.hooks import HookMaker, ReplyHook
+from gateway.calls.hooks import Ending, HookMaker, KeepEnding, ReplyHook
 from gateway.core.background import Background
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.principals import Caller, Team
@@ -26,7 +26,7 @@ from gateway.core.settings import ProviderSettings, QueueSettings
 from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
 from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import TargetLimiter
-from gateway.inference.reply import Ending, KeepEnding, Reply
+from gateway.inference.reply import Reply
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.connection import Take
 from gateway.upstreams.openai.wire_format import OpenAIFormat
@@ -107,7 +107,7 @@ class Scene:
         gpu_hour: int | None = None,
         is_ours: bool = False,
         first: Target | None = None,
-        keep_ending: KeepEnding | None = None,
+        keep_ending: KeepEnding[Reply] | None = None,
         is_batch_item: bool = False,
         owes_parts: bool = True,
     ) -> None:
