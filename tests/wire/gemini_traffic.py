@@ -103,6 +103,8 @@ STREAMED = (
              piece(THOUGHT) + piece(finish="MAX_TOKENS", usage=PROMPT | {"thoughtsTokenCount": 7}),
              Said(finish=(FinishReason.LENGTH,),
                   usage=Usage(input_tokens=1200, output_tokens=7, reasoning_tokens=7))),
+    Streamed("withheld, and nothing said", CHAT, piece(finish="SAFETY", usage=PROMPT),
+             Said(finish=(FinishReason.CONTENT_FILTER,), usage=Usage(input_tokens=1200))),
     *(Streamed(f"usage that is none: {told}", CHAT, WORDS + piece(finish="STOP", usage=told), Said(GREETING.text))
       for told in ("n/a", [], 7, {"promptTokenCount": "12"}, {"promptTokenCount": 3, "candidatesTokenCount": -1})),
     Streamed("a malformed call", TOOLS, WORDS + piece(finish="MALFORMED_FUNCTION_CALL", usage=USAGE),
@@ -131,6 +133,8 @@ WHOLE = (
     Whole("withheld, without content", CHAT,
           json.dumps({"candidates": [{"finishReason": "SAFETY", "index": 0}], "usageMetadata": USAGE}).encode(),
           Said(finish=(FinishReason.CONTENT_FILTER,), usage=COUNTED)),
+    Whole("withheld, and only the prompt counted", CHAT, body(finish="SAFETY", usage=PROMPT),
+          Said(finish=(FinishReason.CONTENT_FILTER,), usage=Usage(input_tokens=1200))),
     Whole("a frame of strangers", CHAT, body(text("Yes."), responseId=7, modelVersion=None, createTime=[]),
           Said(("Yes.",), usage=COUNTED)),
     Whole("no usage", CHAT, body(text("Yes."), usage=None), Said(("Yes.",))),

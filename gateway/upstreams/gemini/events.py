@@ -41,7 +41,7 @@ class GeminiEvents(SseEvents):
         self._reply = self._reply or answer.reply
         for candidate in (answer.candidates or ())[:1]:
             self._read_candidate(candidate, events)
-        if (usage := answer.usage()) is not None and usage != self._usage:
+        if (usage := answer.usage(is_last=self._has_ended)) is not None and usage != self._usage:
             self._usage = usage  # it counts all that came so far
             events.append(UsageReport(usage))
 

@@ -109,10 +109,13 @@ class Answer(Struct, frozen=True, rename="camel"):
         named = reason.lower().replace("_", " ")[:40]
         return UpstreamFiltered(f"The content filter of the model's provider refused this call ({named}).")
 
-    def usage(self) -> Usage | None:
-        """Return the counts so far, if they are told."""
+    def usage(self, *, is_last: bool = True) -> Usage | None:
+        """Return the counts so far, if they are told. Where more is to come, a count that names no output says nothing
+        of what was said; at the end, it says that there is none."""
         told = read_usage(self.usage_metadata, _UsageMetadata)
-        return None if told is None else told.usage()
+        if told is None or not (is_last or told.candidates_token_count is not None or told.thoughts_token_count):
+            return None
+        return told.usage()
 
 
 class _UsageMetadata(Struct, frozen=True, rename="camel"):
@@ -134,7 +137,7 @@ class _UsageMetadata(Struct, frozen=True, rename="camel"):
                 self.thoughts_token_count,
             )
         )
-        if not prompt or said is None or (self.candidates_token_count is None and not thought):
+        if not prompt or said is None:
             return None
         whole, thought = prompt + (of_tools or 0), thought or 0
         return Usage(
