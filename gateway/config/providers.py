@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.config.fields import Faults, Fields, Read, complain, kind_of, shown
@@ -35,6 +36,7 @@ from gateway.core.settings import (
     BreakerPolicy,
     Egress,
     Format,
+    GoogleAccount,
     OAuthClient,
     ProviderSettings,
     Retries,
@@ -107,6 +109,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
         oauth=fields.find("oauth", _OAUTH),
+        google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
         headers=fields.get("headers", _headers, {}),
         egress=Egress(fields.find("proxy", _proxy), fields.find("ca_file", _ca_file)),
@@ -166,6 +169,25 @@ def _offered(node: Node, faults: Faults) -> tuple[str, ...] | None:
     if isinstance(node, Scalar) and node.text == ALL:
         return (ALL,)
     return list_of(text, what="models", least=1)(node, faults)
+
+
+def _google_account(node: Node, faults: Faults) -> GoogleAccount | None:
+    """Read the key file of a service account, whose content no message shows."""
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if (name := text(node, faults)) is None:
+        return None
+    try:
+        account = msgspec.json.decode(Path(name).read_bytes(), type=GoogleAccount)
+        if isinstance(load_pem_private_key(account.private_key.encode(), None), rsa.RSAPrivateKey):
+            return account
+    except OSError as exc:
+        return complain(node, faults, f"the file {shown(node)} cannot be read: {exc.strerror}")
+    except (msgspec.DecodeError, ValueError, TypeError):
+        pass
+    right = "the JSON file of a service account's key, with client_email, private_key and token_uri"
+    return complain(node, faults, f"{shown(node)} is no {right}")
 
 
 def _token_file(node: Node, faults: Faults) -> Path | None:

@@ -53,6 +53,14 @@ class OAuthClient(Struct, frozen=True, kw_only=True):
     scope: str | None = None
 
 
+class GoogleAccount(Struct, frozen=True, kw_only=True):
+    """A service account of Google Cloud, which signs for the tokens that it asks for."""
+
+    client_email: str
+    private_key: str  # PEM
+    token_uri: str
+
+
 class Egress(Struct, frozen=True):
     """How a provider is reached."""
 
@@ -68,6 +76,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     format: Format
     api_keys: tuple[str, ...] = ()
     oauth: OAuthClient | None = None  # in place of keys,
+    google_key_file: GoogleAccount | None = None  # or these,
     token_file: Path | None = None  # or this: a token that another program keeps fresh
     headers: Mapping[str, str] = {}  # sent along with every call; names in lower case
     egress: Egress = DIRECT

@@ -61,7 +61,8 @@ class PromptCounter:
             return estimate
         wire = self._providers.format(model.provider)
         if isinstance(wire, AnthropicFormat) and await self._moderator.may_leave(caller.team.safety, chat, asked):
-            targets = catalog.targets_of(model)
+            # Who asks with tokens, as at Vertex AI, is told about how many.
+            targets = [one for one in catalog.targets_of(model) if self._providers.takes_keys(one)]
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, caller.team.id)
             for target in targets:

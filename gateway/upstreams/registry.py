@@ -83,6 +83,10 @@ class ProviderRegistry:
             return built
         return replace(built, headers={**built.headers, **provider.headers}, egress=provider.egress)
 
+    def takes_keys(self, target: Target) -> bool:
+        """Whether a target is asked with keys, or with nothing; else with tokens."""
+        return source_of(self.settings_at(target)) is None
+
     def refuse_token(self, target: Target, token: str) -> None:
         """Use a token no longer that a target refused."""
         if (source := source_of(self.settings_at(target))) is not None:

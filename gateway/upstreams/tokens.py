@@ -1,16 +1,19 @@
-# Bearer tokens, for providers that take them in place of API keys: asked of an OAuth server as one of its clients and
-# renewed before they end, or read from a file that another program keeps fresh.
+# Bearer tokens, for providers that take them in place of API keys: asked of an OAuth server, as one of its clients or
+# as a service account of Google's, and renewed before they end; or read from a file that another program keeps fresh.
 
 from __future__ import annotations
 
 import asyncio
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
 
-from gateway.core.settings import DIRECT, Egress, OAuthClient, ProviderSettings
+from gateway.core.settings import DIRECT, Egress, GoogleAccount, OAuthClient, ProviderSettings
 from gateway.upstreams.client import UpstreamClient, read_error_body
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
@@ -22,7 +25,9 @@ READ_FOR = 10.0  # seconds that a file is believed
 LONGEST = 16 * 1024  # characters
 CONNECT, PATIENCE = 5.0, 10.0  # seconds
 
-Source = OAuthClient | Path
+GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+Source = OAuthClient | GoogleAccount | Path
 
 
 class Token(Struct, frozen=True):
@@ -35,7 +40,7 @@ class Token(Struct, frozen=True):
 
 def source_of(provider: ProviderSettings) -> Source | None:
     """Return where a provider's tokens come from, or ``None`` where it takes keys."""
-    return provider.oauth or provider.token_file
+    return provider.oauth or provider.google_key_file or provider.token_file
 
 
 class Tokens:
@@ -76,16 +81,16 @@ class Tokens:
             done.exception()  # its callers may have left
 
 
-async def _ask(source: OAuthClient, client: UpstreamClient, now: float, egress: Egress) -> Token:
+async def _ask(source: OAuthClient | GoogleAccount, client: UpstreamClient, now: float, egress: Egress) -> Token:
     """Ask an OAuth server for a token. What it says of a refusal may name the deployment's account, and stays here."""
-    said = {"grant_type": "client_credentials", "client_id": source.client_id, "client_secret": source.client_secret}
-    said |= {"scope": source.scope} if source.scope else {}
+    said = _as_client(source) if isinstance(source, OAuthClient) else await asyncio.to_thread(_as_account, source)
     headers = {
         "content-type": "application/x-www-form-urlencoded",
         "accept": "application/json",
         "accept-encoding": "identity",
     }
-    request = UpstreamRequest("POST", source.token_url, headers, urlencode(said).encode(), egress=egress)
+    url = source.token_url if isinstance(source, OAuthClient) else source.token_uri
+    request = UpstreamRequest("POST", url, headers, urlencode(said).encode(), egress=egress)
     response = await client.send(request, CONNECT, PATIENCE)
     try:
         body = await read_error_body(response)  # an answer of a few bytes
@@ -103,6 +108,32 @@ async def _ask(source: OAuthClient, client: UpstreamClient, now: float, egress: 
         raise UpstreamError("The server of tokens gave none.", outcome="token_malformed") from exc
     life = told.life()
     return Token(_checked(told.access_token), now + max(life - RENEWED_BEFORE, life / 2), now + life)
+
+
+def _as_client(source: OAuthClient) -> dict[str, str]:
+    """Return what a client says (RFC 6749, 4.4)."""
+    said = {"grant_type": "client_credentials", "client_id": source.client_id, "client_secret": source.client_secret}
+    return said | ({"scope": source.scope} if source.scope else {})
+
+
+def _as_account(source: GoogleAccount) -> dict[str, str]:
+    """Return what a service account says: a statement of its own, signed (RFC 7523)."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    now = int(time.time())
+    claims = {"iss": source.client_email, "scope": GOOGLE_SCOPE, "aud": source.token_uri, "iat": now, "exp": now + 3600}
+    signed = _text_of({"alg": "RS256", "typ": "JWT"}) + b"." + _text_of(claims)
+    key = load_pem_private_key(source.private_key.encode(), None)
+    assert isinstance(key, rsa.RSAPrivateKey), "the configuration's check let another kind of key through"
+    signature = key.sign(signed, padding.PKCS1v15(), hashes.SHA256())
+    assertion = (signed + b"." + urlsafe_b64encode(signature).rstrip(b"=")).decode()
+    return {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion}
+
+
+def _text_of(value: Mapping[str, object]) -> bytes:
+    return urlsafe_b64encode(msgspec.json.encode(value)).rstrip(b"=")
 
 
 def _read(file: Path) -> str:

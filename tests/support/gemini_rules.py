@@ -18,7 +18,7 @@ PATH = re.compile(
 )
 ALLOWED_HEADERS = {"accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent"}
 ALLOWED_HEADERS |= {"authorization", "x-goog-api-key"}
-UNSIGNED = "skip_thought_signature_validator"
+UNSIGNED = "c2tpcF90aG91Z2h0X3NpZ25hdHVyZV92YWxpZGF0b3I="  # as Google's own package sends it
 # Google, "Structured output": the part of JSON Schema that is known.
 SCHEMA_WORDS = {"type", "format", "title", "description", "enum", "required", "properties", "additionalProperties"}
 SCHEMA_WORDS |= {"items", "prefixItems", "minItems", "maxItems", "minimum", "maximum", "anyOf", "propertyOrdering"}

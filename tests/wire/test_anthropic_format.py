@@ -32,9 +32,10 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionRequest
+from router.catalog.targets import Endpoint, Target
 from tests.support.anthropic_rules import check_body
 from tests.support.openai_rules import Violation
-from tests.wire.traffic import asking
+from tests.wire.traffic import TARGET, asking
 
 HELLO = Message("user", "Hello")
 WEATHER = Tool(Function("weather", "Tells the weather.", {"type": "object", "properties": {"city": {}}}))
@@ -358,3 +359,20 @@ def test_a_name_that_claude_does_not_take_goes_out_in_a_safe_form() -> None:
     assert body["tools"][2]["name"] == "weather" and len({tool["name"] for tool in body["tools"]}) == 3
     assert body["tools"][0]["name"] == body["tool_choice"]["name"] == called["name"] != name
     assert called["id"] == answered["tool_use_id"] != ident
+
+
+@pytest.mark.parametrize(("streams", "method"), [(False, "rawPredict"), (True, "streamRawPredict")])
+def test_vertex_has_the_model_in_the_path_and_the_version_in_the_body(streams: bool, method: str) -> None:
+    """Everything else is a message's request; a token takes the key's place."""
+    base_url = (
+        "https://europe-west1-aiplatform.googleapis.com/v1/projects/p/locations/europe-west1/publishers/anthropic"
+    )
+    target = Target(replace(TARGET.model, upstream_model="claude-sonnet-4-5@20250929"), Endpoint("eu", base_url))
+    built = AnthropicFormat().build_request(asking(target=target, token="ya29", api_key=None, streams=streams))
+    body = json.loads(built.body)
+
+    assert built.url == f"{base_url}/models/claude-sonnet-4-5@20250929:{method}"
+    assert built.headers["authorization"] == "Bearer ya29"
+    assert not built.headers.keys() & {"x-api-key", "anthropic-version"}
+    assert body.pop("anthropic_version") == "vertex-2023-10-16" and "model" not in body
+    check_body(json.dumps(body | {"model": "claude-sonnet-4-5-20250929"}).encode())

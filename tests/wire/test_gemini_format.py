@@ -97,6 +97,17 @@ def test_a_key_is_in_a_header_and_never_in_a_url() -> None:
     assert built.headers["authorization"] == "Bearer sk-token" and "x-goog-api-key" not in built.headers
 
 
+def test_vertex_is_another_place_with_a_token() -> None:
+    """Its base URL ends in the publisher; the judge knows no difference."""
+    base_url = "https://europe-west4-aiplatform.googleapis.com/v1/projects/p/locations/europe-west4/publishers/google"
+    place = Target(replace(TARGET.model, upstream_model="gemini-3-flash"), Endpoint("eu", base_url))
+    built = GeminiFormat().build_request(asking(target=place, token="sk-token", api_key=None, streams=True))
+
+    assert built.url == f"{base_url}/models/gemini-3-flash:streamGenerateContent?alt=sse"
+    check_headers({name.lower(): value for name, value in built.headers.items()})
+    check_body(built.body, "gemini-3-flash")
+
+
 @pytest.mark.parametrize(
     ("model", "effort", "thinking", "dropped"),
     [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -25,6 +26,7 @@ from protocol.usage import Usage
 from router.catalog.targets import Target
 
 VERSION = "2023-06-01"
+VERTEX_VERSION, AT_VERTEX = "vertex-2023-10-16", "/publishers/anthropic"
 TOO_LONG = re.compile(r"prompt is too long|input length and `max_tokens` exceed")  # how it words this one fault
 
 
@@ -44,12 +46,20 @@ class AnthropicFormat:
         else:
             body, dropped = message_body(request, model.upstream_model, model.usual_output, streams=asking.streams)
         dropped += [name for name in asking.left_out if name not in body]
-        return _post("/v1/messages", body | dict(asking.extra), asking.target, asking.api_key, asking.native, dropped)
+        body |= dict(asking.extra)
+        headers = _credentials(asking.api_key, asking.token) | _betas(asking.native)
+        if is_at_vertex(asking.target):
+            del body["model"]  # which is in the path there, as the version is in the body
+            method = "streamRawPredict" if asking.streams else "rawPredict"
+            path = f"/models/{quote(model.upstream_model, safe='@')}:{method}"
+            return _post(path, {"anthropic_version": VERTEX_VERSION} | body, asking.target, headers, dropped)
+        return _post("/v1/messages", body, asking.target, headers | {"anthropic-version": VERSION}, dropped)
 
     def build_count(self, asked: CountRequest, target: Target, api_key: str | None) -> UpstreamRequest:
         """Return the request for POST /v1/messages/count_tokens."""
         body = count_body(asked, target.model.upstream_model)
-        return _post("/v1/messages/count_tokens", body, target, api_key, asked)
+        headers = _credentials(api_key, None) | _betas(asked) | {"anthropic-version": VERSION}
+        return _post("/v1/messages/count_tokens", body, target, headers)
 
     def read_count(self, body: bytes) -> int | None:
         """Return the count that ``body`` holds, or ``None`` when it is none."""
@@ -80,18 +90,25 @@ class AnthropicFormat:
         return usual_failure(status, headers, message, code=code)
 
 
+def is_at_vertex(target: Target) -> bool:
+    """Whether a target is one of Anthropic's models at Vertex AI, where the model is in the path."""
+    return target.endpoint.base_url.endswith(AT_VERTEX)
+
+
+def _credentials(api_key: str | None, token: str | None) -> dict[str, str]:
+    """Return the header that says who asks."""
+    if token:
+        return {"authorization": f"Bearer {token}"}
+    return {"x-api-key": api_key} if api_key else {}
+
+
+def _betas(asked: MessagesRequest | None) -> dict[str, str]:
+    return {"anthropic-beta": ",".join(sorted(asked.betas))} if asked is not None and asked.betas else {}
+
+
 def _post(
-    path: str,
-    body: dict[str, Any],
-    target: Target,
-    api_key: str | None,
-    native: MessagesRequest | None,
-    dropped: Iterable[str] = (),
+    path: str, body: dict[str, Any], target: Target, headers: Mapping[str, str], dropped: Iterable[str] = ()
 ) -> UpstreamRequest:
-    headers = {"content-type": "application/json", "accept-encoding": "identity", "anthropic-version": VERSION}
-    if api_key:
-        headers["x-api-key"] = api_key
-    if native is not None and (betas := native.betas):
-        headers["anthropic-beta"] = ",".join(sorted(betas))
+    frame = {"content-type": "application/json", "accept-encoding": "identity"}
     url = target.endpoint.base_url.rstrip("/") + path
-    return UpstreamRequest("POST", url, headers, msgspec.json.encode(body), dropped=tuple(dropped))
+    return UpstreamRequest("POST", url, frame | dict(headers), msgspec.json.encode(body), dropped=tuple(dropped))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema 
 MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 # Stands for the signature of a call that another model made, or whose client did not keep it (Google, "Thought
 # signatures"): without any, the newer models refuse the conversation.
-UNSIGNED = "skip_thought_signature_validator"
+UNSIGNED = b64encode(b"skip_thought_signature_validator").decode()  # a signature is bytes, which JSON has in base64
 
 
 class Unsayable(UpstreamUnable):

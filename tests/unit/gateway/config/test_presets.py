@@ -149,6 +149,8 @@ aliases: {gpt: openai/gpt-4o-mini}
         ("providers: {groq: {proxy: 'https://proxy'}}", "providers.groq.proxy", "http://proxy:3128"),
         ("providers: {groq: {proxy: 'http://proxy/path'}}", "providers.groq.proxy", "host and port alone"),
         ("providers: {groq: {ca_file: /no/such.pem}}", "providers.groq.ca_file", "No such file"),
+        ("providers: {groq: {google_key_file: /no/such.json}}", "providers.groq.google_key_file", "No such file"),
+        ("providers: {groq: {google_key_file: /etc/hostname}}", "providers.groq.google_key_file", "service account"),
         ("providers: {groq: {ca_file: /etc/hostname}}", "providers.groq.ca_file", "no certificate"),
     ],
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from base64 import urlsafe_b64decode
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs
 
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from gateway.core.settings import OAuthClient
+from gateway.core.settings import GoogleAccount, OAuthClient
 from gateway.upstreams.client import UpstreamClient
-from gateway.upstreams.tokens import Tokens
+from gateway.upstreams.tokens import Source, Tokens
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 
@@ -49,7 +53,7 @@ def token(text: str, life: object = 3600) -> tuple[int, Any]:
     return 200, {"access_token": text, "expires_in": life, "token_type": "Bearer"}
 
 
-async def of(tokens: Tokens, server: Server, now: float, source: OAuthClient | Path = SOURCE) -> str:
+async def of(tokens: Tokens, server: Server, now: float, source: Source = SOURCE) -> str:
     return await tokens.of(source, cast(UpstreamClient, server), now)
 
 
@@ -141,3 +145,32 @@ async def test_a_file_is_read_again(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UpstreamError):
         await of(tokens, server, 21.0, file)
+
+
+def plain(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+async def test_a_service_account_signs_for_its_token() -> None:
+    """It states who it is and what for, for an hour, to the one who gives tokens, and signs that with its key."""
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    account = GoogleAccount(client_email="us@project", private_key=pem, token_uri="https://oauth2.example/token")
+    server = Server(token("ya29.one"))
+
+    assert await of(Tokens(), server, 0.0, account) == "ya29.one"
+    [asked] = server.asked
+    said = parse_qs(asked.body.decode())
+    head, claims, signature = said["assertion"][0].split(".")
+    stated = json.loads(plain(claims))
+    assert (asked.url, said["grant_type"]) == (account.token_uri, ["urn:ietf:params:oauth:grant-type:jwt-bearer"])
+    assert json.loads(plain(head)) == {"alg": "RS256", "typ": "JWT"}
+    assert abs(stated.pop("iat") - time.time()) < 60 and stated.pop("exp") - time.time() > 3500
+    assert stated == {
+        "iss": "us@project",
+        "scope": "https://www.googleapis.com/auth/cloud-platform",
+        "aud": account.token_uri,
+    }
+    key.public_key().verify(plain(signature), f"{head}.{claims}".encode(), padding.PKCS1v15(), hashes.SHA256())
