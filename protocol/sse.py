@@ -38,11 +38,6 @@ class EventReader:
         self._start: bytes | None = b""  # the stream's first bytes, while they may still be a byte order mark
         self._ended_in_cr = False  # the next LF belongs to it
 
-    @property
-    def is_between(self) -> bool:
-        """Whether the next byte begins an event: nothing of one has come."""
-        return not (self._line or self._data or self._name or self._ended_in_cr) and self._start is None
-
     def feed(self, piece: bytes) -> list[ServerEvent]:
         """Take in a piece and return the events that it completes. Raises EventStreamTooLong."""
         if self._start is not None:

@@ -60,9 +60,6 @@ class OpenReply(ReplyFacts, Protocol):
     def dropped(self) -> Sequence[str]:
         """Fields that its upstream was not sent."""
 
-    def relay(self, write: Callable[[list[Event]], bool]) -> None:
-        """Have ``write`` pass words on as they arrive."""
-
     def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive."""
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
+from collections.abc import Coroutine, Iterable
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +21,6 @@ from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
 from protocol.inference import WholeReply
 from protocol.serving.leaving import Client, ended_when_client_leaves
-from protocol.serving.writing import WRITING
 from protocol.usage import Usage
 
 log = structlog.get_logger()
@@ -97,13 +95,12 @@ class ReplyResponse:
     async def _stream(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
-        sender = StreamSender(send, self._edition.settings.keep_alive, self._writing())
+        sender = StreamSender(send, self._edition.settings.keep_alive)
         self._in_flight.inc()
         try:
             reply = await self._edition.inference.answer(call, client, keep_ending)
             try:
                 await sender.begin(reply_headers(reply))
-                reply.relay(lambda words: sender.can_send_now() and sender.send_now(writer.pieces(reply, words)))
                 async for events in reply.pieces():
                     if body := writer.pieces(reply, events):
                         await sender.send(body, is_last=type(events[-1]) is ReplyEnd)
@@ -123,11 +120,6 @@ class ReplyResponse:
             self._in_flight.dec()
             sender.close()
         await sender.end()
-
-    def _writing(self) -> Callable[[bytes], bool] | None:
-        """Return what writes to the client past ASGI, where the server has it and no Idempotency-Key is used."""
-        write = self._scope.get("extensions", {}).get(WRITING)
-        return None if write is None or self._call.idempotency_key is not None else partial(write, self._scope)
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 COMMENT = b": keep-alive\n\n"  # ignored by event parsers
@@ -19,16 +18,12 @@ BEFORE_FIRST = 3
 
 
 class StreamSender:
-    """Sends one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it.
+    """Sends one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it."""
 
-    ``write`` is what the server has under ``WRITING``.
-    """
-
-    def __init__(self, send: Any, silence: float, write: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, send: Any, silence: float) -> None:
         self.has_begun = False
         self._has_ended = False
         self._send = send
-        self._write = write  # the server's, where it has one
         self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
@@ -51,18 +46,6 @@ class StreamSender:
         self._has_ended = is_last
         self._sent_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
-
-    def can_send_now(self) -> bool:
-        """Whether bytes may go out without a wait, none being before them."""
-        is_free = self.has_begun and not self._has_ended and self._comment is None
-        return is_free and self._write is not None and self._write(b"")
-
-    def send_now(self, body: bytes) -> bool:
-        """Send bytes at once, if there are any; tell whether that was possible."""
-        if body and (self._write is None or not self._write(body)):
-            return False
-        self._sent_at = self._loop.time()
-        return True
 
     async def end(self) -> None:
         """End the body, if the last bytes did not."""

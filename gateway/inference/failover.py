@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -62,29 +61,6 @@ class FailoverStream:
         except UpstreamFailure as failure:
             self._dispatcher.note_broken(self._context, self.answering, failure)
             return self._follow(await self._go_on(failure))
-
-    def relay(self, take: Callable[[list[Event]], bool]) -> None:
-        """Give words to ``take`` as they arrive, while ``next_events`` waits; what it declines, that returns.
-
-        Not those of our own engine, whose tokens are kept for another replica.
-        """
-        response, events = self.answering.response, self.answering.events
-        if response is None or events is None or self._progress is not None:
-            return
-        timeouts, clock = self.answering.provider.timeouts, self._clock
-
-        def take_piece(piece: bytes) -> float | None:
-            try:
-                words = events.read_words(piece)
-                if words is None or not take(words):
-                    return None
-            except Exception:  # reading the piece in the ordinary way meets it again
-                log.exception("relay_failed", request_id=self._call.request_id)
-                return None
-            self._grew = now = clock.monotonic()
-            return min(timeouts.between_tokens, self._call.started + timeouts.total - now)
-
-        response.take = take_piece
 
     def close(self) -> None:
         """Close the upstream that speaks now."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
@@ -83,22 +83,6 @@ class Reply:
         record = self.account.record or self._kept_record
         assert record is not None, "the reply has not ended"
         return record
-
-    def relay(self, write: Callable[[list[Event]], bool]) -> None:
-        """Have ``write`` pass words on as they arrive, where no hook looks at them first; ``pieces`` yields what it
-        declines, and all else."""
-
-        def take(words: list[Event]) -> bool:
-            if self._finished or not write(words):
-                return False
-            for delta in words:
-                assert isinstance(delta, Delta)
-                self.meter.take(delta)
-            self._was_sent = True
-            return True
-
-        if not self._delta_hooks:
-            self._source.relay(take)
 
     async def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive, those that came together in one list.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gateway.core.settings import DIRECT
-from gateway.upstreams.connection import Connection, Take
+from gateway.upstreams.connection import Connection
 from gateway.upstreams.pool import Origin, Pool, place_of
 from gateway.upstreams.unpacking import Unpacker
 from gateway.upstreams.wire.base import UpstreamRequest
@@ -78,7 +78,6 @@ class UpstreamResponse:
         self.status = connection.status
         self.headers: Mapping[str, str] = connection.headers  # names in lower case
         self.due = math.inf
-        self.take: Take | None = None  # takes pieces as they arrive, in place of who waits for them
         encoding = self.headers.get("content-encoding", "identity")
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding.lower())
 
@@ -102,7 +101,7 @@ class UpstreamResponse:
         assert connection is not None, "the answer is closed"
         due = self.due if patience == math.inf else min(self.due, connection.now() + patience)
         if self._unpacker is None:
-            return await connection.next_piece(due, self.take)
+            return await connection.next_piece(due)
         while not (unpacked := self._unpacker.take()):
             if (piece := await connection.next_piece(due)) is None:
                 self._unpacker.end()

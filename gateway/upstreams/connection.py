@@ -19,9 +19,6 @@ KEPT_IDLE = 60.0  # seconds
 ONE_WRITE = 64 * 1024  # bytes of a body that is copied behind its head
 BODILESS = (204, 304)
 
-# Takes a piece of a body, and returns how many seconds the next may take; ``None`` leaves it as it is. Never raises.
-Take = Callable[[bytes], float | None]
-
 LATE = "The upstream did not answer in time."
 CLOSED = "The upstream closed the connection."
 BROKEN = "The connection to the upstream broke."
@@ -40,7 +37,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._take: Take | None = None  # what looks at pieces first, while they are waited for
         self._due = math.inf  # the loop's seconds: when what is waited for is late
         self._alarm: asyncio.TimerHandle | None = None  # one for many waits: it is moved when it rings, not before
         self._rings = math.inf
@@ -97,17 +93,13 @@ class Connection(asyncio.Protocol):
         while not self._has_begun:
             await self._news(due, LATE)
 
-    async def next_piece(self, due: float, take: Take | None = None) -> bytes | None:
-        """Return the next bytes of the body that ``take`` leaves, or ``None`` at its end. Raises as ``answered`` does,
-        once what came before a failure was read."""
+    async def next_piece(self, due: float) -> bytes | None:
+        """Return the next bytes of the body, or ``None`` at its end. Raises as ``answered`` does, once what came before
+        a failure was read."""
         while not self._pieces:
             if self._is_complete:
                 return None
-            self._take = take
-            try:
-                await self._news(due, SILENT)
-            finally:
-                self._take = None
+            await self._news(due, SILENT)
         piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._unread = 0
@@ -181,8 +173,6 @@ class Connection(asyncio.Protocol):
         elif self._unread > 2 * UNREAD and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        elif self._take is not None and not self._is_complete and self._is_taken(self._take):
-            return
         self._wake()
 
     # --- For the parser ---
@@ -224,18 +214,6 @@ class Connection(asyncio.Protocol):
             self._is_reusable = self._parser.should_keep_alive()
 
     # --- Waiting ---
-
-    def _is_taken(self, take: Take) -> bool:
-        """Whether nothing is left for who waits: then it sleeps on, and a piece costs neither future nor turn."""
-        if self._waiter is None or self._waiter.done():
-            return False
-        if self._pieces:
-            if (patience := take(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))) is None:
-                return False
-            self._pieces.clear()
-            self._unread = 0
-            self._wait_until(self._loop.time() + patience)
-        return True
 
     async def _news(self, due: float, late: str) -> None:
         """Wait until something has come. Raises UpstreamFailure when it will not, or has not by ``due``."""

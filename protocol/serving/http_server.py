@@ -26,7 +26,6 @@ from protocol.errors import BadRequest
 from protocol.serving.exchange import Exchange
 from protocol.serving.leaving import LEAVING
 from protocol.serving.listening import has_descriptors_left
-from protocol.serving.writing import WRITING
 
 LONGEST_HEAD = 1 << 18  # bytes; a read brings as many, so a head of that may still be whole
 LONGEST_URL = 8192  # bytes
@@ -113,7 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
             "root_path": self.root_path,
             "headers": self.headers,
             "state": self.app_state.copy(),
-            "extensions": {LEAVING: self._tell_when_left, WRITING: self._write_now},  # type: ignore[dict-item]
+            "extensions": {LEAVING: self._tell_when_left},  # type: ignore[dict-item]
         }
         self._head = 1
 
@@ -226,16 +225,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._tell = tell
         if tell is not None:
             self.flow.resume_reading()  # a long body may have stopped it, and only reading shows that a client left
-
-    def _write_now(self, scope: Any, body: bytes) -> bool:
-        call = self.cycle
-        if call is None or call.scope is not scope or not call.chunked_encoding or call.response_complete:
-            return False
-        if call.disconnected or self.flow.write_paused:
-            return False
-        if body:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
 
     def _go_on_in_our_own(self, rest: bytes) -> None:
         """Read a head again as if nothing else had been offered, and ``rest`` after it: the parser would take that for

@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from protocol.serving.http_server import (
     HttpProtocol,
 )
 from protocol.serving.listening import open_socket
-from protocol.serving.writing import WRITING
 from tests.support.raw_client import connect, read_all, tell
 from tests.support.waiting import until
 
@@ -65,32 +63,11 @@ class App:
         self.read.append(size)
         if scope["path"] == "/slow":
             await asyncio.sleep(60)
-        if scope["path"] == "/relay":
-            await relay(scope, send)
-            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"o", "more_body": True})
         if scope["path"] == "/stream":
             await asyncio.sleep(60)
         await send({"type": "http.response.body", "body": b"k"})
-
-
-ended: dict[int, Callable[[bytes], bool]] = {}  # what wrote the latest relayed answer of a connection
-
-
-async def relay(scope: Any, send: Any) -> None:
-    """Answer with a stream of which what can be is written at once, past ASGI."""
-    write = partial(scope["extensions"][WRITING], scope)
-    told = [write(b"before the head")]
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"a", "more_body": True})
-    told += [write(b""), write(b"bc")]
-    if (earlier := ended.get(id(scope["extensions"][WRITING].__self__))) is not None:
-        assert not earlier(b"not this call's"), "bytes of a call that has ended, in the answer to the next"
-    ended[id(scope["extensions"][WRITING].__self__)] = write
-    await send({"type": "http.response.body", "body": b"%d%d%d" % tuple(told), "more_body": False})
-    told = [write(b""), write(b"after the end")]
-    assert not any(told), "bytes behind the end of a body"
 
 
 @pytest.fixture
@@ -231,22 +208,6 @@ def test_a_stream_outlives_the_patience_for_heads_and_idle_connections(url: str,
         client.settimeout(2.0)  # longer than a connection may be idle here
         with pytest.raises(TimeoutError):
             client.recv(1000)
-
-
-def test_bytes_of_a_stream_can_be_written_at_once(url: str) -> None:
-    """They stand between what ASGI's messages brought; before a head, behind an end, and where an answer has no chunks,
-    they are declined. So are those of an answer that the next request is already waiting for."""
-    written = b"1\r\na\r\n2\r\nbc\r\n3\r\n011\r\n0\r\n\r\n"
-    declined = b"1\r\na\r\n3\r\n000\r\n0\r\n\r\n"
-    answer = tell(url, head(path="/relay", method="GET"))
-    first, second = tell(url, head(path="/relay", method="GET") * 2).split(b"HTTP/1.1 200 OK")[1:]
-    old = tell(url, b"GET /relay HTTP/1.0\r\nhost: x\r\n\r\n")
-    bodiless = tell(url, head(path="/relay", method="HEAD"))
-
-    assert answer.endswith(written)
-    assert (first.endswith(declined), second.endswith(written)) == (True, True)
-    assert old.endswith(b"\r\n\r\na000")
-    assert bodiless.endswith(b"\r\n\r\n")
 
 
 def test_requests_ahead_of_their_answers_are_bounded(url: str, app: App) -> None:

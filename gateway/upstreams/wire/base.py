@@ -85,10 +85,6 @@ class EventStream(Protocol):
     def feed(self, piece: bytes) -> list[Event]:
         """Take in bytes and return what they complete. Raises ``failure`` when nothing came before it."""
 
-    def read_words(self, piece: bytes) -> list[Event] | None:
-        """Take in bytes that are whole events, each like one before it in all but its words, and return them as
-        ``feed`` would; ``None`` leaves any others as if they had not come."""
-
     def finish(self) -> list[Event]:
         """The bytes have ended. Return what that completes; raise UpstreamError when the reply is not whole."""
 

@@ -71,20 +71,6 @@ class SseEvents(ABC):
             raise self.failure
         return events
 
-    def read_words(self, piece: bytes) -> list[Event] | None:
-        """Return the deltas of a piece that is nothing but events like the example; ``None`` leaves it to ``feed``."""
-        if self._is_done or not self._reader.is_between or not piece.endswith(b"\n\n"):
-            return None
-        deltas: list[Event] = []
-        for event in piece[:-2].split(b"\n\n"):
-            name, _, data = event.rpartition(b"\n")
-            if (name and not name.startswith(b"event: ")) or b"\n" in name or not data.startswith(b"data: "):
-                return None
-            if (words := self._like.read(data[6:])) is None:
-                return None
-            deltas.append(words)
-        return deltas
-
     def finish(self) -> list[Event]:
         """Return the end that a finish without the terminal marker stands for; refuse a stream cut before one."""
         if self._is_done:

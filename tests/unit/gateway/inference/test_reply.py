@@ -28,7 +28,6 @@ from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import TargetLimiter
 from gateway.inference.reply import Reply
 from gateway.telemetry.metrics import Metrics
-from gateway.upstreams.connection import Take
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.deadline import Deadline
@@ -56,12 +55,9 @@ class Upstream:
         self.falls_silent = False  # after the last piece,
         self.breaks_with: UpstreamFailure | None = None  # or breaks
         self.is_closed = False
-        self.take: Take | None = None
 
     async def next_piece(self, patience: float) -> bytes | None:
         """Return the next piece; it never takes long."""
-        while self.pieces and self.take is not None and self.take(self.pieces[0]) is not None:
-            del self.pieces[0]
         if not self.pieces and self.falls_silent:
             await asyncio.Event().wait()
         if not self.pieces and self.breaks_with is not None:
@@ -189,49 +185,8 @@ def test_the_finish_waits_for_the_journal(folder: Path) -> None:
     asyncio.run(scene())
 
 
-def test_words_are_passed_on_as_they_arrive_and_counted(folder: Path) -> None:
-    """What may not be written at once, and all that is more than words, comes in the ordinary way, in its order."""
-
-    async def scene() -> None:
-        scene = Scene(folder, *[TEXT % words for words in (b"a", b"b", b"cd", b"no", b"e")], FINISH, TEXT % b"f", DONE)
-        let_out: list[str] = []
-
-        def write(words: list[Event]) -> bool:
-            if texts_of(words) != "no":
-                let_out.append("at once: " + texts_of(words))
-            return texts_of(words) != "no"
-
-        scene.reply.relay(write)
-        async for events in scene.reply.pieces():
-            let_out.append(texts_of(events))
-        await scene.finish()
-
-        assert let_out == ["a", "at once: b", "at once: cd", "no", "at once: e", "f"]
-        assert scene.reply.record.output_tokens == 6
-        assert scene.reply.record.status is Status.ANSWERED
-
-    asyncio.run(scene())
-
-
-def test_a_stream_that_breaks_after_words_passed_on_owes_them(folder: Path) -> None:
-    """Words that left at once were sent as any others."""
-
-    async def scene() -> None:
-        scene = Scene(folder, TEXT % b"a", TEXT % b"b")
-        scene.upstream.breaks_with = UpstreamError("gone", outcome="reset")
-        scene.reply.relay(lambda words: True)
-        with pytest.raises(UpstreamError):
-            async for _ in scene.reply.pieces():
-                pass
-        await scene.finish()
-
-        assert (scene.reply.record.status, scene.reply.record.output_tokens) == (Status.INTERRUPTED, 2)
-
-    asyncio.run(scene())
-
-
 def test_hooks_see_every_word(folder: Path) -> None:
-    """A reply that a hook may change is never passed on past it."""
+    """A reply that a hook may change never goes past it."""
 
     async def scene() -> None:
         seen: list[str] = []
@@ -242,7 +197,6 @@ def test_hooks_see_every_word(folder: Path) -> None:
                 return (delta,)
 
         scene = Scene(folder, TEXT % b"a", TEXT % b"b", FINISH, DONE, hooks=(lambda call, target: Watcher(),))
-        scene.reply.relay(lambda words: True)
         async for _ in scene.reply.pieces():
             pass
         await scene.finish()
