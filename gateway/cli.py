@@ -19,7 +19,7 @@ from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_sta
 if TYPE_CHECKING:
     from gateway.core.settings import Settings
 
-ADMIN_COMMANDS = ("teams", "keys", "owners", "batch", "usage")  # each the `command` of its module
+ADMIN_COMMANDS = ("teams", "keys", "owners", "batch", "usage", "calls", "explain")  # each the `command` of its module
 
 app = typer.Typer(
     name="tollgate",

@@ -75,7 +75,7 @@ usage_records = Table(
     Column("price", Text, nullable=False, server_default=""),  # price_editions.edition: what its cost was reckoned by
     # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
     # nothing is negative, and only a charged call costs.
-    Index("usage_records_team_id_created_at_idx", "team_id", "created_at"),
+    Index("usage_records_team_id_request_id_idx", "team_id", "request_id"),
     postgresql_partition_by="RANGE (day)",
 )
 

@@ -19,6 +19,8 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
 BY_NAME = {endpoint.name: endpoint for endpoint in ENDPOINTS}
 FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_for_batches}
 
+FIELDS = frozenset(name for row in ENDPOINTS for name in row.body_type.__struct_encode_fields__)
+
 _ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS))
 _OTHER_ERRORS = tuple((row.path, row.errors) for row in ENDPOINTS if row.errors is not OPENAI_ERRORS)
 

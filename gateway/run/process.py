@@ -22,6 +22,7 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings, Tracing
+from gateway.dialects.table import ENDPOINTS, FIELDS
 from gateway.fleet.engines import EngineWatch
 from gateway.fleet.instances import InstanceWatcher
 from gateway.idempotency.store import IdempotencyStore
@@ -43,12 +44,15 @@ from gateway.moderation.moderator import Moderator
 from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
+from gateway.overload.read_limit import ReadLimit
 from gateway.shadow.sampler import Sampler
 from gateway.storage.books import open_books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
 from gateway.storage.readiness import Readiness
 from gateway.storage.redis_client import open_redis
+from gateway.storage.rows_behind import RowsBehind
+from gateway.storage.tables import refused_calls
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
@@ -95,7 +99,8 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         shared_by_vocabularies()  # no call waits for the reading
         sampler = Sampler(catalog, database, background, clock, complexity.version)
         recalibrations = Recalibrations(catalog, database)
-        refusals = Refusals(metrics, catalog)
+        refused = RowsBehind(database, refused_calls, "refused_calls")
+        refusals = Refusals(metrics, catalog, {each.path: each.name for each in ENDPOINTS}, FIELDS, refused.add)
         books = await stack.enter_async_context(open_books(settings, clock, database, redis))
         tracer = _open_tracer(settings.tracing)
         hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, moderator), sampler.watch)
@@ -149,7 +154,7 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
         metrics.targets.follow(breakers, budgets, limiter.slot_pools)
         metrics.config_loaded.set(clock.now())
         kept = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
-        seen = (auth, idempotency, open_calls, breakers, policy_events, abuse, recalibrations)
+        seen = (auth, idempotency, open_calls, breakers, policy_events, refused, abuse, recalibrations)
         for part in (*kept, *seen, metrics, refusals, watcher, engines):
             task = asyncio.create_task(_keep_going(part.run))
             stack.push_async_callback(stop_all, [task])
@@ -169,14 +174,26 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
                 complexity,
                 recalibrations,
             ),
-            *(auth, metrics, refusals, drain, BodyRoom(), readiness, idempotency, open_calls, background),
+            *(
+                auth,
+                metrics,
+                refusals,
+                drain,
+                BodyRoom(),
+                ReadLimit(clock.monotonic),
+                readiness,
+                idempotency,
+                open_calls,
+                background,
+            ),
             *optional,
         )
         await background.drain(drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await books.flusher.flush_once()
-        with suppress(Exception):
-            await policy_events.flush()
+        for rows in (policy_events, refused):
+            with suppress(Exception):
+                await rows.flush()
         if tracer is not None:
             with suppress(Exception):
                 await tracer.close()

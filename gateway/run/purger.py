@@ -1,5 +1,5 @@
 # Erases what is past its time, in every worker: stored answers, files and requests of batches, findings of the safety
-# checks.
+# checks, refused calls.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gateway.batch.retention import purge_items
 from gateway.core.clock import Clock
 from gateway.idempotency.store import purge_expired
 from gateway.inference.edition import Editions
+from gateway.reports.call_list import purge_refused
 from gateway.storage.audit_log import purge_outcomes
 from gateway.storage.database import Database
 
@@ -47,6 +48,8 @@ class Purger:
             await purge_files(connection)
         async with _survived("batch items"), self._database.begin() as connection:
             await purge_items(connection, retention.batch_files)
+        async with _survived("refused calls"), self._database.begin() as connection:
+            await purge_refused(connection, self._clock.now())
         async with _survived("safety outcomes"), self._database.begin() as connection:
             await purge_outcomes(connection, retention.usage)
 

@@ -227,6 +227,23 @@ audit_log = Table(
     Index("audit_log_team_id_created_at_idx", "team_id", "created_at"),
 )
 
+# Calls that were refused, so that a team can ask why. Not a part of the accounting: a part of a flood may be missing.
+refused_calls = Table(
+    "refused_calls",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),  # UUIDv7: the moment is in it
+    Column("team_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("model_asked", Text),  # null: the body was not read that far
+    Column("http_status", Integer, nullable=False),
+    Column("code", Text, nullable=False),
+    Column("param", Text),
+    Column("limit_name", Text),  # "team.usd_per_day"
+    Column("message", Text),  # what the caller was told, but where it may quote what was asked
+    Index("refused_calls_team_id_request_id_idx", "team_id", "request_id"),
+)
+
 # Calls that came with an Idempotency-Key, and the stored answers of those that ended well.
 idempotency = Table(
     "idempotency",

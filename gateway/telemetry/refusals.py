@@ -1,12 +1,16 @@
 # The trace of a call that is refused: one log line with who asked for what, and why it was refused; never a prompt, a
-# key or any other words of the caller's. A flood of refusals is told by its first lines of each second and a count.
+# key or any other words of the caller's. A flood of refusals is told by its first lines of each second and a count; so
+# is what is kept of it for the team that asks why.
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import structlog
 from litestar.connection import ASGIConnection
@@ -21,6 +25,10 @@ from router.catalog.catalog import Catalog
 
 ALIKE = 5  # lines a second of one team, key and code
 IN_ALL = 100  # lines a second of this process
+AN_HOUR = 500  # refusals of one team that are kept for it
+LONGEST = 500  # characters of a message
+# Statuses whose messages may quote what was asked: of these the field at fault is kept alone.
+QUOTING = frozenset({400, 404, 413, 422})
 COUNTED = 20  # of those that were left out, how many are named with their count
 
 log = structlog.get_logger()
@@ -29,10 +37,26 @@ Kind = tuple[str, str, str]  # team, key, code
 
 
 class Refusals:
-    """Counts and logs every error that a request is answered with."""
+    """Counts and logs every error that a request is answered with.
 
-    def __init__(self, metrics: Metrics, catalog: Catalog) -> None:
+    ``keep`` is given those of a team's own calls to ``endpoints`` (path to name), as rows of ``refused_calls``. Of the
+    fields at fault these name the ones in ``fields``.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        catalog: Catalog,
+        endpoints: Mapping[str, str] = MappingProxyType({}),
+        fields: Container[str] = (),
+        keep: Callable[[dict[str, Any]], None] = lambda row: None,
+    ) -> None:
         self._metrics = metrics
+        self._endpoints = endpoints
+        self._fields = fields
+        self._keep = keep
+        self._kept: Counter[str] = Counter()  # by team, in this hour
+        self._turns = 0
         self._logged: Counter[Kind] = Counter()  # in this second,
         self._lines = 0  # all together
         self._left_out: Counter[Kind] = Counter()
@@ -58,6 +82,8 @@ class Refusals:
             return
         self._logged[kind] += 1
         self._lines += 1
+        if isinstance(caller, Caller) and "request_id" in state:
+            self._keep_for(caller, scope, error, code)
         outcome = {"outcome": error.outcome} if isinstance(error, UpstreamFailure) else {}
         log.info(
             "call_failed" if outcome else "call_refused",
@@ -80,6 +106,9 @@ class Refusals:
             self._left_out.clear()
         self._logged.clear()
         self._lines = 0
+        self._turns += 1
+        if self._turns % 3600 == 0:
+            self._kept.clear()
 
     async def run(self) -> None:
         """Turn every second, until cancelled."""
@@ -89,6 +118,33 @@ class Refusals:
                 self.turn()
         finally:
             self.turn()
+
+    def _keep_for(self, caller: Caller, scope: MutableMapping[str, Any], error: ServiceError, code: str) -> None:
+        """Keep a refusal for the team that it was told, up to so many an hour."""
+        endpoint = self._endpoints.get(scope.get("path_template", ""))
+        if endpoint is None or self._kept[caller.team.id] >= AN_HOUR:
+            return
+        self._kept[caller.team.id] += 1
+        is_told = error.status not in QUOTING and not isinstance(error, UpstreamFailure)
+        self._keep(
+            {
+                "request_id": UUID(scope["state"]["request_id"]),
+                "team_id": caller.team.id,
+                "key_id": caller.key_id,
+                "endpoint": endpoint,
+                "model_asked": self._model(scope["state"]),
+                "http_status": error.status,
+                "code": code,
+                "param": self._field(error.param),
+                "limit_name": error.limit or None,
+                "message": error.message[:LONGEST] if is_told else None,
+            }
+        )
+
+    def _field(self, param: str | None) -> str | None:
+        """Return the field that a fault lies in, as the API names it: ``messages`` of ``messages[0].content``."""
+        name = "" if param is None else re.split(r"[.\[]", param, maxsplit=1)[0]
+        return name if name in self._fields else None
 
     def _model(self, state: MutableMapping[str, Any]) -> str | None:
         """Return the model that was asked for: of names that are not in the catalogue only that there is one."""

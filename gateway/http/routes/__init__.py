@@ -3,11 +3,23 @@
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.http import console
-from gateway.http.routes import batch, chat, count_tokens, files, health, models, moderations, route, shadow, usage
+from gateway.http.routes import (
+    batch,
+    calls,
+    chat,
+    count_tokens,
+    files,
+    health,
+    models,
+    moderations,
+    route,
+    shadow,
+    usage,
+)
 from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
 
 MODULES = (
-    *(count_tokens, models, moderations, route, shadow, batch, files, usage),
+    *(count_tokens, models, moderations, route, shadow, batch, files, usage, calls),
     *(teams, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [

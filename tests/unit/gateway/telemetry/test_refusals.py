@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +11,7 @@ from structlog.testing import capture_logs
 from billing.core.errors import RateLimited
 from gateway.core.principals import Admin, Caller, Team
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.refusals import ALIKE, COUNTED, IN_ALL, Refusals
+from gateway.telemetry.refusals import ALIKE, AN_HOUR, COUNTED, IN_ALL, Refusals
 from gateway.upstreams.wire.errors import UpstreamTimeout
 from protocol.errors import BadRequest, InvalidKey, ServiceError
 from router.catalog.catalog import Catalog
@@ -123,3 +124,42 @@ def test_a_flood_of_many_kinds_is_bounded_too(refusals: Refusals) -> None:
 
     assert len(logs) == IN_ALL + 1
     assert (logs[-1]["count"], len(logs[-1]["most"])) == (2000 - IN_ALL, COUNTED)
+
+
+def test_a_team_can_ask_why() -> None:
+    """What a limit refused is kept with its words; of what was asked no word is; so many an hour."""
+    kept: list[dict[str, Any]] = []
+    refusals = Refusals(Metrics(), CATALOG, {"/v1/chat/completions": "chat.completions"}, {"stop"}, kept.append)
+    limited = RateLimited("slow down")
+    limited.limit = "team.requests_per_minute"
+    request_id = "01a207de-81f9-7410-912e-195562435ab1"
+    lines(
+        refusals,
+        (scope(request_id=request_id), limited),
+        (
+            scope(request_id=request_id, model_asked="a secret"),
+            BadRequest("you said: a secret", param="stop[0].secret"),
+        ),
+        (scope(request_id=request_id), BadRequest("no", param="secret")),
+        (scope(request_id=request_id) | {"path_template": "/v1/files"}, limited),
+    )
+
+    assert kept[0] == {
+        "request_id": UUID(request_id),
+        "team_id": "a",
+        "key_id": "key_1",
+        "endpoint": "chat.completions",
+        "model_asked": "small",
+        "http_status": 429,
+        "code": "rate_limit_exceeded",
+        "param": None,
+        "limit_name": "team.requests_per_minute",
+        "message": "slow down",
+    }
+    assert [(row["model_asked"], row["param"], row["message"]) for row in kept[1:]] == [
+        ("unknown", "stop", None),
+        ("small", None, None),
+    ]
+    for _ in range(200):
+        lines(refusals, *[(scope(request_id=request_id), limited)] * 5)
+    assert len(kept) == AN_HOUR

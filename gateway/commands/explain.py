@@ -1,0 +1,47 @@
+# `tollgate explain REQUEST_ID`: one call from its hold to its price, as a page that a person reads.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.config.paths import ConfigOption
+from gateway.reports.call_list import show_call
+
+HEAD = (
+    *("request_id", "created_at", "team_id", "key_id", "endpoint", "model_asked", "model_used", "provider_endpoint"),
+    *("status", "code", "http_status", "limit", "param", "message", "route_reason", "complexity"),
+    *("user_tag", "metadata", "client_request_id", "cost_usd"),
+)
+PRICE = ("kind", "tokens", "usd_per_million", "cost_usd")
+ATTEMPTS = ("target", "outcome", "ms")
+
+
+def command(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")],
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Tell all that is known of one call: why it was refused, who answered it, how long each part took, its price."""
+    call = run(read_settings(config), lambda connection: show_call(connection, request_id))
+    told = {name: call[name] for name in HEAD if call.get(name) not in (None, {}, "")}
+    if format is not Format.TABLE:
+        show(format, call, list(told), [told], "")
+        return
+    for name, value in told.items():
+        say(f"{name:18} {value:f}" if name == "cost_usd" else f"{name:18} {value}")
+    if "times_ms" in call:
+        _say_row(call)
+
+
+def _say_row(call: Mapping[str, Any]) -> None:
+    times = {name: value for name, value in call["times_ms"].items() if value is not None}
+    say(f"{'milliseconds':18} " + ", ".join(f"{name} {value:.0f}" for name, value in times.items()))
+    held = call["held"]
+    say(f"{'held':18} {held['tokens']} tokens, {held['cost_usd']:f} USD")
+    show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
+    if lines := call["price"]["lines"]:
+        show(Format.TABLE, None, PRICE, lines, f"Price (edition {call['price']['edition']})")
