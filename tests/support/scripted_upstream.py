@@ -232,7 +232,8 @@ class ScriptedUpstream:
             status, body = refusal_of(script.unknown, seen.body, script.says_so)
             send_json(connection, status, headers, body)
         elif script.status != 200:
-            send_json(connection, script.status, {**headers, **retry_headers(script)}, dialect.error(script))
+            waits = {} if dialect is GEMINI else retry_headers(script)  # which says it in the error
+            send_json(connection, script.status, {**headers, **waits}, dialect.error(script))
         elif path == COUNT:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
         elif path == "/v1/embeddings":
