@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from billing.core.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request
@@ -13,7 +15,8 @@ from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import ModelSpec, Route, Tier
-from router.eligibility import can_serve, explain_refusal, is_smaller, needs_of
+from router.eligibility import explain_refusal, is_smaller, needs_of, part_that_can
+from router.preferences import at_preferred, refuse_other_vectors, with_spares
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.sticky import Score, judge
 
@@ -39,6 +42,32 @@ def choose_route(
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
+    if not options.spares and options.providers is None:
+        return _route_of(request, options, catalog, health, complexity, share, spread, at)
+
+    def route_of(name: str) -> Route:
+        named = request if name == request.model else replace(request, model=name)
+        return _route_of(named, options, catalog, health, complexity, share, spread, at)
+
+    if not options.spares:
+        route = route_of(request.model)
+    else:
+        refuse_other_vectors(request)
+        route = with_spares((request.model, *options.spares), route_of, health)
+    return route if options.providers is None else at_preferred(route, options.providers, health)
+
+
+def _route_of(
+    request: Request,
+    options: RoutingOptions,
+    catalog: Catalog,
+    health: Health,
+    complexity: Score,
+    share: float,
+    spread: float,
+    at: float | None,
+) -> Route:
+    """Return the route of the model that a request names, by what is configured alone."""
     name = permitted_name(request.model, options, catalog)
     if name in catalog.models:
         return _named_route(request, options, catalog, health, name, spread)
@@ -75,14 +104,15 @@ def _named_route(
         if options.may_use(spare.name) and (options.allow_smaller or not is_smaller(spare, model, catalog))
     ]
     needs = needs_of(request, options, [model, *spares])
-    refusal = None if can_serve(model, needs) else explain_refusal([model], needs, options, catalog)
+    part = part_that_can(model, needs)
+    refusal = None if part is not None else explain_refusal(model.everywhere, needs, options, catalog)
     if refusal is not None and not isinstance(refusal, ContextTooShort):
         raise refusal
-    targets = by_preference(model, catalog, health, spread) if refusal is None else []
+    targets = [] if part is None else by_preference(part, catalog, health, spread)
     for spare in spares:
         compares = not isinstance(request, EmbeddingRequest) or spare.upstream_model == model.upstream_model
-        if spare.name != name and compares and can_serve(spare, needs):
-            targets += by_preference(spare, catalog, health, spread)
+        if spare.name != name and compares and (part := part_that_can(spare, needs)) is not None:
+            targets += by_preference(part, catalog, health, spread)
     if refusal is not None and not targets:
         raise refusal
 
@@ -133,7 +163,8 @@ def _eligible(
     models: Sequence[ModelSpec], request: Request, options: RoutingOptions, catalog: Catalog
 ) -> Sequence[ModelSpec]:
     needs = needs_of(request, options, models)
-    eligible = [model for model in models if can_serve(model, needs)]
+    eligible = [part for model in models if (part := part_that_can(model, needs)) is not None]
     if not eligible:
-        raise explain_refusal(models, needs, options, catalog)
+        everywhere = [one for model in models for one in model.everywhere]
+        raise explain_refusal(everywhere, needs, options, catalog)
     return eligible

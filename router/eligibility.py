@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.core.money import to_text
 from protocol.chat import ChatRequest
@@ -40,7 +41,7 @@ class Needs(Struct, frozen=True, kw_only=True):
 
 def needs_of(request: Request, options: RoutingOptions, models: Sequence[ModelSpec]) -> Needs:
     """Measure the request, as far as it matters to ``models``."""
-    contexts = [model.context for model in models]
+    contexts = [one.context for model in models for one in model.everywhere]
     tokens = 0
     # A token has a character at the least, so only a prompt of many characters is worth a closer look.
     if prompt_characters(request) >= min(contexts):
@@ -63,6 +64,16 @@ def can_serve(model: ModelSpec, needs: Needs) -> bool:
         and needs.tier in model.tiers
         and (needs.max_cost_nanousd is None or needs.are_affordable(model))
     )
+
+
+def part_that_can(model: ModelSpec, needs: Needs) -> ModelSpec | None:
+    """Return the model at those of its providers where it can serve the request; ``None``: at none."""
+    if not model.others:
+        return model if can_serve(model, needs) else None
+    able = [one for one in model.everywhere if can_serve(one, needs)]
+    if not able or len(able) > len(model.others):
+        return model if able else None
+    return replace(able[0], others=tuple(able[1:]))
 
 
 def is_smaller(model: ModelSpec, other: ModelSpec, catalog: Catalog) -> bool:

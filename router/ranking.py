@@ -21,6 +21,7 @@ TYPICAL_REPLY_TOKENS = 256  # of a reply, where costs are compared; public chat 
 SAME_COST = 1.05  # costs within this factor are a tie
 SAME_TIME = 1.25  # so are predicted times to the first token,
 SAME_TIME_MS = 25.0  # and those that differ by less than a network does from call to call
+TURN = 65_521  # makes a second draw of one
 
 Health = Mapping[str, TargetHealth]
 T = TypeVar("T")
@@ -64,12 +65,16 @@ def by_cost(
 
 
 def by_preference(model: ModelSpec, catalog: Catalog, health: Health, spread: float = 0.0) -> list[Target]:
-    """Return the model's endpoints: regions in the order configured, replicas of a region by time.
+    """Return the model's endpoints: providers by their portions, regions as configured, replicas of a region by time.
 
-    Replicas that answer about as soon as each other take turns: ``spread`` in [0, 1) points at the first of them.
+    Providers, and replicas that answer about as soon as each other, take turns: ``spread`` in [0, 1) points at one.
     """
+    return _by_portion(model, catalog, health, spread) if model.others else _at_provider(model, catalog, health, spread)
+
+
+def _at_provider(model: ModelSpec, catalog: Catalog, health: Health, spread: float) -> list[Target]:
     if not health and not catalog.has_replicas(model):
-        return list(catalog.targets_of(model))
+        return list(catalog.targets_at(model))
     ordered: list[Target] = []
     for replicas in catalog.regions_of(model):
         if len(replicas) == 1:
@@ -79,6 +84,38 @@ def by_preference(model: ModelSpec, catalog: Catalog, health: Health, spread: fl
             first = int(spread * len(tied))
             ordered += tied[first:] + tied[:first]
     return ordered
+
+
+def _by_portion(model: ModelSpec, catalog: Catalog, health: Health, spread: float) -> list[Target]:
+    """Return the endpoints of a model at several providers: ``spread`` points at one of these, and the rest follow.
+
+    Each has its portion of the calls, 1 where it says none; a portion of 0 comes last. Where none says any, those whose
+    first token comes about soonest share equally, and the slower ones follow.
+    """
+    everywhere = model.everywhere
+    inside = spread * TURN % 1.0  # else all that goes to one provider would meet the same of its replicas
+    pools = [_at_provider(one, catalog, health, inside) for one in everywhere]
+    if any(one.portion is not None for one in everywhere):
+        portions = [1.0 if one.portion is None else one.portion for one in everywhere]
+        weighed = [*zip(portions, pools, strict=True)]
+        spares = [pool for portion, pool in weighed if not portion]
+        pools = [*_turned([each for each in weighed if each[0]], spread), *spares]
+    else:
+        by_head = {pool[0].key: pool for pool in pools}
+        tied = _soonest_first([pool[0] for pool in pools], health)
+        pools = [pool for heads in tied for pool in _turned([(1.0, by_head[head.key]) for head in heads], spread)]
+    return [target for pool in pools for target in pool]
+
+
+def _turned(weighed: Sequence[tuple[float, T]], point: float) -> list[T]:
+    """Return things in their order, beginning with the one that ``point`` in [0, 1) of their weights lies in."""
+    point *= sum(weight for weight, _ in weighed)
+    first = 0
+    while first < len(weighed) - 1 and point >= weighed[first][0]:
+        point -= weighed[first][0]
+        first += 1
+    things = [thing for _, thing in weighed]
+    return things[first:] + things[:first]
 
 
 def unavailable_last(targets: Iterable[Target], health: Health) -> tuple[Target, ...]:
@@ -131,10 +168,5 @@ def _in_turn(targets: list[Target], share: float) -> list[Target]:
     groups = list(by_model.values())
     if len(groups) == 1:
         return groups[0]
-    weights = [max(0.0, group[0].model.weight) for group in groups]
-    point = share * sum(weights)
-    first = 0
-    while first < len(groups) - 1 and point >= weights[first]:
-        point -= weights[first]
-        first += 1
-    return [target for group in (*groups[first:], *groups[:first]) for target in group]
+    turned = _turned([(max(0.0, group[0].model.weight), group) for group in groups], share)
+    return [target for group in turned for target in group]

@@ -39,7 +39,8 @@ class Call(Struct, frozen=True, kw_only=True):
     native: NativeRequest | None = None  # the same request in its dialect's own form, where it has one
     routing: RoutingOptions
     priority: Priority = "normal"
-    extra: Mapping[str, Any] = {}  # top-level fields that we do not know
+    extra: Mapping[str, Any] = {}  # top-level fields that we do not know,
+    understood: frozenset[str] = frozenset()  # and those of them that were honoured all the same
     size: int = 0  # bytes of the request as it came
     client_request_id: str | None = None
     traceparent: str | None = None  # the caller's trace, where calls are traced

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from msgspec import Struct
@@ -66,7 +66,8 @@ def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:
     away = {name for name, provider in whole.providers.items() if provider.optional and not provider.api_keys}
     if not away:
         return whole, ()
-    models = {name: model for name, model in whole.models.items() if model.provider not in away}
+    shorter = {name: _without(model, away) for name, model in whole.models.items()}
+    models = {name: model for name, model in shorter.items() if model is not None}
     routes = {name: short for name, route in whole.auto.items() if (short := _shortened(route, models)) is not None}
     spares = {
         name: tuple(other for other in others if other in models)
@@ -106,6 +107,14 @@ def _keys(root: Fields, key: str) -> tuple[str, ...]:
     return tuple(node.entries) if isinstance(node, Section) else ()
 
 
+def _without(model: ModelSpec, away: Collection[str]) -> ModelSpec | None:
+    """Return the model at the providers that are left, ``None`` where none is."""
+    if model.provider not in away and not model.others:
+        return model
+    left = [one for one in model.everywhere if one.provider not in away]
+    return replace(left[0], others=tuple(replace(one, others=()) for one in left[1:])) if left else None
+
+
 def _shortened(route: AutoRoute, models: Mapping[str, object]) -> AutoRoute | None:
     """Return a route over the models that are left; where one side is empty, the other answers for it."""
     left, shadow = route.among(models.keys()), route.shadow
@@ -117,7 +126,11 @@ def _shortened(route: AutoRoute, models: Mapping[str, object]) -> AutoRoute | No
 
 
 def _what_goes(whole: Catalogue, kept: Catalogue, provider: str) -> LeftOut:
-    models = tuple(name for name, model in whole.models.items() if model.provider == provider)
+    models = tuple(
+        name
+        for name, model in whole.models.items()
+        if name not in kept.models and provider in (one.provider for one in model.everywhere)
+    )
     routes = tuple(
         name
         for name, route in whole.auto.items()

@@ -82,7 +82,8 @@ def load_settings(
 
 def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
     root = Fields(tree, "", faults)
-    catalogue, left_out = leave_out(read_catalogue(root, faults))
+    whole = read_catalogue(root, faults)
+    catalogue, left_out = leave_out(whole)
     if left_out and not catalogue.models and not faults:
         complain(root.node("providers") or tree, faults, "every model is left out, for no provider has a key: set one")
     settings = Settings(
@@ -92,7 +93,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
         left_out=left_out,
-        cache=read_cache(root),
+        cache=read_cache(root, (*whole.models, *whole.auto, *whole.aliases)),
         **asdict(catalogue),
         **_optional(root),
     )

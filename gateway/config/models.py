@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
 from billing.core.prices import Price, PriceStep
-from gateway.config.fields import Faults, Fields, Read, complain, meant, shown
+from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
-from gateway.config.tree import Fault, Node, join
+from gateway.config.tree import Fault, Items, Node, Section, join, merge
 from gateway.core.settings import ProviderSettings
 from gateway.model_facts.claude_models import rules_of
 from gateway.model_facts.known_outputs import longest_output
@@ -34,11 +34,44 @@ def read_model(
     node: Node, faults: Faults, providers: Mapping[str, ProviderSettings], known: tuple[str, ...]
 ) -> ModelSpec | None:
     """Read one model. ``known``: every provider that the file names, the faulty ones too."""
+    targets = node.entries.get("targets") if isinstance(node, Section) else None
+    if targets is None or not isinstance(node, Section) or is_empty(targets):
+        return _read_at_one(node, name_of(node), faults, providers, known)
+    places = [one for one in targets.items if isinstance(one, Section)] if isinstance(targets, Items) else []
+    if not places or not isinstance(targets, Items) or len(places) < len(targets.items):
+        right = "[{provider: openai, weight: 2}, {provider: azure}]"
+        return complain(targets, faults, f"expected a list of where it is served: {right}; found {kind_of(targets)}")
+    if "provider" in node.entries:
+        return complain(node.entries["provider"], faults, "each of `targets` names its provider; leave it out here")
+    apart = ("targets", "weight")
+    common = replace(node, entries={key: value for key, value in node.entries.items() if key not in apart})
+    weight = Fields(node, node.path, faults).get("weight", number(0, 1000, above=True), 1.0)
+    read: list[ModelSpec] = []
+    for one in places:
+        portion = Fields(one, one.path, faults).find("weight", number(0, 1000))
+        own = replace(one, entries={key: value for key, value in one.entries.items() if key != "weight"})
+        found: Faults = []
+        spec = _read_at_one(merge(common, own), name_of(node), found, providers, known)
+        told = {(fault.line, fault.message) for fault in faults}  # what all have in common is told once
+        missing = [fault for fault in found if fault.message.startswith("missing")]
+        faults += [fault for fault in found if fault in missing or (fault.line, fault.message) not in told]
+        if spec.provider in (other.provider for other in read):
+            complain(one, faults, f"{spec.provider} stands here twice; give a provider another of its `endpoints`")
+        read.append(replace(spec, weight=weight, portion=portion))
+    if all(spec.portion == 0 for spec in read):
+        complain(targets, faults, "every weight is 0; a place with 0 is only asked when the others cannot be")
+    return replace(read[0], others=tuple(read[1:]))
+
+
+def _read_at_one(
+    node: Node, name: str, faults: Faults, providers: Mapping[str, ProviderSettings], known: tuple[str, ...]
+) -> ModelSpec:
+    """Read a model at one provider."""
     fields = Fields(node, node.path, faults)
     provider_name = fields.need("provider", name_in(known, "provider"), "", "the name of one of `providers`")
     provider = providers.get(provider_name)
     own = provider is not None and provider.self_hosted
-    upstream = fields.get("upstream_model", text, name_of(node))
+    upstream = fields.get("upstream_model", text, name)
     known_as = fields.get("listed_as", text, upstream)
     is_said = fields.has("price") and fields.has("context")
     listed = NoPrice("not asked for") if is_said else _listed(known_as, provider_name, provider)
@@ -59,7 +92,7 @@ def read_model(
     if fields.has("gpu_hour") and provider is not None and not own:
         complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
     spec = ModelSpec(
-        name=name_of(node),
+        name=name,
         provider=provider_name,
         upstream_model=upstream,
         price=_price(fields, known_as, set(abilities) == {Capability.EMBEDDINGS}, listed, own=own),

@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from billing.core.prices import Price
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -219,6 +220,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     drain: float = 60.0
     keep_alive: float = 15.0  # of silence until a stream says a comment; 0: never
     lame_duck: float = 2.0  # of the drain
+
+    def prices(self) -> list[Price]:
+        """Return what calls are reckoned by."""
+        return [one.price for model in self.models.values() for one in model.everywhere]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

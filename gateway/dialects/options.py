@@ -16,6 +16,7 @@ from gateway.core.principals import Caller
 from gateway.core.settings import CacheUse
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.endpoint import Asked
+from gateway.dialects.extensions import NONE, Extensions, read_extensions
 from gateway.inference.recalibrations import Recalibrations
 from protocol.errors import BadRequest, invalid_value
 from router import RoutingOptions
@@ -36,7 +37,9 @@ class Options(Struct, frozen=True, kw_only=True):
     cache: CacheUse | None = None
 
 
-def routing_options(recalibrations: Recalibrations, caller: Caller, options: Options, tier: Tier) -> RoutingOptions:
+def routing_options(
+    recalibrations: Recalibrations, caller: Caller, options: Options, tier: Tier, extensions: Extensions = NONE
+) -> RoutingOptions:
     """Return what a caller asks beyond the body, and what its team allows."""
     return RoutingOptions(
         tier=tier,
@@ -45,21 +48,24 @@ def routing_options(recalibrations: Recalibrations, caller: Caller, options: Opt
         quality=options.quality,
         recalibrated=recalibrations.of(caller.team.id),
         max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
+        spares=extensions.spares,
+        providers=extensions.providers,
     )
 
 
-def options_of(asked: Asked, caller: Caller, headers: Mapping[str, str], owner: str) -> Options:
-    """Return the options that come with a request, and take them out of the fields unknown to us.
+def options_of(asked: Asked, caller: Caller, headers: Mapping[str, str], owner: str) -> tuple[Options, Extensions]:
+    """Return the options that come with a request, taken out of the fields unknown to us, and what else these ask for.
 
     Raises BadRequest where they, its tags or its other unknown fields are not fine, and Forbidden where they name
     another team than that of the ``owner`` of the request, a key or a batch.
     """
+    extensions = read_extensions(asked.extra) if asked.extra else NONE
     options = read_options(headers, asked.extra)
     if options.team_id is not None and options.team_id != caller.team.id:
         raise Forbidden(f"The request names another team than the {owner}'s own.", param="team_id")
     refuse_unpriced(asked.extra)
     check_tags(asked.request)
-    return options
+    return options, extensions
 
 
 def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:

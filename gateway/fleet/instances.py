@@ -190,9 +190,10 @@ def look_from(report: EngineLoad, replica: Replica, catalog: Catalog, now: float
 def model_of(upstream_model: str, providers: frozenset[str], catalog: Catalog) -> ModelSpec | None:
     """Return the catalogue's model that a replica serves; of several the first that says what its GPU costs."""
     served = [
-        model
+        one
         for model in catalog.models.values()
-        if model.provider in providers and model.upstream_model == upstream_model
+        for one in model.everywhere
+        if one.provider in providers and one.upstream_model == upstream_model
     ]
     return next((model for model in served if model.gpu_hour_nanousd is not None), served[0] if served else None)
 

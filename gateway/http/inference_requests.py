@@ -25,7 +25,7 @@ def note_model(request: AnyRequest, model: str) -> None:
 def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> Call:
     """Return the call to ``endpoint`` that a body of ``size`` bytes makes. Raises BadRequest and its kin."""
     caller, clock = caller_of(request), part_of(request, Clock)
-    options = options_of(asked, caller, request.headers, "key")
+    options, extensions = options_of(asked, caller, request.headers, "key")
     return Call(
         request_id=request.scope["state"]["request_id"],
         caller=caller,
@@ -33,9 +33,10 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         limit_headers=endpoint.limit_headers,
         request=asked.request,
         native=endpoint.with_headers(asked.native, request.headers),
-        routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier)),
+        routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier), extensions),
         priority=options.priority,
         extra=asked.extra,
+        understood=extensions.understood,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
         traceparent=request.headers.get("traceparent") if is_traced(request) else None,

@@ -159,7 +159,7 @@ def _limit_within(call: Call, route: Route, prompt: PromptBound, headroom: Headr
     """Return the largest output limit for which there is room on every target of ``route``; ``None``: it has none."""
     if isinstance(call.request, EmbeddingRequest):
         return None
-    models = {target.model.name: target.model for target in route.targets}
+    models = {(target.model.name, target.model.provider): target.model for target in route.targets}
     batch = call.routing.tier is Tier.BATCH
     return limit_within(call.request, models.values(), headroom, prompt, batch=batch, at=call.created_at)
 

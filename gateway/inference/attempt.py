@@ -126,7 +126,7 @@ def asking_of(
         self_hosted=provider.self_hosted,
         native=call.as_message,
         extra=extra,
-        left_out=(*(name for name in call.extra if name not in extra), *refused),
+        left_out=(*(name for name in call.extra if name not in extra and name not in call.understood), *refused),
         quirks=quirks,
         api_version=provider.api_version,
         tenant=call.caller.team.id,

@@ -62,7 +62,7 @@ class PromptCounter:
         wire = self._providers.format(model.provider)
         if isinstance(wire, AnthropicFormat) and await self._moderator.may_leave(caller.team.safety, chat, asked):
             # Who asks with tokens, as at Vertex AI, is told about how many.
-            targets = [one for one in catalog.targets_of(model) if self._providers.takes_keys(one)]
+            targets = [one for one in catalog.targets_at(model) if self._providers.takes_keys(one)]
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, caller.team.id)
             for target in targets:

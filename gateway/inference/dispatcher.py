@@ -106,10 +106,11 @@ class Dispatcher:
         if failure is None:  # a call that is not sent, as the content policy forbids it, earns no extra attempt
             context.budget.deposit(self._clock.monotonic())
         tried: list[Tried] = []
-        unable: set[str] = set()  # models that lack a parameter, at whichever endpoint
+        unable: set[tuple[str, str]] = set()  # models of a provider that lack a parameter, at whichever endpoint
         too_short = 0  # tokens of the longest context that the prompt did not fit into
         for place, target in enumerate(context.route.targets):
-            if target.model.name in unable or target.model.context <= too_short:
+            place_of_model = target.model.name, target.model.provider
+            if place_of_model in unable or target.model.context <= too_short:
                 continue
             if failure is not None and not self._may_move_on(context, target, failure):
                 break
@@ -122,7 +123,7 @@ class Dispatcher:
                 if not exc.moves_on:
                     raise
                 if isinstance(exc, UpstreamUnable):
-                    unable.add(target.model.name)
+                    unable.add(place_of_model)
                 if isinstance(exc, UpstreamTooLong):
                     too_short = max(too_short, target.model.context)
                 tried.append((target, exc))
@@ -246,7 +247,7 @@ class Dispatcher:
     def _has_sibling(self, route: Route, place: int) -> bool:
         """Whether the model has another endpoint further along the route that may be asked."""
         model = route.targets[place].model
-        later = [target for target in route.targets[place + 1 :] if target.model is model]
+        later = [target for target in route.targets[place + 1 :] if target.model.name == model.name]
         return any(self._breakers.why_away(target) is None and not self._limiter.is_full(target) for target in later)
 
     def _may_move_on(self, context: AttemptContext, target: Target, failure: UpstreamFailure) -> bool:

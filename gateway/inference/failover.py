@@ -120,8 +120,12 @@ class FailoverStream:
     async def _find_another(self, resume: Resume, failure: UpstreamFailure) -> Answering:
         """Return another endpoint of the same model that goes on from ``resume``. Raises ServiceError."""
         context, broken = self._context, self.answering
-        model = broken.target.model.name
-        others = [one for one in context.route.targets if one.model.name == model and one.key not in self._replicas]
+        model = broken.target.model.name, broken.target.model.provider
+        others = [
+            one
+            for one in context.route.targets
+            if (one.model.name, one.model.provider) == model and one.key not in self._replicas
+        ]
         rest = replace(context.route, targets=tuple(others))
         context = self._dispatcher.go_on(context, rest, broken.provider, resume)
         request = context.call.request

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from gateway.calls.call import Call
+from gateway.calls.foreign_fields import refuse_not_honoured
 from gateway.calls.image_urls import ImageUrls
 from gateway.inference.limiter import TargetLimiter
 from gateway.upstreams.registry import ProviderRegistry
@@ -67,6 +68,9 @@ class RouteChooser:
         """Return the route of a call that is to be made, without targets that may not be shown its images. Raises as
         ``choose_route`` does, and BadRequest."""
         route = await off_loop(call.size, partial(self._judged_route, call, self.health_snapshot(health)))
+        if call.extra:
+            allowed = (self._providers.settings(one.model.provider).allow_fields for one in route.targets)
+            refuse_not_honoured(call.extra, call.understood, frozenset().union(*allowed))
         return await self._images.fit(call.request, call.size, call.caller.team.id, route, self._providers)
 
     def _judged_route(self, call: Call, snapshot: Health) -> Route:

@@ -116,6 +116,7 @@ def use_view(use: Use, *, for_admin: bool) -> dict[str, Any]:
         "cached_input_tokens": totals.cached_input_tokens,
         "output_tokens": totals.output_tokens,
         **cost_view(totals.cost_nanousd),
+        "cache_saved_usd": dollars(totals.saved_nanousd),
         "usd_per_million_tokens": usd_per_million(totals.cost_nanousd, tokens),
     }
     if for_admin:

@@ -42,7 +42,7 @@ class Books(Struct, frozen=True, kw_only=True):
         """Go by other settings, as far as they may change while the deployment runs."""
         self.quotas.follow(settings.quotas.standalone_share)
         self.sweeper.keep_rows = settings.retention.usage
-        self.prices.add(model.price for model in settings.models.values())
+        self.prices.add(settings.prices())
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         leases = Leases(store, clock, owner_id(journal), share=settings.quotas.standalone_share)
         rates = RateLimits(redis, clock, owner=leases.owner)
         stack.push_async_callback(rates.close)
-        prices = PriceEditions(model.price for model in settings.models.values())
+        prices = PriceEditions(settings.prices())
         flusher = Flusher(journal, database, clock, leases, prices)
         owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
         stack.push_async_callback(owner.stop)

@@ -48,42 +48,49 @@ class Catalog(Struct, frozen=True, dict=True):
     @cached_property
     def kept_an_hour(self) -> Catalog:
         """The same for calls that have their prompt cached for an hour: models at what that costs."""
-        models = {name: replace(model, price=kept_an_hour(model.price)) for name, model in self.models.items()}
-        return replace(self, models=models)
+        return replace(self, models={name: _kept_an_hour(model) for name, model in self.models.items()})
 
     def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
-        """Return the model at each endpoint of its provider, in order of preference."""
-        return self._targets[model.name]
+        """Return the model at each endpoint of its providers, in order of preference."""
+        if not model.others:
+            return self.targets_at(model)
+        return tuple(target for one in model.everywhere for target in self.targets_at(one))
+
+    def targets_at(self, model: ModelSpec) -> tuple[Target, ...]:
+        """Return the model at each endpoint of its first provider."""
+        return self._targets[model.name, model.provider]
 
     @cached_property
-    def _targets(self) -> dict[str, tuple[Target, ...]]:  # by model; made once, because every decision asks
+    def _targets(self) -> dict[tuple[str, str], tuple[Target, ...]]:  # by model and provider: every decision asks
         return {
-            name: tuple(Target(model, endpoint) for endpoint in self.endpoints[model.provider])
-            for name, model in self.models.items()
+            (one.name, one.provider): tuple(Target(one, endpoint) for endpoint in self.endpoints[one.provider])
+            for model in self.models.values()
+            for one in model.everywhere
         }
 
     def regions_of(self, model: ModelSpec) -> tuple[tuple[Target, ...], ...]:
-        """Return the model's endpoints region by region, in order of preference."""
-        return self._regions[model.name]
+        """Return the endpoints of the model's first provider region by region, in order of preference."""
+        return self._regions[model.name, model.provider]
 
     @cached_property
-    def _regions(self) -> dict[str, tuple[tuple[Target, ...], ...]]:
+    def _regions(self) -> dict[tuple[str, str], tuple[tuple[Target, ...], ...]]:
         return {
-            name: tuple(
+            place: tuple(
                 tuple(target for target in targets if target.endpoint.region == region)
                 for region in dict.fromkeys(target.endpoint.region for target in targets)
             )
-            for name, targets in self._targets.items()
+            for place, targets in self._targets.items()
         }
 
     def has_replicas(self, model: ModelSpec) -> bool:
-        """Whether the model has several endpoints in one region, which share its calls."""
-        return len(self._regions[model.name]) < len(self._targets[model.name])
+        """Whether the model has several endpoints in one region of its first provider, which share its calls."""
+        place = model.name, model.provider
+        return len(self._regions[place]) < len(self._targets[place])
 
     @cached_property
     def is_replicated(self) -> bool:
-        """Whether any model has."""
-        return any(map(self.has_replicas, self.models.values()))
+        """Whether any model has, or is at several providers."""
+        return any(model.others or self.has_replicas(model) for model in self.models.values())
 
     def members_of(self, route: str) -> tuple[ModelSpec, ...]:
         """Return the models of an automatic route, the small ones first, each once."""
@@ -135,3 +142,8 @@ class Catalog(Struct, frozen=True, dict=True):
     def names(self) -> tuple[str, ...]:
         """Return every name a client may ask for: models, automatic routes, aliases."""
         return (*self.models, *self.auto, *self.aliases)
+
+
+def _kept_an_hour(model: ModelSpec) -> ModelSpec:
+    others = tuple(map(_kept_an_hour, model.others))
+    return replace(model, price=kept_an_hour(model.price), others=others)

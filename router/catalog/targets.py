@@ -52,6 +52,13 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None  # that counts its prompts: a name or a path, as ``token_counts`` takes it
     gpu_hour_nanousd: int | None = None  # what an hour of one replica costs us; only for our own engine
     note: str | None = None  # said to clients, such as what a retired name now means
+    others: tuple[ModelSpec, ...] = ()  # the same at other providers, which share its calls
+    portion: float | None = None  # of its calls, beside those of the others; None: those that answer sooner come first
+
+    @property
+    def everywhere(self) -> tuple[ModelSpec, ...]:
+        """The model at each of its providers."""
+        return (self, *self.others)
 
     @property
     def usual_output(self) -> int:

@@ -83,7 +83,7 @@ class ItemRunner:
         """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
         endpoint = FOR_BATCHES[claim.endpoint]
         asked = endpoint.read(claim.body)
-        options = options_of(asked, caller, {}, "batch")
+        options, extensions = options_of(asked, caller, {}, "batch")
         if getattr(asked.request, "stream", None):
             raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
         call = Call(
@@ -92,9 +92,10 @@ class ItemRunner:
             endpoint=endpoint.name,
             request=asked.request,
             native=asked.native,
-            routing=routing_options(self._recalibrations, caller, options, Tier.BATCH),
+            routing=routing_options(self._recalibrations, caller, options, Tier.BATCH, extensions),
             priority=options.priority,
             extra=asked.extra,
+            understood=extensions.understood,
             cache=options.cache or caller.cache,
             client_request_id=claim.name,
             is_batch_item=True,

@@ -402,7 +402,53 @@ MODEL_FAULTS = [
         "9 does not come after 9",
     ),
     ("{provider: own, price: {input: 1, output: 1, reasonning: 1}}", "price.reasonning", "did you mean `reasoning`?"),
+    ("{targets: openai, upstream_model: gpt-4o}", "targets", "[{provider: openai, weight: 2}, {provider: azure}]"),
+    ("{provider: own, targets: [{provider: openai}]}", "provider", "each of `targets` names its provider"),
+    ("{upstream_model: gpt-4o, targets: [{provider: opnai}]}", "targets[0].provider", "did you mean `openai`?"),
+    ("{upstream_model: gpt-4o, targets: [{weight: 2}]}", "targets[0].provider", "missing"),
+    ("{upstream_model: gpt-4o, targets: [{provider: openai, weight: -1}]}", "targets[0].weight", "of at least 0"),
+    ("{upstream_model: gpt-4o, targets: [{provider: openai, weight: 0}]}", "targets", "every weight is 0"),
+    ("{targets: [{provider: openai, upstream_model: gpt-4o}, {provider: own}]}", "targets[1].price", "missing"),
+    (
+        "{upstream_model: gpt-4o, targets: [{provider: openai}, {provider: openai}]}",
+        "targets[1]",
+        "openai stands here twice",
+    ),
+    (
+        "{price: {input: 1, output: 1}, targets: [{provider: openai}, {provider: own}], wieght: 1}",
+        "targets[0].wieght",
+        "did you mean `weight`?",
+    ),
 ]
+
+
+def test_a_model_may_be_at_several_providers(tmp_path: Path) -> None:
+    """Each place says what is its own, and has the rest of the model; its weight is its part of the model's calls."""
+    settings = load(
+        tmp_path,
+        textwrap.dedent(HEAD)
+        + """\
+  both:
+    weight: 5
+    context: 1000
+    max_output: 100
+    targets:
+      - {provider: openai, upstream_model: gpt-4o, weight: 3}
+      - {provider: own, price: {input: 1, output: 2}, weight: 0, tiers: [batch]}
+""",
+    )
+    one, other = settings.models["both"].everywhere
+
+    assert [(each.name, each.provider, each.upstream_model) for each in (one, other)] == [
+        ("both", "openai", "gpt-4o"), ("both", "own", "both"),
+    ]  # fmt: skip
+    assert [(each.weight, each.portion, each.context, each.max_output) for each in (one, other)] == [
+        (5, 3, 1000, 100), (5, 0, 1000, 100),
+    ]  # fmt: skip
+    assert (one.tiers, other.tiers) == (frozenset(Tier), {Tier.BATCH})
+    assert one.price.input == to_nano("2.5") and other.price.input == to_nano(1)
+    assert other.price in settings.prices()
+    assert [target.model.provider for target in settings.catalog().targets()] == ["openai", "own", "openai", "own"]
 
 
 @pytest.mark.parametrize(("model", "key", "words"), MODEL_FAULTS)

@@ -135,3 +135,17 @@ def test_the_example_starts_with_any_one_key(name: str, monkeypatch: pytest.Monk
     assert done.output.count("is left out") == 2
     assert settings.auto["auto"].small and settings.auto["auto"].large
     assert len(settings.providers) == 1
+
+
+@pytest.mark.parametrize(("first", "left"), [("outside", "own"), ("own", "own")])
+def test_a_model_at_several_providers_stays_at_those_with_a_key(tmp_path: Path, first: str, left: str) -> None:
+    """Whichever is named first; it goes with the last of them alone."""
+    second = "own" if first == "outside" else "outside"
+    price = "price: {input: 1, output: 1}"
+    both = f"  both: {{{price}, targets: [{{provider: {first}}}, {{provider: {second}, weight: 2}}]}}\n"
+    text = FILE.replace("routes:\n", f"{both}routes:\n")
+    settings, whole = load(tmp_path, text), load(tmp_path, text, FIRST="sk-first")
+
+    assert [one.provider for one in settings.models["both"].everywhere] == [left]
+    assert [one.provider for one in whole.models["both"].everywhere] == [first, second]
+    assert "both" not in settings.left_out[0].models

@@ -48,7 +48,8 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (
         ModelSpec,
         "",
-        {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"},
+        {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}
+        | {"others": "targets", "portion": "targets[].weight"},
     ),
     (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),

@@ -1,0 +1,137 @@
+# Who answers, where a model is at several providers or its caller says what to fall back on; and fields that clients of
+# other gateways send.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from tests.support.house import House, model, serving
+from tests.support.scripted_upstream import ScriptedUpstream
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def _quiet(upstream: ScriptedUpstream) -> Iterator[None]:
+    upstream.forget()
+    yield
+    upstream.forget()
+
+
+@pytest.fixture(scope="module")
+def traffic(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway with a model at two providers: one calls it small there, and takes three calls of four."""
+    settings = house.settings
+    second = replace(settings.providers["upstream"], name="second")
+    places = (
+        model("shared", upstream_model="small", portion=3.0),
+        model("shared", "second", upstream_model="large", portion=1.0),
+    )
+    settings = replace(
+        settings,
+        data_dir=tmp_path_factory.mktemp("traffic"),
+        providers=settings.providers | {"second": second},
+        models=settings.models | {"shared": replace(places[0], others=places[1:])},
+    )
+    with serving(settings) as url:
+        yield House(url, house.team_id, house.team_key, house.admin_key, settings)
+
+
+def ask(house: House, text: str = "Hi", **more: Any) -> httpx.Response:
+    with house.client() as client:
+        asked = {"model": "shared", "messages": [{"role": "user", "content": text}]} | more
+        return client.post(CHAT, json=asked)
+
+
+def test_providers_share_a_model_and_stand_in_for_each_other(traffic: House, upstream: ScriptedUpstream) -> None:
+    """About as the weights say; when one fails the other answers, and the row says who."""
+    seen = Counter(traffic.record_of(ask(traffic, f"call {n}"))["provider"] for n in range(40))
+    upstream.script("status=500", model="small")
+    answers = [ask(traffic, f"again {n}") for n in range(6)]
+
+    assert seen["upstream"] > seen["second"] > 0
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["x-model-used"] for answer in answers} == {"shared"}
+    assert {traffic.record_of(answer)["provider"] for answer in answers} == {"second"}
+
+
+def test_a_conversation_stays_at_its_provider(traffic: House, upstream: ScriptedUpstream) -> None:
+    """From its second turn on: there its prompt is cached."""
+    for number in range(8):
+        turns = [{"role": "user", "content": f"topic {number}"}, {"role": "assistant", "content": "Yes."}]
+        asked = []
+        for more in ("And?", "More?", "Why?"):
+            turns += [{"role": "user", "content": more}]
+            asked.append(traffic.record_of(ask(traffic, messages=turns))["provider"])
+            turns += [{"role": "assistant", "content": "So."}]
+        assert len({*asked}) == 1, asked
+
+
+@pytest.mark.parametrize("field", [{"models": ["large"]}, {"fallbacks": [{"model": "large"}], "route": "fallback"}])
+def test_a_callers_list_stands_in(traffic: House, upstream: ScriptedUpstream, field: dict[str, Any]) -> None:
+    """The second answers when the first fails; held and charged as its own, told as understood."""
+    upstream.script("status=503", model="small", times=1)
+    answer = ask(traffic, model="small", drop_params=True, **field)
+    row = traffic.record_of(answer)
+
+    assert (answer.status_code, answer.headers["x-model-used"]) == (200, "large")
+    assert "x-tollgate-dropped" not in answer.headers
+    assert (row["model_used"], len(row["attempts"])) == ("large", 2)
+    assert 0 < row["cost_usd"] * 10**9 <= row["held_nanousd"]
+
+
+def test_a_provider_may_be_preferred(traffic: House, upstream: ScriptedUpstream) -> None:
+    """`provider` decides where the weights would; what it leaves unsaid is told, and nobody is a 400."""
+    only = [ask(traffic, f"{n}", provider={"only": ["Second"], "sort": "price"}) for n in range(4)]
+    nobody = ask(traffic, provider={"only": ["azure"]})
+
+    assert {traffic.record_of(answer)["provider"] for answer in only} == {"second"}
+    assert {answer.headers["x-tollgate-dropped"] for answer in only} == {"provider.sort"}
+    assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "provider")
+    assert "served by" in nobody.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "param", "words"),
+    [
+        ({"mock_response": "Hello"}, "mock_response", "Answers come from models"),
+        ({"transforms": ["middle-out"]}, "transforms", "'models'"),
+        ({"drop_params": False}, "drop_params", "x-tollgate-dropped"),
+        ({"api_key": "sk-own"}, "api_key", "operator's"),
+        ({"guardrails": ["pii"]}, "guardrails", "content policy"),
+        ({"provider": {"zdr": True}}, "provider.zdr", "provider.only"),
+        ({"provider": {"max_price": {"prompt": 1}}}, "provider.max_price", "x-max-cost-usd"),
+        ({"provider": ["openai"]}, "provider", "an object"),
+        ({"provider": {"order": "openai"}}, "provider.order", "a list of providers"),
+        ({"models": "large"}, "models", "a list of models"),
+        ({"models": ["gone"]}, "models", "'gone' does not exist"),
+        ({"models": ["large"] * 9}, "models", "8 models"),
+        ({"fallbacks": [{"small": ["large"]}]}, "fallbacks", "by their names"),
+        ({"cache": {"ttl": 60}}, "cache", "'on', 'all' or 'off'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    traffic: House, upstream: ScriptedUpstream, field: dict[str, Any], param: str, words: str
+) -> None:
+    """Before an upstream hears of the call, with what to do instead; no secret of the caller's is repeated."""
+    answer = ask(traffic, **field)
+    error = answer.json()["error"]
+
+    assert (answer.status_code, error["param"]) == (404 if "does not exist" in words else 400, param), answer.text
+    assert words in error["message"] and "sk-own" not in answer.text
+    assert upstream.requests == []
+
+
+def test_unknown_fields_are_told_and_never_dropped_in_silence(traffic: House, upstream: ScriptedUpstream) -> None:
+    """What asks for nothing is passed over; what is not known is named."""
+    harmless = {"usage": {"include": True}, "transforms": [], "cache": {"no-cache": True}, "caching": False}
+    answer = ask(traffic, provider={"only": ["second"]}, num_retries=3, top_a=0.5, **harmless)
+
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "off"), answer.text
+    assert set(answer.headers["x-tollgate-dropped"].split(", ")) == {"num_retries", "top_a"}
