@@ -20,7 +20,8 @@ class GeminiRules(Struct, frozen=True, kw_only=True):
 
     levels: tuple[str, ...] = ()  # thinkingLevel, from the least on
     takes_budget: bool = False  # thinkingBudget
-    least_budget: int = 0  # tokens; 0: thinking can be turned off
+    can_be_off: bool = False  # by a budget of 0
+    least_budget: int = 1  # tokens, where it thinks
     takes_json_with_tools: bool = False
     wants_signatures: bool = False  # calls of functions that are told again without one are refused
 
@@ -37,6 +38,7 @@ def rules_of(upstream_model: str) -> GeminiRules:
     if version < (2, 5):
         return GeminiRules()
     if version < (3, 0):
-        return GeminiRules(takes_budget=True, least_budget=128 if is_pro else 0)
+        least = 128 if is_pro else 512 if "lite" in name else 1
+        return GeminiRules(takes_budget=True, can_be_off=not is_pro, least_budget=least)
     levels = ("low", "high") if is_pro and version < (3, 1) else EFFORTS[1:] if is_pro else EFFORTS
     return GeminiRules(levels=levels, takes_json_with_tools=True, wants_signatures=True)

@@ -22,6 +22,7 @@ from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
 RENEWED_BEFORE = 300.0  # seconds that a token has left when the next one is asked for
 USUAL_LIFE = 3600.0  # seconds, where the server does not say
 READ_FOR = 10.0  # seconds that a file is believed
+ASKED_AGAIN_AFTER = 1.0  # seconds after a failure
 LONGEST = 16 * 1024  # characters
 CONNECT, PATIENCE = 5.0, 10.0  # seconds
 
@@ -48,6 +49,7 @@ class Tokens:
 
     def __init__(self) -> None:
         self._known: dict[Source, Token] = {}
+        self._failed: dict[Source, tuple[float, UpstreamFailure]] = {}  # until when it is not asked again, and why
         self._asking: dict[Source, asyncio.Task[Token]] = {}
 
     async def of(self, source: Source, client: UpstreamClient, now: float, egress: Egress = DIRECT) -> str:
@@ -56,7 +58,13 @@ class Tokens:
         if known is not None and now < known.renewed_at:
             return known.text
         try:
-            known = self._known[source] = await self._next(source, client, now, egress)
+            if (failed := self._failed.get(source)) is not None and now < failed[0]:
+                raise UpstreamError(failed[1].message, outcome=failed[1].outcome)
+            try:
+                known = self._known[source] = await self._next(source, client, now, egress)
+            except UpstreamFailure as exc:
+                self._failed[source] = now + ASKED_AGAIN_AFTER, exc
+                raise
         except UpstreamFailure:
             if known is None or now >= known.ends_at:
                 raise

@@ -115,6 +115,7 @@ def test_vertex_is_another_place_with_a_token() -> None:
         ("gemini-2.5-flash", "xhigh", {"thinkingBudget": 24576, "includeThoughts": True}, []),
         ("gemini-2.5-flash", "none", {"thinkingBudget": 0}, []),
         ("gemini-2.5-pro", "none", {"thinkingBudget": 128}, ["reasoning_effort"]),
+        ("gemini-2.5-flash-lite", "none", {"thinkingBudget": 0}, []),
         ("gemini-3-pro-preview", "minimal", {"thinkingLevel": "low", "includeThoughts": True}, []),
         ("gemini-3-pro-preview", "medium", {"thinkingLevel": "high", "includeThoughts": True}, []),
         ("gemini-3.1-pro-preview", "medium", {"thinkingLevel": "medium", "includeThoughts": True}, []),
@@ -129,10 +130,28 @@ def test_each_generation_is_asked_to_think_in_its_way(
     model: str, effort: Any, thinking: dict[str, Any] | None, dropped: list[str]
 ) -> None:
     """By a budget up to 2.5, by a level from 3 on; what cannot be done is told."""
-    built = GeminiFormat().build_request(asking(chat(reasoning_effort=effort), target=target(model)))
+    request = chat(reasoning_effort=effort, max_tokens=50_000)
+    built = GeminiFormat().build_request(asking(request, target=target(model)))
 
     assert check_body(built.body, model)["generationConfig"].get("thinkingConfig") == thinking
     assert [*built.dropped] == dropped
+
+
+@pytest.mark.parametrize(
+    ("model", "budget"), [("gemini-2.5-flash", 80), ("gemini-2.5-pro", 128), ("gemini-2.5-flash-lite", 512)]
+)
+def test_a_budget_leaves_room_for_the_answer(model: str, budget: int) -> None:
+    """Four fifths of the limit, and no less than the model takes: else all of a short answer would be thoughts."""
+    told = asked(chat(reasoning_effort="high", max_tokens=100), model)
+
+    assert told["generationConfig"]["thinkingConfig"]["thinkingBudget"] == budget
+
+
+def test_fields_of_geminis_own_go_where_they_are_allowed() -> None:
+    """As `allow_fields` has them, beside what the gateway says."""
+    settings_ = [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}]
+
+    assert asked(chat(), extra={"safetySettings": settings_})["safetySettings"] == settings_
 
 
 def test_a_signature_comes_back_where_it_was() -> None:

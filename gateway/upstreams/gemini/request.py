@@ -32,6 +32,7 @@ Block = dict[str, Any]
 
 DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII)
 FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
+ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when an effort is told as a budget
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
 SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema that names no value
 MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
@@ -57,9 +58,10 @@ def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Blo
     if request.tools:
         body["tools"] = [{"functionDeclarations": [_declaration(tool) for tool in request.tools]}]
         body["toolConfig"] = {"functionCallingConfig": _calling(request)}
-    thinking, dropped = _thinking(request, rules)
+    limit = request.output_limit if request.output_limit is not None else max_output
+    thinking, dropped = _thinking(request, rules, limit)
     config = {
-        "maxOutputTokens": request.output_limit if request.output_limit is not None else max_output,
+        "maxOutputTokens": limit,
         "temperature": request.temperature,
         "topP": request.top_p,
         "seed": request.seed,
@@ -222,16 +224,20 @@ def _answer_form(request: ChatRequest, rules: GeminiRules) -> Block:
     return {"responseMimeType": "application/json", **bound}
 
 
-def _thinking(request: ChatRequest, rules: GeminiRules) -> tuple[Block, list[str]]:
-    """Return how the model is asked to think, and what of the request it cannot do; without a wish, nothing."""
+def _thinking(request: ChatRequest, rules: GeminiRules, limit: int) -> tuple[Block, list[str]]:
+    """Return how the model is asked to think within an answer of ``limit`` tokens, and what of the request it cannot
+    do; without a wish, nothing."""
     effort = request.reasoning_effort
     if effort is None:
         return {}, []
     is_off = effort == "none"
+    if rules.takes_budget and is_off:
+        is_least = not rules.can_be_off
+        return {"thinkingBudget": rules.least_budget if is_least else 0}, ["reasoning_effort"] if is_least else []
     if rules.takes_budget:
-        budget = rules.least_budget if is_off else BUDGETS["high" if effort == "xhigh" else effort]
-        told = ["reasoning_effort"] if is_off and budget else []
-        return {"thinkingBudget": budget, **({} if is_off else {"includeThoughts": True})}, told
+        room = limit * (ANSWER_SHARE - 1) // ANSWER_SHARE
+        budget = max(rules.least_budget, min(BUDGETS["high" if effort == "xhigh" else effort], room))
+        return {"thinkingBudget": budget, "includeThoughts": True}, []
     if not rules.levels:
         return {}, [] if is_off else ["reasoning_effort"]
     wanted = EFFORTS.index("minimal" if is_off else "high" if effort == "xhigh" else effort)

@@ -91,6 +91,18 @@ async def test_a_good_token_outlives_its_server() -> None:
         await of(tokens, server, 3600.0)
 
 
+async def test_a_server_that_fails_is_left_alone_for_a_second() -> None:
+    """Calls fail at once, in the same words, instead of asking it one after the other."""
+    tokens, server = Tokens(), Server((503, b""), token("one"))
+    for now in (0.0, 0.9):
+        with pytest.raises(UpstreamError) as raised:
+            await of(tokens, server, now)
+        assert raised.value.outcome == "token_503"
+
+    assert len(server.asked) == 1
+    assert await of(tokens, server, 1.0) == "one"
+
+
 async def test_a_refused_token_is_dropped_once() -> None:
     """A call that was refused with an older token leaves the newer one alone."""
     tokens, server = Tokens(), Server(token("one"), token("two"))
