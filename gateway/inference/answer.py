@@ -146,7 +146,7 @@ class Inference:
         try:
             lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
             account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
-            answering = await (send() if check is None else check.beside(send))
+            answering = await (send() if check is None else check.send_and_judge(send))
         except BaseException as exc:
             self._close_unanswered(context, account, check, client, exc)
             raise

@@ -95,13 +95,13 @@ class Dispatcher:
         return answering_of(kept, target, self._providers.settings(target.model.provider))
 
     async def try_targets(
-        self, context: AttemptContext, slot: Slot | None = None, failure: UpstreamFailure | None = None
+        self, context: AttemptContext, first_slot: Slot | None = None, failure: UpstreamFailure | None = None
     ) -> Answering:
         """Try the targets in order and return the first that answers.
 
-        ``slot`` is held at the first of them, unless there is a ``failure``: what became of the call before. Raises the
-        last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or UpstreamBusy: no
-        target may be asked.
+        ``first_slot`` is held at the first of them, unless there is a ``failure``: what became of the call before.
+        Raises the last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or
+        UpstreamBusy: no target may be asked.
         """
         if failure is None:  # a call that is not sent, as the content policy forbids it, earns no extra attempt
             context.budget.deposit(self._clock.monotonic())
@@ -114,12 +114,14 @@ class Dispatcher:
                 continue
             if failure is not None and not self._may_move_on(context, target, failure):
                 break
+            is_first = place == 0 and failure is None
+            held = first_slot if is_first else None
             try:
-                if place > 0 or failure is not None:
-                    slot = self._limiter.take(context.call, target, goes_on=context.resume is not None)
-                return self._in_slot(await self._send_with_retries(context, place), slot)
+                if not is_first:
+                    held = self._limiter.take(context.call, target, goes_on=context.resume is not None)
+                return self._in_slot(await self._send_with_retries(context, place), held)
             except UpstreamFailure as exc:
-                self._limiter.release(slot)
+                self._limiter.release(held)
                 if not exc.moves_on:
                     raise
                 if isinstance(exc, UpstreamUnable):
@@ -129,10 +131,10 @@ class Dispatcher:
                 tried.append((target, exc))
                 failure = exc
             except TargetAway as exc:
-                self._limiter.release(slot)
+                self._limiter.release(held)
                 tried.append((target, exc))
             except BaseException:
-                self._limiter.release(slot)
+                self._limiter.release(held)
                 raise
         raise none_may_be_asked(context.call, tried) if failure is None else told_of_all(context.call, tried, failure)
 
@@ -142,9 +144,8 @@ class Dispatcher:
 
         Raises UpstreamFailure, or TargetAway when it may not be asked at all.
         """
-        breakers, clock, log, call = self._breakers, self._clock, context.log, context.call
+        call, breakers, clock = context.call, self._breakers, self._clock
         target = context.route.targets[place]
-        provider = self._providers.settings(target.model.provider)
         tries = lessons = 0
         permit = await breakers.enter(target, self._tokens_for_limits(call))
         started = clock.monotonic()
@@ -153,41 +154,51 @@ class Dispatcher:
             try:
                 answering = await self._send_once(context, target, permit, quirks)
             except UpstreamFailure as exc:
-                now = clock.monotonic()
-                log.add(target, exc.outcome, now - started)
-                better = _adapted(quirks, exc, provider, call) if lessons < LESSONS else None
-                if better is not None:
-                    quirks, started, lessons = better, now, lessons + 1
-                    continue
-                breakers.failed(permit, exc, call.caller.team.id, prompt_characters(call.request))
-                if not exc.moves_on:
-                    raise
-                failure = exc
+                failure, ended = exc, clock.monotonic()
             except BaseException:
-                log.add(target, "abandoned", clock.monotonic() - started)  # its client left, or we are closing
+                context.log.add(target, "abandoned", clock.monotonic() - started)  # its client left, or we are closing
                 breakers.abandoned(permit)
                 raise
             else:
                 breakers.succeeded(permit)
-                began = clock.monotonic()
-                log.add(target, "ok", began - started)
+                ended = clock.monotonic()
+                context.log.add(target, "ok", ended - started)
                 if answering.events is not None and not tries and call.routing.tier is Tier.INTERACTIVE:
-                    self._first_tokens.note(target, began - started)
-                found = None if quirks == known else quirks
-                return replace(answering, permit=permit, began=began, found=found)
-            if failure.outcome in OF_THE_KEY:
-                if not breakers.has_other_key(permit) or not context.budget.take_move(now):
-                    raise failure
+                    self._first_tokens.note(target, ended - started)
+                return replace(answering, permit=permit, began=ended, found=None if quirks == known else quirks)
+            context.log.add(target, failure.outcome, ended - started)
+            if lessons < LESSONS and (better := self._adapted(quirks, failure, target, call)) is not None:
+                quirks, lessons = better, lessons + 1
             else:
-                tries += 1
-                left, has_sibling = context.deadline.left(now), self._has_sibling(context.route, place)
-                retries = provider.retries
-                pause = next_pause(failure, tries, retries, time_left=left, dice=random(), has_sibling=has_sibling)
-                if pause is None or not context.budget.take_retry(now):
-                    raise failure
-                await asyncio.sleep(pause)
-            permit = await self._enter_again(call, target, failure)
-            started = now  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
+                breakers.failed(permit, failure, call.caller.team.id, prompt_characters(call.request))
+                if pause := self._pause_before_next(context, place, permit, failure, tries, ended):
+                    await asyncio.sleep(pause)
+                tries += failure.outcome not in OF_THE_KEY
+                permit = await self._enter_again(call, target, failure)
+            started = ended  # the pause is a part of the attempt that it is for: it is the upstream's doing, not ours
+
+    def _pause_before_next(
+        self, context: AttemptContext, place: int, permit: Permit, failure: UpstreamFailure, tries: int, now: float
+    ) -> float:
+        """Return the seconds until the target at ``place`` is asked again: none for another key, some after a fault
+        that may pass. Raises ``failure`` where it is not. ``tries``: those of before that such faults ended."""
+        if not failure.moves_on:
+            raise failure
+        if failure.outcome in OF_THE_KEY:
+            if self._breakers.has_other_key(permit) and context.budget.take_move(now):
+                return 0.0
+            raise failure
+        pause = next_pause(
+            failure,
+            tries + 1,
+            self._providers.settings(context.route.targets[place].model.provider).retries,
+            time_left=context.deadline.left(now),
+            dice=random(),
+            has_sibling=self._has_sibling(context.route, place),
+        )
+        if pause is None or not context.budget.take_retry(now):
+            raise failure
+        return pause
 
     async def _send_once(self, context: AttemptContext, target: Target, permit: Permit, quirks: Quirks) -> Answering:
         """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
@@ -271,9 +282,10 @@ class Dispatcher:
         """Return about how many tokens a call counts against its upstream's limits; 1 while no key is near one."""
         return 1 + prompt_characters(call.request) // USUAL_TOKEN_BYTES if self._breakers.knows_limits else 1
 
-
-def _adapted(quirks: Quirks, refusal: UpstreamFailure, provider: ProviderSettings, call: Call) -> Quirks | None:
-    """Return how a target can be asked that refuses a field, where it can be asked without."""
-    if provider.format != "openai" or not isinstance(refusal, UpstreamRefused):
-        return None
-    return quirks.adapted_to(refusal, call.as_message is not None)
+    def _adapted(self, quirks: Quirks, refusal: UpstreamFailure, target: Target, call: Call) -> Quirks | None:
+        """Return how a target can be asked that refuses a field, where it can be asked without."""
+        if self._providers.settings(target.model.provider).format != "openai" or not isinstance(
+            refusal, UpstreamRefused
+        ):
+            return None
+        return quirks.adapted_to(refusal, call.as_message is not None)

@@ -49,7 +49,7 @@ class InputCheck(Generic[Answer]):
 
     def __init__(self, moderator: Moderator, call: Call, policy: Policy) -> None:
         self.violation: ContentPolicyViolation | ContentUnchecked | None = None  # the verdict, once the answer is there
-        self.answered: Answer | None = None  # what ``beside`` has sent for, whatever came of the check
+        self.answered: Answer | None = None  # what was sent for, whatever came of the check
         self._moderator = moderator
         self._call = call
         self._policy = policy
@@ -68,7 +68,7 @@ class InputCheck(Generic[Answer]):
         self._looking.cancel()
         self._has_left()
 
-    async def beside(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def send_and_judge(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
         """Apply the rules, then ``send`` the call and judge it meanwhile; return its answer once the verdict is there.
 
         Raises ContentPolicyViolation when the rules forbid the call; or, as ContentUnchecked, when the verdict comes
@@ -76,11 +76,8 @@ class InputCheck(Generic[Answer]):
         caller's to close. Nothing waits for a verdict that can forbid nothing.
         """
         self._apply(await self._looking)
-        if self._call.is_batch_item:  # no client waits for its first token, and what is not sent costs nothing
-            self._ask()
-            await self._judge()
-            if self.violation is not None:
-                raise self.violation
+        if self._call.is_batch_item:
+            await self._judge_first()
             self.answered = await send()
             return self.answered
         self._loop.call_soon(self._has_left)  # when ``send`` has written
@@ -88,7 +85,7 @@ class InputCheck(Generic[Answer]):
         self._ask()
         try:
             async with asyncio.timeout(None) as self._leash:
-                self.answered = answering = await send()
+                self.answered = await send()
         except BaseException as exc:
             self._give_up()
             if isinstance(exc, TimeoutError) and self.violation is not None:
@@ -96,8 +93,20 @@ class InputCheck(Generic[Answer]):
             raise
         finally:
             self._leash = None
-        if not self._policy.may_block("input"):
-            return answering
+        if self._policy.may_block("input"):
+            await self._hold_until_judged(self.answered)
+        return self.answered
+
+    async def _judge_first(self) -> None:
+        """Judge before anything is sent: no client waits for a line's first token, and what is not sent costs nothing.
+        Raises the verdict."""
+        self._ask()
+        await self._judge()
+        if self.violation is not None:
+            raise self.violation
+
+    async def _hold_until_judged(self, answering: Answer) -> None:
+        """Have an answer that is here wait for its verdict; close it where its client does not."""
         answered = perf_counter()
         try:
             await self._begin()
@@ -106,7 +115,6 @@ class InputCheck(Generic[Answer]):
             answering.close()
             raise
         self._moderator.metrics.safety_wait.observe(perf_counter() - answered)
-        return answering
 
     async def _look(self, after: int) -> list[Finding]:
         """Look by the rules after so many turns of the event loop: of a crowd one call in each, and what has come

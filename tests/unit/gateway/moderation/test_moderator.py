@@ -99,7 +99,7 @@ async def test_what_the_house_asks_for_a_team_counts_against_no_key(guarding: Gu
         check = input_check_of(guarding.moderator, call)
         assert check is not None
         with pytest.raises(ContentPolicyViolation):
-            await check.beside(never)
+            await check.send_and_judge(never)
         hook = output_watch_of(guarding.moderator, guarding.call(is_internal=True), TARGET)
         await hook.whole(refused(1, FinishReason.CONTENT_FILTER, None))
         with pytest.raises(ContentPolicyViolation):
@@ -128,7 +128,7 @@ async def test_a_line_of_a_batch_leaves_after_its_verdict_and_a_call_before(is_b
 
         check = input_check_of(guarding.moderator, guarding.call(is_batch_item=is_batch_item))
         assert check is not None
-        answering = asyncio.create_task(check.beside(send))
+        answering = asyncio.create_task(check.send_and_judge(send))
         while not checker.texts:
             await asyncio.sleep(0.005)
         for _ in range(20):  # there is time to send what may be sent
@@ -168,7 +168,7 @@ async def test_a_line_that_may_not_leave_never_does(
         async def leave(said: str) -> None:
             check = input_check_of(guarding.moderator, guarding.call(asking(said), is_batch_item=True))
             assert check is not None
-            await check.beside(send)
+            await check.send_and_judge(send)
 
         with pytest.raises(error):
             await leave(words)
@@ -204,7 +204,7 @@ async def test_no_answer_waits_for_a_verdict_that_can_forbid_nothing() -> None:
         check = input_check_of(guarding.moderator, guarding.call())
         assert check is not None
 
-        await check.beside(begin)
+        await check.send_and_judge(begin)
 
         assert not may_answer.is_set() and not guarding.events._waiting
         may_answer.set()
@@ -290,8 +290,8 @@ async def test_an_attack_inside_what_a_tool_told_is_found(guarding: Guarding) ->
         assert check is not None
         if is_refused:
             with pytest.raises(ContentPolicyViolation, match="attack"):
-                await check.beside(never)
+                await check.send_and_judge(never)
         else:
-            assert isinstance(await check.beside(begun), Begun)
+            assert isinstance(await check.send_and_judge(begun), Begun)
 
     assert await guarding.moderator.reader.judge_told([]) == []
