@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from protocol.errors import BadRequest, TooLarge
+from protocol.unread import unread_fields
 
 MAX_DEPTH = 128  # objects and arrays inside one another
 MAX_VALUES = 400_000  # values in one body: more than any model reads, and 0.3 s of decoding at the most
@@ -36,6 +37,21 @@ def decode(body: bytes, type: type[T]) -> T:
 
 def decode_with_extra(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     """Decode as ``decode`` does, and return beside it the top-level fields that ``type`` does not know."""
+    value, extra, _ = _decode(body, type)
+    return value, extra
+
+
+def decode_with_unread(
+    body: bytes, type: type[T], tells_unread: bool = True
+) -> tuple[T, dict[str, Any], tuple[str, ...]]:
+    """Decode as ``decode_with_extra`` does, and return as well the names of fields that ``type`` does not know further
+    inside, such as ``messages.audio``: each once, the first of very many, and none that is null or empty. None unless
+    ``tells_unread``."""
+    value, extra, plain = _decode(body, type)
+    return value, extra, unread_fields(plain, type) if tells_unread else ()
+
+
+def _decode(body: bytes, type: type[T]) -> tuple[T, dict[str, Any], Any]:
     shape: Any = type
     decoder, known = _decoder(shape)
     plain = _parse(body)
@@ -46,7 +62,7 @@ def decode_with_extra(body: bytes, type: type[T]) -> tuple[T, dict[str, Any]]:
     except msgspec.DecodeError as exc:  # the standard library read it, msgspec did not
         raise _not_json(str(exc)) from exc
     extra = {name: plain[name] for name in plain.keys() - known} if isinstance(plain, dict) else {}
-    return value, extra
+    return value, extra, plain
 
 
 def convert(fields: dict[str, Any], type: type[T]) -> T:

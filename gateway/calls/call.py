@@ -41,6 +41,7 @@ class Call(Struct, frozen=True, kw_only=True):
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know,
     understood: frozenset[str] = frozenset()  # and those of them that were honoured all the same
+    unread: tuple[str, ...] = ()  # names of such fields further inside
     size: int = 0  # bytes of the request as it came
     client_request_id: str | None = None
     traceparent: str | None = None  # the caller's trace, where calls are traced

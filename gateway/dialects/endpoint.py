@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from billing.core.holds import Hold, RefusedHold, Settlement
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
-from protocol.decoding import decode_with_extra
+from protocol.decoding import decode_with_unread
 from protocol.errors import ServiceError
 from protocol.events import Event
 from protocol.inference import NativeRequest, Request, WholeReply
@@ -91,6 +92,7 @@ class Asked(Struct, frozen=True):
     request: Request
     extra: dict[str, Any]
     native: NativeRequest | None = None  # the body in its API's own form, where that is not the pipeline's
+    unread: tuple[str, ...] = ()  # names of fields further inside that are unknown to us
 
 
 class ApiEndpoint(Struct, frozen=True, kw_only=True):
@@ -109,17 +111,19 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     errors: ErrorShape = OPENAI_ERRORS
     field_names: Mapping[str, str] = {}  # of fields that a chat calls otherwise, by a chat's names
     limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
+    tells_unread: bool = True  # of fields inside of items that are unknown to us; else those mean nothing there
     is_for_batches: bool
     route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
     route_signs: frozenset[str] = frozenset()  # other fields, each of which tells it from endpoints of the same one
 
     def read(self, body: bytes, note_model: Callable[[str], None] | None = None) -> Asked:
         """Decode and check a body; ``note_model`` is told which model it asks for. Raises BadRequest and its kin."""
-        asked, extra = decode_with_extra(body, self.body_type)
+        asked, extra, unread = decode_with_unread(body, self.body_type, self.tells_unread)
         if note_model is not None:
             note_model(asked.model)
         self.check(asked)
-        return self.translate(asked, extra)
+        told = self.translate(asked, extra)
+        return replace(told, unread=unread) if unread else told
 
     def names_of(self, fields: Iterable[str]) -> list[str]:
         """Return names of fields as this API's callers know them."""

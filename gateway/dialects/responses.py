@@ -136,6 +136,7 @@ ENDPOINT = ApiEndpoint(
     writer=ResponsesWriter,
     errors=ErrorShape(body=_error_body, schema=Error),
     field_names=AS_RESPONSE,
+    tells_unread=False,  # items come back with what the API said of them: ids, states
     is_for_batches=True,
     route_field="input",
     route_signs=SIGNS,

@@ -37,6 +37,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         priority=options.priority,
         extra=asked.extra,
         understood=extensions.understood,
+        unread=asked.unread,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
         traceparent=request.headers.get("traceparent") if is_traced(request) else None,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from billing.core.records import Attempt
 from gateway.calls.as_events import events_of
 from gateway.calls.call import Call
 from gateway.core.settings import ProviderSettings
+from gateway.upstreams.anthropic.request import CLAUDES_FIELDS, is_wish
 from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
 from gateway.upstreams.resilience.breakers import Permit
@@ -126,7 +127,7 @@ def asking_of(
         self_hosted=provider.self_hosted,
         native=call.as_message,
         extra=extra,
-        left_out=(*(name for name in call.extra if name not in extra and name not in call.understood), *refused),
+        left_out=(*_unknown(call, extra), *refused, *call.unread),
         quirks=quirks,
         api_version=provider.api_version,
         tenant=call.caller.team.id,
@@ -182,12 +183,22 @@ def is_success(response: UpstreamResponse) -> bool:
     return 200 <= response.status < 300
 
 
+def _unknown(call: Call, extra: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of fields unknown to us that go nowhere, and were not honoured either."""
+    yield from (name for name in call.extra if name not in extra and name not in call.understood)
+
+
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
     """Return those of the fields unknown to us that this provider may be sent."""
     if not call.extra:
         return {}
-    allowed = provider.allow_fields | ENGINE_FIELDS if provider.self_hosted else provider.allow_fields
-    return {name: value for name, value in call.extra.items() if name in allowed}
+    allowed = provider.allow_fields
+    if provider.self_hosted:
+        allowed |= ENGINE_FIELDS
+    found = {name: value for name, value in call.extra.items() if name in allowed}
+    if provider.format == "anthropic":
+        found |= {name: value for name, value in call.extra.items() if name in CLAUDES_FIELDS and is_wish(value)}
+    return found
 
 
 async def _read_first(response: UpstreamResponse, events: EventStream, piece: bytes | None) -> list[Event]:

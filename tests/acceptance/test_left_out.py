@@ -15,6 +15,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {"model": "claude", "messages": [USER], "max_tokens": 50}
 DROPPED = "x-tollgate-dropped"
+THINKS = {"reasoning_effort": "high", "max_tokens": 4000}
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,25 @@ def test_fields_that_no_price_covers_and_no_list_names_are_told(house: House) ->
     assert answer.status_code == 200 and "set-cookie" not in answer.headers
     assert {"colour", "a%0D%0Aset-cookie%3A%20x"} < set(answer.headers[DROPPED].split(", "))
     assert len(answer.headers[DROPPED]) < 200 and len(other.headers[DROPPED].split(", ")) == 32
+
+
+@pytest.mark.parametrize("model", ["small", "claude"])
+def test_fields_inside_of_items_are_told_as_well(house: House, model: str) -> None:
+    """In both dialects, by the way that leads to them; a count of tokens says what it did not count."""
+    turn = USER | {"content": [{"type": "text", "text": "Hi", "lang": "en"}]}
+    body = {"model": model, "messages": [turn], "max_tokens": 9}
+    answers = [post(house, path, body) for path in ("chat/completions", "messages", "messages/count_tokens")]
+
+    assert [(one.status_code, one.headers[DROPPED]) for one in answers] == [(200, "messages.content.lang")] * 3
+
+
+def test_a_chat_may_say_top_k_to_claude(house: House, upstream: ScriptedUpstream) -> None:
+    """Its own API knows it; where the model thinks, it is left out and told."""
+    plain, thinks = (post(house, "chat/completions", CHAT | {"top_k": 5} | more) for more in ({}, THINKS))
+    first, second = ((request.body or {}) for request in upstream.requests)
+
+    assert DROPPED not in plain.headers and first["top_k"] == 5
+    assert thinks.headers[DROPPED] == "top_k" and "top_k" not in second
 
 
 def test_anthropics_clients_are_told_in_their_own_words(house: House, upstream: ScriptedUpstream) -> None:

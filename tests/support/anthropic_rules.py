@@ -26,7 +26,7 @@ ALLOWED_HEADERS = {
 }
 
 
-COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"}
+COUNTED = {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "context_management"}
 UNBINDING = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"} | {
     "maxItems",
     "uniqueItems",
@@ -421,6 +421,7 @@ GENERATIONS = {
 def _check_turns(body: Body) -> None:
     """Turns alternate from the user on, every call is answered at the front of the very next turn, no text is empty."""
     waiting: list[str] = []
+    made: set[str] = set()
     if isinstance(body.messages[0], Instructions):
         raise Violation("messages.0: the first message must use the user role; instructions are the top-level system")
     spoken = [turn for turn in body.messages if not isinstance(turn, Instructions)]
@@ -442,6 +443,8 @@ def _check_turns(body: Body) -> None:
         if any(not text.strip() for text in texts):
             raise Violation(f"messages.{place}: text content blocks must contain non-whitespace text")
         waiting = [block.id for block in blocks if isinstance(block, ToolUse)]
+        if len(made) + len(waiting) != len(made := made | set(waiting)):
+            raise Violation(f"messages.{place}: `tool_use` ids must be unique")
         if isinstance(turn, Assistant) and turn is body.messages[-1] and texts and texts[-1] != texts[-1].rstrip():
             raise Violation("final assistant content cannot end with trailing whitespace")
     if waiting:

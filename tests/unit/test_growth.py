@@ -50,7 +50,7 @@ from gpu_backend.server.requests import checks, structured
 from gpu_backend.server.requests.bodies import NO_EXTENSIONS
 from protocol.chat import MOST_MESSAGES, ChatReply, ChatRequest
 from protocol.completions import CompletionRequest
-from protocol.decoding import MAX_VALUES, decode_with_extra, has_more_values
+from protocol.decoding import MAX_VALUES, decode_with_unread, has_more_values
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
@@ -140,6 +140,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
 ELSEWHERE = {
     "protocol.decoding.decode": "test_decoding",
     "protocol.decoding.decode_with_extra": "test_decoding",
+    "protocol.decoding.decode_with_unread": "test_decoding",
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",
@@ -283,7 +284,7 @@ def test_decoding_takes_time_in_proportion_to_the_body(kind: type) -> None:
     """Every type that a route reads, from sound bodies and from broken ones."""
     wrong: list[str] = []
     for shape, of in shapes.bodies().items():
-        wrong += check(shape, lambda size, of=of: done(lambda body: decode_with_extra(body, kind), of(size)))
+        wrong += check(shape, lambda size, of=of: done(lambda body: decode_with_unread(body, kind), of(size)))
 
     assert not wrong
 

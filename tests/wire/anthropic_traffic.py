@@ -68,7 +68,7 @@ def body(content: list[dict[str, Any]] | None = None, reason: str = "end_turn", 
 
 
 def failure(status: int, kind: str, **more: Any) -> tuple[int, bytes]:
-    error = {"type": kind, "message": "What upstream says.", **more}
+    error = {"type": kind, "message": "What upstream says."} | more
     return status, json.dumps({"type": "error", "error": error, "request_id": "req_1"}).encode()
 
 
@@ -228,12 +228,28 @@ def _failing(
     return Failing(name, answer[0], {}, answer[1], client, code, moves_on, outcome)
 
 
+def said(status: int, message: str) -> tuple[int, bytes]:
+    return failure(status, "invalid_request_error", message=message)
+
+
+CREDIT = "Your credit balance is too low to access the Anthropic API."
+LIMIT = "You have reached your specified API usage limits."
 CAP = {"error_code": "enforced_spend_limit_reached"}
 BUSY, BROKEN = "rate_limit_exceeded", "upstream_error"
 FAILING = (
     _failing("our key refused", failure(401, "authentication_error"), 502, BROKEN, True, "refused_key"),
     _failing("our account not allowed", failure(403, "permission_error"), 502, BROKEN, True, "refused_key"),
     _failing("our bill not paid", failure(402, "billing_error"), 429, BUSY, True, "spend_cap"),
+    _failing("our credit used up", said(400, f"{CREDIT} Please go to Plans & Billing."), 429, BUSY, True, "spend_cap"),
+    _failing(
+        "our own limit reached",
+        said(400, f"{LIMIT} You will regain access on 2026-12-01."),
+        429,
+        BUSY,
+        True,
+        "spend_cap",
+    ),
+    _failing("a caller's words of credit", said(400, f"tools.0: {CREDIT!r} is no name"), 400, None, False, "refused"),
     _failing("a bad request", failure(400, "invalid_request_error"), 400, None, False, "refused"),
     _failing(
         "too long a prompt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -32,9 +33,10 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionRequest
+from protocol.messages import MessagesRequest, Turn
+from protocol.messages_to_chat import to_chat
 from router.catalog.targets import Endpoint, Target
 from tests.support.anthropic_rules import check_body
-from tests.support.openai_rules import Violation
 from tests.wire.traffic import TARGET, asking
 
 HELLO = Message("user", "Hello")
@@ -260,11 +262,104 @@ def test_bounds_that_are_not_binding_are_told_in_words() -> None:
     assert [tool["input_schema"] for tool in body["tools"]] == [BOUND, BOUNDED]
 
 
-def test_an_object_that_must_be_open_stays_so() -> None:
-    """Claude then says itself that it knows no such thing: closed, it would always be empty."""
-    form = JsonSchemaFormat(JsonSchema("a", {"type": "object", "additionalProperties": {"type": "integer"}}))
-    with pytest.raises(Violation, match="additionalProperties"):
-        check_body(json.dumps(sent(response_format=form)).encode())
+OPEN = [
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"type": "object", "properties": {"any": {"type": "object"}}},
+    {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, {"type": ["object", "null"]}]}}},
+]
+
+
+@pytest.mark.parametrize("schema", OPEN, ids=json.dumps)
+def test_an_object_that_must_be_open_stays_so(schema: dict[str, Any]) -> None:
+    """Closed, it would always be empty: the answer is the input of a tool then, and a tool is not held to its own.
+    A model that cannot be made to call one refuses it by its name."""
+    form = JsonSchemaFormat(JsonSchema("a", schema))
+    body = sent(response_format=form)
+    built = AnthropicFormat().build_request(
+        asking(ChatRequest(model="asked", messages=(HELLO,), tools=(Tool(Function("f", None, schema, strict=True)),)))
+    )
+    newest = replace(TARGET, model=replace(TARGET.model, upstream_model="claude-opus-5-5"))
+    with pytest.raises(Unsayable) as caught:
+        AnthropicFormat().build_request(
+            asking(ChatRequest(model="asked", messages=(HELLO,), response_format=form), target=newest)
+        )
+
+    assert "output_config" not in body and body["tools"][0]["input_schema"] == schema
+    assert json.loads(built.body)["tools"] == [{"name": "f", "input_schema": schema}]
+    assert built.dropped == ("tools.function.strict",) and caught.value.param == "response_format"
+
+
+def test_an_object_that_may_be_null_is_closed_as_well() -> None:
+    """Claude refuses an open one whatever stands beside it."""
+    inner = {"type": ["object", "null"], "properties": {"b": {"type": "string"}}}
+    form = JsonSchemaFormat(JsonSchema("a", {"type": "object", "properties": {"a": inner}}))
+    schema = sent(response_format=form)["output_config"]["format"]["schema"]
+
+    assert schema["properties"]["a"] == inner | {"additionalProperties": False}
+
+
+def test_a_tool_takes_an_object_whether_or_not_its_schema_says_so() -> None:
+    """OpenAI takes a schema without a type, which Claude refuses."""
+    (tool,) = sent(tools=(Tool(Function("f", None, {"properties": {"a": {}}})),))["tools"]
+
+    assert tool["input_schema"] == {"type": "object", "properties": {"a": {}}}
+
+
+def test_calls_that_are_numbered_anew_in_every_turn_keep_their_results() -> None:
+    """Some services do so, or give a call no id; Claude takes each id once."""
+
+    def turns(*idents: str) -> list[Message]:
+        results = [Message("tool", f"of {ident}", tool_call_id=ident) for ident in idents]
+        return [Message("assistant", tool_calls=tuple(map(call, idents))), *results]
+
+    body = sent(HELLO, *turns("call_0", "call_1"), HELLO, *turns("call_0"), *turns("", ""))
+    check_body(json.dumps(body).encode())
+    blocks = [block for turn in body["messages"] for block in turn["content"]]
+    made = [block["id"] for block in blocks if block["type"] == "tool_use"]
+
+    assert made[:2] == ["call_0", "call_1"] and len(set(made)) == 5
+    assert [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"] == made
+
+
+def test_blank_text_of_anthropics_own_clients_is_left_out() -> None:
+    """Wherever it stands: as instructions, as a turn, and in the result of a tool."""
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": " "}], "is_error": True}
+    turns = [
+        {"role": "user", "content": " \n"},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": [{"type": "text", "text": ""}, use]},
+        {"role": "user", "content": [result | {"content": "  "}]},
+    ]
+    for inner in (result, result | {"content": "  "}):
+        turns[-1]["content"] = [inner]
+        asked = {"model": "m", "max_tokens": 9, "messages": turns, "system": [{"type": "text", "text": ""}]}
+        native = msgspec.convert(asked, MessagesRequest)
+        body = check_body(AnthropicFormat().build_request(asking(to_chat(native), native=native)).body)
+
+        assert "system" not in body and [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
+        assert body["messages"][1]["content"] == [use]
+        assert body["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "a", "is_error": True}]
+
+
+def test_how_closely_to_look_at_an_image_is_told_to_be_left_out() -> None:
+    """Claude looks at all of them alike."""
+    image = Message("user", (ImagePart(ImageUrl("https://a/b.png", "low")),))
+    built = AnthropicFormat().build_request(asking(ChatRequest(model="asked", messages=(image,))))
+
+    assert built.dropped == ("messages.content.image_url.detail",)
+
+
+@pytest.mark.parametrize("native", [None, MessagesRequest(model="m", max_tokens=9, messages=(Turn("user", "Hi"),))])
+def test_fields_beside_a_chat_fit_the_model_too(native: MessagesRequest | None) -> None:
+    """What a provider may be sent beyond our own fields is no way past what its model refuses."""
+    request = ChatRequest(model="asked", messages=(HELLO,), max_tokens=9)
+    newest = replace(TARGET, model=replace(TARGET.model, upstream_model="claude-opus-4-7"))
+    asked = asking(request, native=native, target=newest, extra={"top_k": 5, "thinking": {"type": "adaptive"}})
+    built = AnthropicFormat().build_request(asked)
+    body = check_body(built.body)
+
+    assert built.dropped == ("top_k",) and "top_k" not in body and body["thinking"] == {"type": "adaptive"}
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class ItemRunner:
             extra=asked.extra,
             understood=extensions.understood,
             cache=options.cache or caller.cache,
+            unread=asked.unread,
             client_request_id=claim.name,
             is_batch_item=True,
             is_internal=claim.is_internal,

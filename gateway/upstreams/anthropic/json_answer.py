@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.model_facts.claude_models import ClaudeRules
 from gateway.upstreams.anthropic.fit import Unsayable
-from gateway.upstreams.anthropic.schema import binding_schema
+from gateway.upstreams.anthropic.schema import binding_schema, is_open
 from protocol.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat, NamedTool
 
 NAME = "json_answer"
@@ -20,14 +20,15 @@ def ask_for_json(body: dict[str, Any], request: ChatRequest, rules: ClaudeRules)
     schema: dict[str, Any] | None = None
     if isinstance(form, JsonSchemaFormat):
         schema = form.json_schema.schema
-        if schema is not None and rules.takes_format:
+        if schema is not None and rules.takes_format and not is_open(schema):
             body["output_config"] = {**body.get("output_config", {}), "format": _format(schema)}
             return
     if (name := answer_tool(request)) is None:
         return
     if not rules.takes_forced_tools:
-        words = "The model that answers here knows no JSON without a schema. Send 'response_format' with a json_schema."
-        raise Unsayable(words, param="response_format")
+        what = "without a schema" if schema is None else "with fields that its schema does not name"
+        right = "Send 'response_format' with a json_schema whose objects name their 'properties'."
+        raise Unsayable(f"The model that answers here knows no JSON {what}. {right}", param="response_format")
     tool = {"name": name, "description": DESCRIPTION, "input_schema": _input_schema(schema)}
     is_alone = not request.tools or request.tool_choice == "none"
     body["tools"] = [*body.get("tools", ()), tool]

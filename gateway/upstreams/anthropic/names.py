@@ -14,7 +14,6 @@ SAFE = re.compile(r"[a-zA-Z0-9_-]+")
 STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
 LONGEST_NAME = 128  # characters
 KEPT = 100  # of a name that is too long, or not safe
-CALLS = {"tool_use": "id", "tool_result": "tool_use_id"}  # blocks with the id of a call, and the field that it is in
 
 
 def safe_name(name: str) -> str:
@@ -36,14 +35,38 @@ def make_names_safe(body: dict[str, Any]) -> None:
             tool["name"] = safe_name(tool["name"])
     if "name" in (choice := body.get("tool_choice") or {}):
         choice["name"] = safe_name(choice["name"])
+    ids = _CallIds()
     for turn in body["messages"]:
         if isinstance(turn["content"], str):
             continue
         for block in turn["content"]:
-            if (field := CALLS.get(block["type"])) is not None:
-                block[field] = safe_id(block[field])
-                if field == "id":
-                    block["name"] = safe_name(block["name"])
+            match block["type"]:
+                case "tool_use":
+                    block |= {"id": ids.of_call(block["id"]), "name": safe_name(block["name"])}
+                case "tool_result":
+                    block["tool_use_id"] = ids.of_result(block["tool_use_id"])
+
+
+class _CallIds:
+    """The ids of a conversation's calls, each of them once: some services number the calls of every turn anew."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._waiting: dict[str, list[str]] = {}  # for their results, by the caller's id
+
+    def of_call(self, ident: str) -> str:
+        """Return the id of a call."""
+        safe = safe_id(ident)
+        if safe in self._taken:
+            safe = f"toolu_{_digest(f'{len(self._taken)} {ident}')}"
+        self._taken.add(safe)
+        self._waiting.setdefault(ident, []).append(safe)
+        return safe
+
+    def of_result(self, ident: str) -> str:
+        """Return the id of the first call of that id which has no result yet."""
+        waiting = self._waiting.get(ident)
+        return waiting.pop(0) if waiting else safe_id(ident)
 
 
 def names_given(request: ChatRequest) -> Mapping[str, str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from gateway.model_facts.claude_models import rules_of
 from gateway.upstreams.anthropic.fit import Unsayable, fit
 from gateway.upstreams.anthropic.json_answer import ask_for_json
 from gateway.upstreams.anthropic.names import make_names_safe
-from gateway.upstreams.anthropic.schema import binding_schema
+from gateway.upstreams.anthropic.schema import binding_schema, is_open
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.signatures import is_claudes
@@ -30,9 +30,10 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
-from protocol.messages import CALLERS_BETAS, CountRequest, MessagesRequest, TextBlock, Turn
+from protocol.messages import CALLERS_BETAS, CountRequest, MessagesRequest, TextBlock, ToolResultBlock, Turn
 from protocol.messages import Block as NativeBlock
 from protocol.messages_to_chat import to_chat
+from router.prompt_size.pictures import images_of
 
 Block = dict[str, Any]
 
@@ -41,18 +42,26 @@ Block = dict[str, Any]
 CACHED_FROM = 8192  # bytes; the shortest prefix that is cached has 1,024 to 4,096 tokens, by model
 CACHE = {"type": "ephemeral"}
 DATA_URL = re.compile(r"data:(image/(?:jpeg|png|gif|webp));base64,(.+)", re.DOTALL | re.IGNORECASE)
-COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
+COUNTED = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "context_management"}
+)
 ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
 LONGEST_USER_ID = 256  # characters
 AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
 FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
+NOTHING_MORE: Mapping[str, Any] = {}
+CLAUDES_FIELDS = frozenset({"top_k"})  # that a chat lacks, and any caller may say
+Content = Any  # of a turn, of instructions or of a tool's result, in the caller's blocks or as a text
 Written = tuple[Block, list[str]]  # a body, and the caller's names of the fields that it leaves out
 
 
-def message_body(request: ChatRequest, model: str, max_output: int, *, streams: bool) -> Written:
-    """Return the body of POST /v1/messages. Raises Unsayable, or UpstreamRefused for what no upstream would take."""
+def message_body(
+    request: ChatRequest, model: str, max_output: int, *, streams: bool, extra: Mapping[str, Any] = NOTHING_MORE
+) -> Written:
+    """Return the body of POST /v1/messages, with fields that are no chat's. Raises Unsayable, or UpstreamRefused for
+    what no upstream would take."""
     _refuse_unsayable(request)
     body: Block = {
         "model": model,
@@ -74,7 +83,7 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
         body["stop_sequences"] = stops
     if who := request.safety_identifier or request.user:
         body["metadata"] = {"user_id": short_id(who, LONGEST_USER_ID)}
-    body |= _thinking(request)
+    body |= _thinking(request) | dict(extra)
     rules = rules_of(model)
     ask_for_json(body, request, rules)
     make_names_safe(body)
@@ -84,19 +93,32 @@ def message_body(request: ChatRequest, model: str, max_output: int, *, streams: 
     return body, dropped
 
 
-def native_body(asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool) -> Written:
+def native_body(
+    asked: MessagesRequest,
+    request: ChatRequest,
+    model: str,
+    *,
+    streams: bool,
+    extra: Mapping[str, Any] = NOTHING_MORE,
+) -> Written:
     """Return the body for a request that came in this very dialect: as it was decoded, with thinking and cache marks.
 
     ``request`` is the same as a chat, whose output limit may have been lowered to what the model can do.
     """
     limit = asked.max_tokens if request.output_limit is None else request.output_limit
     turns = tuple(turn for turn in map(_told_again, asked.messages) if turn.content)
-    mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns)
-    body: Block = msgspec.to_builtins(mine)
+    system = _kept(asked.system) or None
+    mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns, system=system)
+    body: Block = msgspec.to_builtins(mine) | dict(extra)
     body.pop("anthropic_beta", None)  # a header of this API's
     make_names_safe(body)
     left_out = (name for name in asked.anthropic_beta or () if name not in CALLERS_BETAS)
     return body, [*fit(body, rules_of(model)), *(f"anthropic-beta.{name}" for name in left_out)]
+
+
+def is_wish(value: Any) -> bool:
+    """Whether a value of ``CLAUDES_FIELDS`` is one: elsewhere -1 and 0 stand for none."""
+    return type(value) is int and value > 0
 
 
 def count_body(asked: CountRequest, model: str) -> Block:
@@ -109,7 +131,14 @@ def count_body(asked: CountRequest, model: str) -> Block:
 def _told_again(turn: Turn) -> Turn:
     """Return a turn without what would be refused: the thinking of another maker's models, which is not signed, and
     blank text."""
-    return turn if isinstance(turn.content, str) else replace(turn, content=tuple(filter(_is_taken, turn.content)))
+    return replace(turn, content=_kept(turn.content) or ())
+
+
+def _kept(content: Content) -> Content:
+    """Return content without such blocks, also those inside of a tool's result; ``None`` for blank text."""
+    if isinstance(content, tuple):
+        return tuple(map(_result_told_again, filter(_is_taken, content)))
+    return content if content is not None and content.strip() else None
 
 
 def _is_taken(block: NativeBlock) -> bool:
@@ -119,6 +148,12 @@ def _is_taken(block: NativeBlock) -> bool:
         case TextBlock(text):
             return bool(text.strip())
     return True
+
+
+def _result_told_again(block: NativeBlock) -> NativeBlock:
+    if isinstance(block, ToolResultBlock) and block.content != (kept := _kept(block.content) or None):
+        return replace(block, content=kept)
+    return block
 
 
 def _refuse_unsayable(request: ChatRequest) -> None:
@@ -134,6 +169,7 @@ def _refuse_unsayable(request: ChatRequest) -> None:
 
 def _left_out(request: ChatRequest) -> Iterator[str]:
     """Yield the fields that this dialect lacks and that say nothing about what the answer is to be."""
+    tools = request.tools or ()
     asked = {
         "seed": request.seed is not None,
         "presence_penalty": bool(request.presence_penalty),
@@ -143,6 +179,8 @@ def _left_out(request: ChatRequest) -> Iterator[str]:
         "prompt_cache_key": request.prompt_cache_key is not None,
         "store": bool(request.store),
         "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+        "messages.content.image_url.detail": any(image.detail not in (None, "auto") for image in images_of(request)),
+        "tools.function.strict": any(tool.function.strict and is_open(tool.function.parameters) for tool in tools),
     }
     yield from (name for name, is_asked in asked.items() if is_asked)
 
@@ -262,10 +300,11 @@ def _strip_end(blocks: list[Block]) -> None:
 
 def _tool(tool: Tool) -> Block:
     function = tool.function
-    shown: Block = {"name": function.name, "input_schema": function.parameters or {"type": "object", "properties": {}}}
+    schema = {"type": "object", **function.parameters} if function.parameters else {"type": "object", "properties": {}}
+    shown: Block = {"name": function.name, "input_schema": schema}
     if function.description:
         shown["description"] = function.description
-    if function.strict:
+    if function.strict and not is_open(schema):
         shown |= {"strict": True, "input_schema": binding_schema(shown["input_schema"])}
     return shown
 

@@ -38,12 +38,31 @@ def binding_schema(schema: Schema) -> Schema:
                 found[key] = value
             case _ if not key.startswith("$"):  # $schema and its like say nothing of values
                 rules[key] = value
-    if found.get("type") == "object":
+    if is_object(found):
         found.setdefault("additionalProperties", False)
     if rules:
         words = ", ".join(f"{key}: {_text(value)}" for key, value in rules.items())
         found["description"] = f"{found['description']} ({words})" if found.get("description") else f"({words})"
     return found
+
+
+def is_object(schema: Schema) -> bool:
+    """Whether a schema is of objects, be it beside other types."""
+    kind = schema.get("type")
+    return "properties" in schema if kind is None else "object" in (kind if isinstance(kind, list) else (kind,))
+
+
+def is_open(schema: Any) -> bool:
+    """Whether a schema has an object of fields that it does not name: closed, it would lose them."""
+    if not isinstance(schema, dict):
+        return False
+    if is_object(schema) and schema.get("additionalProperties", "properties" not in schema) is not False:
+        return True
+    inner = [schema.get(key) for key in INNER]
+    for key in ("oneOf", *LISTS, *NAMED):
+        several = schema.get(key)
+        inner += several.values() if isinstance(several, dict) else several if isinstance(several, list) else ()
+    return any(map(is_open, inner))
 
 
 def _inner(schema: Any) -> Any:

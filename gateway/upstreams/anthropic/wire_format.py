@@ -28,6 +28,8 @@ from router.catalog.targets import Target
 VERSION = "2023-06-01"
 VERTEX_VERSION, AT_VERTEX = "vertex-2023-10-16", "/publishers/anthropic"
 TOO_LONG = re.compile(r"prompt is too long|input length and `max_tokens` exceed")  # how it words this one fault
+# And an account that is used up, which it tells under a 400: a message that begins so has no caller's words in it.
+SPENT = re.compile(r"Your credit balance is too low|You have reached your specified (?:\w+ )?API usage limits")
 
 
 class AnthropicFormat:
@@ -42,11 +44,14 @@ class AnthropicFormat:
             if asking.native.is_kept_an_hour and not says_an_hour(model.price):
                 words = "What a cache of an hour costs at the model that answers here is not known. Say a 'ttl' of 5m."
                 raise Unsayable(words, param="cache_control")
-            body, dropped = native_body(asking.native, request, model.upstream_model, streams=asking.streams)
+            body, dropped = native_body(
+                asking.native, request, model.upstream_model, streams=asking.streams, extra=asking.extra
+            )
         else:
-            body, dropped = message_body(request, model.upstream_model, model.usual_output, streams=asking.streams)
+            body, dropped = message_body(
+                request, model.upstream_model, model.usual_output, streams=asking.streams, extra=asking.extra
+            )
         dropped += [name for name in asking.left_out if name not in body]
-        body |= dict(asking.extra)
         headers = _credentials(asking.api_key, asking.token) | _betas(asking.native)
         if is_at_vertex(asking.target):
             del body["model"]  # which is in the path there, as the version is in the body
@@ -80,7 +85,7 @@ class AnthropicFormat:
             return filtered
         message, details = error.get("message", ""), error.get("details")
         is_spent = isinstance(details, dict) and details.get("error_code") == "enforced_spend_limit_reached"
-        if status == 402 or (status == 429 and is_spent):
+        if status == 402 or (status == 429 and is_spent) or (status == 400 and SPENT.match(message)):
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
         if status == 529:
             failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
