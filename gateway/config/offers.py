@@ -49,7 +49,7 @@ def all_priced(provider: ProviderSettings) -> tuple[list[str], list[str]]:
     makers = MAKERS.get(provider.format)
 
     def may(model: str) -> bool:
-        return is_offered(model) and (makers is None or (model.startswith(makers) and not embeds(model)))
+        return is_offered(model) and (makers is None or model.startswith(makers))
 
     return list(filter(may, priced)), list(filter(may, unpriced))
 

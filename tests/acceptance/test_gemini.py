@@ -169,3 +169,17 @@ def test_how_long_google_asks_to_wait_is_told(house: House, upstream: ScriptedUp
         answer = client.post("/v1/chat/completions", json={"model": "gemini", "messages": [ASKED]})
 
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+
+
+def test_texts_become_vectors(house: House, upstream: ScriptedUpstream) -> None:
+    """The same as at OpenAI's upstream, in both ways that vectors travel, and billed by Google's count."""
+    body: dict[str, Any] = {"input": ["Grüezi", "東京 🚪"], "dimensions": 4, "user": "u"}
+    with house.client() as client:
+        for form in ({}, {"encoding_format": "base64"}):
+            theirs, ours = (client.post("/v1/embeddings", json=body | form | {"model": m}) for m in ("small", "gemini"))
+
+            assert ours.json()["data"] == theirs.json()["data"]
+            assert ours.json()["usage"] == theirs.json()["usage"]
+            assert ours.headers["x-tollgate-dropped"] == "user"
+        tokens = client.post("/v1/embeddings", json={"input": [1, 2], "model": "gemini"})
+    assert (tokens.status_code, tokens.json()["error"]["param"]) == (400, "input")

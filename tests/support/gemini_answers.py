@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from tests.support.gemini_rules import sign
-from tests.support.openai_answers import Spoken, answer_chat
+from tests.support.openai_answers import Spoken, answer_chat, count_tokens, embedding_of
 from tests.support.upstream_scripts import Script, Told
 
 STATUSES = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
@@ -113,6 +113,17 @@ def answer_content(model: str, request: dict[str, Any], script: Script, number: 
             usage |= {"thoughtsTokenCount": script.reasoning_tokens} if script.reasoning_tokens else {}
             usage |= {"cachedContentTokenCount": script.cached_tokens} if script.cached_tokens else {}
     return GeminiAnswer(chat.spoken[0], usage, f"r-{chat.id[9:]}")
+
+
+def answer_embeds(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to POST …:batchEmbedContents: the vectors that OpenAI's embedding of the same texts has."""
+    texts = [one["content"]["parts"][0]["text"] for one in request["requests"]]
+    width = request["requests"][0].get("outputDimensionality", 8)
+    count = sum(map(count_tokens, texts))
+    return {
+        "embeddings": [{"values": embedding_of(text, width)} for text in texts],
+        "usageMetadata": {"promptTokenCount": count},
+    }
 
 
 def error_body(status: int, message: str, code: str | None, retry_after: str | None = None) -> dict[str, Any]:

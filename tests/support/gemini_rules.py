@@ -110,6 +110,26 @@ class Body(Strict, frozen=True, kw_only=True):
     safety_settings: list[dict[str, Any]] | None = None
 
 
+class Embed(Strict, frozen=True):
+    model: Annotated[str, Meta(pattern=r"^models/[^/]+$")]
+    content: Instructions
+    output_dimensionality: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Embeds(Strict, frozen=True):
+    requests: Annotated[list[Embed], Meta(min_length=1, max_length=100)]
+
+
+def check_embeds(raw: bytes) -> dict[str, Any]:
+    """Return the decoded body of batchEmbedContents, or raise Violation."""
+    try:
+        plain: dict[str, Any] = json.loads(raw)
+        msgspec.convert(plain, Embeds)
+    except (ValueError, msgspec.ValidationError) as exc:
+        raise Violation(f"Invalid JSON payload received. {exc}") from exc
+    return plain
+
+
 def sign(name: str) -> str:
     """Return the signature of a call of a function by the scripted upstream."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]

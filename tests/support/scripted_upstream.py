@@ -234,6 +234,8 @@ class ScriptedUpstream:
         elif script.status != 200:
             waits = {} if dialect is GEMINI else retry_headers(script)  # which says it in the error
             send_json(connection, script.status, {**headers, **waits}, dialect.error(script))
+        elif path == GEMINI_VECTORS:
+            send_json(connection, 200, headers, gemini_answers.answer_embeds(seen.body))
         elif path == COUNT:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
         elif path == "/v1/embeddings":
@@ -402,14 +404,17 @@ AZURE = Dialect(
     answers=ANSWERS | {"/v1/chat/completions": azure_rules.azure_chat, "/v1/completions": azure_rules.azure_completion},
 )
 GEMINI_WHOLE, GEMINI_STREAM = ":generateContent", ":streamGenerateContent?alt=sse"
+GEMINI_VECTORS = ":batchEmbedContents"
 GEMINI = Dialect(
     headers=lambda _: {"server": "scripted", "vary": "Origin"},
     check_headers=lambda headers, _: gemini_rules.check_headers(headers),
-    check_body=lambda _, raw, __: gemini_rules.check_body(raw, "gemini-3-flash"),
+    check_body=lambda path, raw, _: (
+        gemini_rules.check_embeds(raw) if path == GEMINI_VECTORS else gemini_rules.check_body(raw, "gemini-3-flash")
+    ),
     refusal=lambda exc: gemini_answers.error_body(exc.status, exc.message, exc.code),
     error=lambda script: gemini_answers.error_body(script.status, script.message, script.code, script.retry_after),
     answers=dict.fromkeys(
-        (GEMINI_WHOLE, GEMINI_STREAM),
+        (GEMINI_WHOLE, GEMINI_STREAM, GEMINI_VECTORS),
         lambda body, script, number: gemini_answers.answer_content("gemini", body, script, number),
     ),
 )

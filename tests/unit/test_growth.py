@@ -36,6 +36,7 @@ from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
 from gateway.upstreams.anthropic import request as anthropic_request
 from gateway.upstreams.anthropic.events import AnthropicEvents
+from gateway.upstreams.gemini.embeddings import embedding_body
 from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.openai.events import OpenAIEvents
@@ -123,6 +124,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
         asked, to_chat(asked), "m", streams=True
     ),
     "gateway.upstreams.gemini.request.content_body": lambda request: content_body(request, "gemini-3-flash", 1),
+    "gateway.upstreams.gemini.embeddings.embedding_body": lambda request: embedding_body(request, "m"),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.shadow.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
@@ -144,6 +146,7 @@ ELSEWHERE = {
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",
+    "gateway.upstreams.gemini.embeddings.read_embeddings": "test_a_format",
     "gateway.shadow.judging.judge_request": "shows so many characters of each",
     "gateway.shadow.judging.longest_judge_request": "shows so many characters of each",
     "gpu_backend.server.requests.tools.read_tools": "takes 128 tools, whose grammar is bounded",

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.upstreams.gemini.wire_format import GeminiFormat
 from protocol.chat import FinishReason, Function, Tool
+from protocol.embeddings import EmbeddingRequest
 from protocol.usage import Usage
 from tests.wire.traffic import CHAT, Failing, Said, Streamed, Whole, WireFormat
 
@@ -141,6 +142,11 @@ WHOLE = (
     Whole("more cached than asked", CHAT,
           body(text("Yes."), usage={"promptTokenCount": 3, "candidatesTokenCount": 7, "cachedContentTokenCount": 9}),
           Said(("Yes.",), usage=Usage(input_tokens=3, cached_input_tokens=3, output_tokens=7))),
+    Whole("vectors", EmbeddingRequest(model="m", input=["a", "b"]),
+          b'{"embeddings":[{"values":[0.25]},{"values":[0.5]}],"usageMetadata":{"promptTokenCount":2}}',
+          Said(("[0.25]", "[0.5]"), (), usage=Usage(input_tokens=2))),
+    Whole("vectors, and no usage", EmbeddingRequest(model="m", input="a"), b'{"embeddings":[{"values":[1]}]}',
+          Said(("[1.0]",), ())),
     Whole("no reason", CHAT, body(text("Yes."), finish=None), Said(("Yes.",), usage=COUNTED)),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.gemini.wire_format import GeminiFormat
-from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamRefused, UpstreamUnable
+from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamRefused, UpstreamUnable
 from protocol.chat import (
     CacheControl,
     ChatReply,
@@ -36,7 +36,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta
 from router.catalog.targets import Endpoint, Target
-from tests.support.gemini_rules import UNSIGNED, check_body, check_headers
+from tests.support.gemini_rules import UNSIGNED, check_body, check_embeds, check_headers
 from tests.wire.gemini_traffic import CALL, THOUGHT, TOOLS, body, failure, piece, retry
 from tests.wire.traffic import CHAT, TARGET, asking, read_stream
 
@@ -145,6 +145,22 @@ def test_a_budget_leaves_room_for_the_answer(model: str, budget: int) -> None:
     told = asked(chat(reasoning_effort="high", max_tokens=100), model)
 
     assert told["generationConfig"]["thinkingConfig"]["thinkingBudget"] == budget
+
+
+def test_vectors_are_asked_for_all_at_once() -> None:
+    """At Gemini's own API; Vertex AI has another one for them."""
+    request = EmbeddingRequest(model="m", input=["a", "b"], dimensions=3, user="u")
+    built = GeminiFormat().build_request(asking(request, target=target("gemini-embedding-001")))
+    vertex = Endpoint("eu", "https://x-aiplatform.googleapis.com/v1/projects/p/locations/x/publishers/google")
+
+    assert built.url == f"{PLACE.base_url}/models/gemini-embedding-001:batchEmbedContents"
+    assert [one["outputDimensionality"] for one in check_embeds(built.body)["requests"]] == [3, 3]
+    assert built.dropped == ("user",)
+    with pytest.raises(UpstreamUnable):
+        GeminiFormat().build_request(asking(request, target=Target(TARGET.model, vertex)))
+    for said in (b'{"embeddings":[]}', b'{"embeddings":[{"values":[]},{"values":[1]}]}', b"{}"):
+        with pytest.raises(UpstreamError):
+            GeminiFormat().read_reply(request, said)
 
 
 def test_fields_of_geminis_own_go_where_they_are_allowed() -> None:
@@ -258,7 +274,7 @@ UNSAYABLE: list[tuple[Any, str, str]] = [
     (chat(tools=(tool,), response_format=JsonObjectFormat()), "response_format", "gemini-2.5-pro"),
     (chat(Message("user", (ImagePart(ImageUrl("https://a/b.png")),))), "messages", "gemini-3-flash"),
     (CompletionRequest(model="m", prompt="Once"), "model", "gemini-3-flash"),
-    (EmbeddingRequest(model="m", input="Once"), "model", "gemini-3-flash"),
+    (EmbeddingRequest(model="m", input=[1, 2]), "input", "gemini-embedding-001"),
 ]
 
 

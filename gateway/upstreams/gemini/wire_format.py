@@ -1,5 +1,6 @@
 # The Gemini wire format: generateContent of Google's API, and of Vertex AI. Requests are written in request.py, replies
-# read in replies.py and events.py; here is how they are sent, and what failures of its own kind mean.
+# read in replies.py and events.py, both for vectors in embeddings.py; here is how they are sent, and what failures of
+# its own kind mean.
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gateway.upstreams.gemini.embeddings import embedding_body, read_embeddings
 from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.replies import read_content, told_in
 from gateway.upstreams.gemini.request import Unsayable, content_body
@@ -25,6 +27,7 @@ from gateway.upstreams.wire.reading import (
     usual_failure,
 )
 from protocol.chat import ChatRequest
+from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 
@@ -33,6 +36,7 @@ TOO_LONG = re.compile(r"The input token count.{0,40} exceeds the maximum number 
 OF_THE_KEY = re.compile(r"API key (?:not valid|expired|not found)|API_KEY_", re.IGNORECASE)
 OF_THE_ACCOUNT = "FAILED_PRECONDITION"
 DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
+AT_VERTEX = "/publishers/google"
 AS_MESSAGE = {"reasoning_effort": "thinking", "user": "metadata.user_id"}  # names in Anthropic's dialect
 
 
@@ -41,28 +45,34 @@ class GeminiFormat:
     in ``publishers/google``. Its key goes in a header, never in a URL."""
 
     def build_request(self, asking: Asking) -> UpstreamRequest:
-        """Return the request for POST …:generateContent. Raises Unsayable for what this API does not know."""
+        """Return the request for POST …:generateContent, or for vectors. Raises Unsayable for what this API lacks."""
         request, model = asking.request, asking.target.model
-        if not isinstance(request, ChatRequest):
-            raise Unsayable("The model that answers here takes chat completions alone.", param="model")
-        of_others = [] if asking.native is None else list(leave_out_anthropics(asking.native))
-        body, left_out = content_body(request, model.upstream_model, model.usual_output)
-        if asking.native is not None:
-            left_out = [AS_MESSAGE.get(name, name) for name in left_out]
-        dropped = [*asking.left_out, *of_others, *left_out]
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if asking.token:
-            headers["authorization"] = f"Bearer {asking.token}"
-        elif asking.api_key:
-            headers["x-goog-api-key"] = asking.api_key
-        method = "streamGenerateContent?alt=sse" if asking.streams else "generateContent"
+        dropped = [*asking.left_out]
+        match request:
+            case ChatRequest():
+                dropped += [] if asking.native is None else leave_out_anthropics(asking.native)
+                body, left_out = content_body(request, model.upstream_model, model.usual_output)
+                method = "streamGenerateContent?alt=sse" if asking.streams else "generateContent"
+            case EmbeddingRequest() if not asking.target.endpoint.base_url.endswith(AT_VERTEX):
+                body, left_out = embedding_body(request, model.upstream_model)
+                method = "batchEmbedContents"
+            case _:
+                words = (
+                    "The model that answers here takes chat completions, and texts to embed only at Gemini's own API."
+                )
+                raise Unsayable(words, param="model")
+        dropped += [name if asking.native is None else AS_MESSAGE.get(name, name) for name in left_out]
+        headers = {"content-type": "application/json", "accept-encoding": "identity", **_credentials(asking)}
         name = quote(model.upstream_model.removeprefix("models/"), safe="@")
         url = f"{asking.target.endpoint.base_url}/models/{name}:{method}"
-        data = msgspec.json.encode(body | dict(asking.extra))
-        return UpstreamRequest("POST", url, headers, data, dropped=tuple(dropped))
+        return UpstreamRequest(
+            "POST", url, headers, msgspec.json.encode(body | dict(asking.extra)), dropped=tuple(dropped)
+        )
 
     def read_reply(self, request: Request, body: bytes) -> tuple[WholeReply, Usage | None]:
-        """Return the answer that ``body`` holds."""
+        """Return the answer, or the vectors, that ``body`` holds."""
+        if isinstance(request, EmbeddingRequest):
+            return read_embeddings(request, body)
         return read_content(body, told_in(request))
 
     def open_events(self, request: Request) -> EventStream:
@@ -86,6 +96,12 @@ class GeminiFormat:
             return failure
         code = "context_length_exceeded" if TOO_LONG.match(message) else None
         return usual_failure(status, headers, message, code=code)
+
+
+def _credentials(asking: Asking) -> dict[str, str]:
+    if asking.token:
+        return {"authorization": f"Bearer {asking.token}"}
+    return {"x-goog-api-key": asking.api_key} if asking.api_key else {}
 
 
 def _details(error: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
