@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+UNITS = ("extra_requests",)  # fields of a Usage that count no tokens, and cost
+
 
 class Usage(Struct, frozen=True, omit_defaults=True):
     """Tokens of one call or of many.
@@ -21,6 +23,8 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     gpu_seconds: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    # What is priced beside tokens (UNITS):
+    extra_requests: int = 0  # beside the first, by which a call's replies were asked for, each with the whole prompt
 
     @property
     def total_tokens(self) -> int:
@@ -37,4 +41,5 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.gpu_seconds + other.gpu_seconds,
             self.prefill_ms + other.prefill_ms,
             self.decode_ms + other.decode_ms,
+            self.extra_requests + other.extra_requests,
         )

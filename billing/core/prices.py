@@ -79,8 +79,9 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
     prompt, output = usage.input_tokens, usage.output_tokens
     if prompt < 0 or output < 0:
         prompt, output = max(0, prompt), max(0, output)
-    rates = rates_for(prompt, price) if price.steps else price
-    per_million = prompt * rates.input + output * rates.output + price.request * MILLION
+    requests = 1 + max(0, usage.extra_requests)
+    rates = rates_for(-(-prompt // requests), price) if price.steps else price
+    per_million = prompt * rates.input + output * rates.output + price.request * requests * MILLION
     if usage.cached_input_tokens or usage.cache_write_tokens:
         cached = min(max(0, usage.cached_input_tokens), prompt)
         per_million += cached * (0 if rates.cached_input is None else rates.cached_input - rates.input)
@@ -144,11 +145,12 @@ def price_at(price: Price, moment: float) -> Price:
 
 
 def _most_per_million(most: Usage, price: Price) -> int:
+    requests = 1 + most.extra_requests  # each of them with the same prompt
     dearest = max(
-        prompt * rates.dearest_input + most.output_tokens * rates.dearest_output
-        for rates, prompt in _reachable(most.input_tokens, price)
+        prompt * requests * rates.dearest_input + most.output_tokens * rates.dearest_output
+        for rates, prompt in _reachable(-(-most.input_tokens // requests), price)
     )
-    return dearest + price.request * MILLION
+    return dearest + price.request * requests * MILLION
 
 
 def _reachable(prompt: int, price: Price) -> Iterator[tuple[Rates, int]]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from protocol.usage import Usage
+from protocol.usage import UNITS, Usage
 
 TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
 COSTS = ("cost_nanousd", "gpu_cost_nanousd")
@@ -71,6 +71,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_write_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    units: dict[str, int] | None = None  # what else is priced (protocol.usage.UNITS), where there is any
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0
     saved_nanousd: int = 0  # what the same answer would have cost, which came from the cache
@@ -122,6 +123,16 @@ def bounded(record: UsageRecord) -> UsageRecord:
 def bounded_usage(usage: Usage) -> Usage:
     """Return ``usage`` inside what a record can hold."""
     return _within(usage, TOKENS_OF(usage), MOST_OF_TOKENS)
+
+
+def units_of(usage: Usage) -> dict[str, int] | None:
+    """Return what is priced in ``usage`` beside tokens, as a record has it."""
+    return {name: count for name in UNITS if (count := getattr(usage, name))} or None
+
+
+def usage_of(record: UsageRecord) -> Usage:
+    """Return what a record says was used."""
+    return Usage(**dict(zip(TOKENS, TOKENS_OF(record), strict=True)), **(record.units or {}))
 
 
 def bounded_cost(cost_nanousd: int) -> int:

@@ -11,7 +11,7 @@ import structlog
 from msgspec import Struct
 
 from billing.core.ids import moment_of
-from billing.core.records import TOKENS, Served, Status, UsageRecord
+from billing.core.records import TOKENS, Served, Status, UsageRecord, units_of
 from billing.journal.segments import SUFFIX, UNLOCKED, Kind, Segment
 from protocol.usage import Usage
 
@@ -112,7 +112,7 @@ def _ended(opened: bytes, progress: Progress | None) -> UsageRecord:
     if progress is not None:
         if progress.served is not None:
             record = progress.served.named_in(record)
-        used = {name: getattr(progress.usage, name) for name in TOKENS}
+        used = {name: getattr(progress.usage, name) for name in TOKENS} | {"units": units_of(progress.usage)}
         record = msgspec.structs.replace(record, **used, cost_nanousd=progress.cost_nanousd)
     if record.output_tokens > 0:
         return msgspec.structs.replace(record, status=Status.INTERRUPTED)

@@ -79,7 +79,7 @@ async def compare_costs(
     for row in rows:
         if row["edition"] not in prices:
             prices[row["edition"]] = msgspec.json.decode(row["price"], type=Price)
-        usage = Usage(**{name: row[name] for name in TOKENS})
+        usage = Usage(**{name: row[name] for name in TOKENS}, **(row["units"] or {}))
         is_batch, made_at = row["tier"] == "batch", row["made_at"]
         reckoned = bounded_cost(cost_of(usage, prices[row["edition"]], batch=is_batch, at=made_at))
         if reckoned != row["cost_nanousd"]:
@@ -93,7 +93,7 @@ TELL = text(
 )
 # A count at its bound was cut: what it cost was reckoned by the whole of it.
 ROWS = text(f"""
-    SELECT request_id, edition, CAST(told.price AS text) AS price, tier, {", ".join(TOKENS)}, cost_nanousd,
+    SELECT request_id, edition, CAST(told.price AS text) AS price, tier, {", ".join(TOKENS)}, units, cost_nanousd,
            CAST(extract(epoch FROM created_at) AS double precision) AS made_at
     FROM usage_records AS row JOIN price_editions AS told ON told.edition = row.price
     WHERE day = :day AND request_id >= :since AND request_id < :until AND status = ANY (:charged)

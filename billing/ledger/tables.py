@@ -72,6 +72,7 @@ usage_records = Table(
     Column("owner", Text, nullable=False, server_default=""),  # the process that held the call: owners.id
     Column("held_tokens", BigInteger, nullable=False, server_default=ZERO),
     Column("held_nanousd", BigInteger, nullable=False, server_default=ZERO),
+    Column("units", JSONB),  # what was priced beside tokens: protocol.usage.UNITS
     Column("price", Text, nullable=False, server_default=""),  # price_editions.edition: what its cost was reckoned by
     # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
     # nothing is negative, and only a charged call costs.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from billing.core.holds import Hold, Settlement
-from billing.core.records import CHARGED, Served, UsageRecord
+from billing.core.records import CHARGED, Served, UsageRecord, usage_of
 from billing.journal.journal import Journal
 from billing.quotas.quotas import Quotas
 from protocol.usage import Usage
@@ -98,7 +98,7 @@ class CallAccounting:
         if record is None or self.opened is None or record.status not in CHARGED:
             self._quotas.release(self.hold)
         else:
-            self._quotas.settle(self.hold, Settlement(_usage_of(record), record.cost_nanousd))
+            self._quotas.settle(self.hold, Settlement(usage_of(record), record.cost_nanousd))
 
 
 def _nothing() -> Settlement:
@@ -107,13 +107,3 @@ def _nothing() -> Settlement:
 
 def _as_opened() -> None:
     return None
-
-
-def _usage_of(record: UsageRecord) -> Usage:
-    return Usage(
-        record.input_tokens,
-        record.cached_input_tokens,
-        record.output_tokens,
-        record.reasoning_tokens,
-        record.cache_write_tokens,
-    )

@@ -8,7 +8,7 @@ from protocol.events import Delta
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
-from router.prompt_size.bounds import input_tokens_most
+from router.prompt_size.bounds import input_tokens_most, requests_made
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely
 from router.prompt_size.prompt_lengths import prompt_tokens_least
 
@@ -25,7 +25,8 @@ def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBoun
 
     ``prompt`` is what was held; unsaid, its bytes.
     """
-    return min(probable_prompt_tokens(request), input_tokens_most(request, model, prompt))
+    probable = probable_prompt_tokens(request) * requests_made(request, model)
+    return min(probable, input_tokens_most(request, model, prompt))
 
 
 def tokens_of(delta: Delta) -> int:

@@ -101,6 +101,7 @@ def _read_at_one(
         default_output=default_output,
         capabilities=frozenset(map(Capability, abilities)),
         tiers=frozenset(map(Tier, tiers)),
+        parallel_n=provider is not None and provider.parallel_n,
         weight=fields.get("weight", number(0, 1000, above=True), 1.0),
         tokenizer=fields.find("tokenizer", _tokenizer) or _encoding(known_as, own=own),
         gpu_hour_nanousd=fields.find("gpu_hour", dollars),

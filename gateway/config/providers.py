@@ -44,6 +44,7 @@ from gateway.core.settings import (
 )
 from router.catalog.targets import Endpoint
 
+WITHOUT_N = ("anthropic", "gemini")  # formats of APIs that give one reply at a time
 REPLICA_SILENT = 5.0  # seconds
 HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
 OWN_HEADERS = frozenset(
@@ -101,6 +102,9 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         )
     if optional and not fields.has("api_keys"):
         complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
+    parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
+    if parallel_n and self_hosted:
+        complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
     # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
     usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
     read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
@@ -119,6 +123,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         self_hosted=self_hosted,
         optional=optional,
         concurrency=fields.find("concurrency", integer(1)),
+        parallel_n=parallel_n,
         timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),

@@ -90,6 +90,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()
+    parallel_n: bool = False  # takes no ``n``: several replies are asked for by as many requests at once
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
 

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Sequence
 
 from billing.core.records import Status
 from gateway.calls.accounting import CallAccounting
+from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
 from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker, KeepEnding
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.admission import Admission
-from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
+from gateway.inference.attempt import AttemptContext, AttemptLog
 from gateway.inference.cached_answers import AnswerCache, Looked
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.dispatcher import Dispatcher

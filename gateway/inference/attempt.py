@@ -1,16 +1,17 @@
-# One attempt's values: what all attempts of a call share, what was tried, and an upstream that has begun to answer; and
-# how an answer is read up to its first token. Which target is asked, and what follows a failure, dispatcher.py decides.
+# One attempt's values: what all attempts of a call share and what was tried; and how an answer is read up to its first
+# token. Which target is asked, and what follows a failure, dispatcher.py decides.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.records import Attempt
+from gateway.calls.answering import Answering
 from gateway.calls.as_events import events_of
 from gateway.calls.call import Call
 from gateway.core.settings import ProviderSettings
@@ -26,36 +27,10 @@ from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.embeddings import EmbeddingRequest
 from protocol.events import Delta, Event, ReplyEnd
-from protocol.inference import WholeReply
+from protocol.inference import Request
 from protocol.serving.off_loop import off_loop
-from protocol.usage import Usage
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
-
-
-class Answering(Struct, frozen=True, eq=False):
-    """An upstream that has begun to answer: a stream with its first events, or a whole reply."""
-
-    target: Target
-    provider: ProviderSettings
-    first: list[Event]
-    events: EventStream | None = None
-    response: UpstreamResponse | None = None
-    whole: WholeReply | None = None
-    usage: Usage | None = None
-    dropped: tuple[str, ...] = ()  # fields of the request that the upstream was not told
-    permit: Permit | None = None  # under which it was asked,
-    began: float = 0.0  # and when it began to answer, in monotonic seconds
-    found: Quirks | None = None  # how it was asked, where that is not what is known of its target
-    let_go: Callable[[], None] | None = None  # gives back the slot that it holds
-    is_kept: bool = False  # no upstream was asked: the cache has the answer
-
-    def close(self) -> None:
-        """Close the upstream, at once if it is still speaking, and give its slot back."""
-        if self.response is not None:
-            self.response.close()
-        if self.let_go is not None:
-            self.let_go()
 
 
 class AttemptLog:
@@ -147,12 +122,12 @@ def streams_from(call: Call, provider: ProviderSettings) -> bool:
 
 
 async def read_answer(
-    call: Call,
+    request: Request,
+    response: UpstreamResponse,
+    *,
     target: Target,
     provider: ProviderSettings,
     wire: Provider,
-    response: UpstreamResponse,
-    *,
     streams: bool,
     ends: float,
 ) -> Answering:
@@ -163,12 +138,12 @@ async def read_answer(
         response.due = ends
         begun = await response.next_piece() if streams else b""
         if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
-            events = wire.open_events(call.request)
+            events = wire.open_events(request)
             first = await _read_first(response, events, begun)
             response.due = math.inf
             return Answering(target, provider, first, events, response)
         body = (begun or b"") + await response.read()
-        whole, usage = await off_loop(len(body), lambda: wire.read_reply(call.request, body))
+        whole, usage = await off_loop(len(body), lambda: wire.read_reply(request, body))
         response.close()
         if streams:  # it does not know how to, and answered in JSON
             return Answering(target, provider, events_of(whole, usage))

@@ -23,11 +23,11 @@ from gateway.cache.kept_answers import (
     was_filtered,
 )
 from gateway.cache.store import CacheStore
+from gateway.calls.answering import Answering
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.background import Background
 from gateway.core.settings import ProviderSettings, Settings
-from gateway.inference.attempt import Answering
 from gateway.storage.encryption import Sealer
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics

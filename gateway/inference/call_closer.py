@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from billing.core.prices import cost_of
-from billing.core.records import Status, UsageRecord
+from billing.core.records import Status, UsageRecord, units_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
 from gateway.calls.estimate import charged_prompt_tokens
@@ -20,7 +20,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.usage import Usage
 from router.catalog.targets import Target, Tier
-from router.prompt_size.bounds import output_tokens_most
+from router.prompt_size.bounds import output_tokens_most, requests_made
 from router.prompt_size.prompt_bounds import PromptBound
 
 
@@ -87,5 +87,6 @@ class CallCloser:
             return replace(record, status=Status.FAILED)
         prompt = charged_prompt_tokens(call.request, target.model, held)
         batch = call.routing.tier is Tier.BATCH
-        cost = cost_of(Usage(prompt), target.model.price, batch=batch, at=call.created_at)
-        return replace(record, input_tokens=prompt, cost_nanousd=cost)
+        usage = Usage(prompt, extra_requests=requests_made(call.request, target.model) - 1)
+        cost = cost_of(usage, target.model.price, batch=batch, at=call.created_at)
+        return replace(record, input_tokens=prompt, units=units_of(usage), cost_nanousd=cost)

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from billing.core.records import CACHED
 from gateway.cache.kept_answers import KeptAnswer
+from gateway.calls.answering import Answering
 from gateway.calls.call import Call
+from gateway.calls.parallel_replies import answered_at_once, check_number
 from gateway.calls.unanswered import Tried, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.inference.attempt import (
-    Answering,
     AttemptContext,
     AttemptLog,
     asking_of,
@@ -48,7 +49,7 @@ from gateway.upstreams.wire.quirks import Quirks
 from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
-from router.prompt_size.bounds import output_limit
+from router.prompt_size.bounds import output_limit, requests_made
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
 from router.prompt_size.prompt_lengths import prompt_characters
 
@@ -214,12 +215,21 @@ class Dispatcher:
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, now)
         ends = asyncio.get_running_loop().time() + patience
+        if (number := requests_made(call.request, target.model)) > 1:
+            check_number(number)
+            asking = replace(asking, request=replace(asking.request, n=None))
         built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
         built = self._providers.dress(built, target)
+        read = partial(read_answer, target=target, provider=provider, wire=wire, streams=streams, ends=ends)
         try:
-            response = await self._client.send(built, provider.timeouts.connect, patience)
-            self._breakers.heard(permit, response.headers)
-            answering = await read_answer(call, target, provider, wire, response, streams=streams, ends=ends)
+            if number > 1:
+                send = partial(self._client.send, connect=provider.timeouts.connect, patience=patience)
+                hear = partial(self._breakers.heard, permit)
+                answering = await answered_at_once(number, built, send, hear, partial(read, asking.request))
+            else:
+                response = await self._client.send(built, provider.timeouts.connect, patience)
+                self._breakers.heard(permit, response.headers)
+                answering = await read(call.request, response)
             return replace(answering, dropped=built.dropped) if built.dropped else answering
         except UpstreamTimeout as exc:
             if patience < 0.9 * usual:  # earlier attempts took its time

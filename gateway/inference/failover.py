@@ -8,9 +8,10 @@ from contextlib import suppress
 import structlog
 from msgspec.structs import replace
 
+from gateway.calls.answering import Answering
 from gateway.calls.resume_state import Progress
 from gateway.core.clock import Clock
-from gateway.inference.attempt import Answering, AttemptContext
+from gateway.inference.attempt import AttemptContext
 from gateway.inference.dispatcher import Dispatcher
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics

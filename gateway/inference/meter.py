@@ -15,7 +15,7 @@ from protocol.events import Delta
 from protocol.inference import WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import Tier
-from router.prompt_size.bounds import output_tokens_most
+from router.prompt_size.bounds import output_tokens_most, requests_made
 from router.prompt_size.prompt_bounds import PromptBound
 
 
@@ -48,7 +48,7 @@ class Meter:
         told = self._told
         if told is None:
             probable = probable_usage(self._call.request, whole, self._output_most())
-            self._told = replace(probable, input_tokens=self._probable_prompt())
+            self._told = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
         elif not told.output_tokens and not isinstance(whole, EmbeddingReply):
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(told, output_tokens=probable.output_tokens)
@@ -69,7 +69,8 @@ class Meter:
         seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
         if told is not None:
             return replace(told, output_tokens=max(told.output_tokens, seen))
-        return Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=sum(self._gpu_seconds.values()))
+        gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
+        return Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=gpu_seconds, extra_requests=extra)
 
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""
@@ -78,6 +79,9 @@ class Meter:
 
     def _probable_prompt(self) -> int:
         return charged_prompt_tokens(self._call.request, self._source.answering.target.model, self._prompt)
+
+    def _extra_requests(self) -> int:
+        return requests_made(self._call.request, self._source.answering.target.model) - 1
 
     def _output_most(self) -> int:
         return output_tokens_most(self._call.request, self._source.answering.target.model)

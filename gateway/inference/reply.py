@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
-from billing.core.records import CHARGED, REQUESTS, Served, Status, UsageRecord
+from billing.core.records import CHARGED, REQUESTS, Served, Status, UsageRecord, units_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import record_for, served_by
@@ -275,6 +275,7 @@ class Reply:
             cache_write_tokens=usage.cache_write_tokens,
             output_tokens=usage.output_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            units=units_of(usage),
             cost_nanousd=cost if status in CHARGED else 0,
             gpu_cost_nanousd=round(usage.gpu_seconds * (self.target.model.gpu_hour_nanousd or 0) / 3600),
             saved_nanousd=saved,

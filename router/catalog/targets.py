@@ -48,6 +48,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     default_output: int | None = None  # tokens, where a request names no limit; None: max_output
     capabilities: frozenset[Capability]
     tiers: frozenset[Tier] = frozenset(Tier)
+    parallel_n: bool = False  # each of several replies (``n``) is a request of its own there, whose prompt is billed
     weight: float = 1.0
     tokenizer: str | None = None  # that counts its prompts: a name or a path, as ``token_counts`` takes it
     gpu_hour_nanousd: int | None = None  # what an hour of one replica costs us; only for our own engine

@@ -98,10 +98,10 @@ def limit_within(
     replies = replies_asked(request)
 
     def limit_on(model: ModelSpec) -> int:
-        prompt_most = input_tokens_most(request, model, prompt)
+        prompt_most, extra = input_tokens_most(request, model, prompt), requests_made(request, model) - 1
 
         def is_too_much(limit: int) -> bool:
-            most = Usage(input_tokens=prompt_most, output_tokens=limit * replies)
+            most = Usage(input_tokens=prompt_most, output_tokens=limit * replies, extra_requests=extra)
             if headroom.tokens is not None and most.total_tokens > headroom.tokens:
                 return True
             return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
@@ -138,10 +138,16 @@ def replies_asked(request: Request) -> int:
             return 0
 
 
+def requests_made(request: Request, model: ModelSpec) -> int:
+    """Return how many requests the replies are asked for by, each of which has the whole prompt."""
+    return replies_asked(request) if model.parallel_n and isinstance(request, ChatRequest) else 1
+
+
 def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
     prompt = bound_prompt(request) if prompt is None else prompt
-    return min(prompt.tokens_on(model), model.context * number_of_prompts(request))
+    most = min(prompt.tokens_on(model), model.context * number_of_prompts(request))
+    return most * requests_made(request, model)
 
 
 def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
@@ -152,7 +158,9 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
     """
     prompt = bound_prompt(request) if prompt is None else prompt
     return Usage(
-        input_tokens=input_tokens_most(request, model, prompt), output_tokens=output_tokens_most(request, model, prompt)
+        input_tokens=input_tokens_most(request, model, prompt),
+        output_tokens=output_tokens_most(request, model, prompt),
+        extra_requests=requests_made(request, model) - 1,
     )
 
 

@@ -46,7 +46,7 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
                 upstream.root_url, name="entra", api_keys=(), oauth=entra_client(upstream.root_url)
             ),
         }
-        claude = model("claude", "anthropic")
+        claude = model("claude", "anthropic", parallel_n=True)
         claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2)))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}

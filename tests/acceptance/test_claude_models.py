@@ -134,9 +134,9 @@ def test_wishes_that_claude_lacks_are_left_out_and_told(openai: OpenAI, upstream
 def test_what_the_model_does_not_know_is_refused_by_name(openai: OpenAI, upstream: ScriptedUpstream) -> None:
     """The answer names the parameter, and nothing was asked upstream."""
     with pytest.raises(BadRequestError) as caught:
-        openai.chat.completions.create(model="claude", messages=ASK, n=2)
+        openai.chat.completions.create(model="claude", messages=ASK, logprobs=True)
 
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "n")
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "logprobs")
     assert upstream.requests == []
 
 

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 from openai import BadRequestError, OpenAI
 
+from gateway.calls.answering import Answering
 from gateway.calls.call import Call
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import AbuseSettings, CheckerSettings, Safety
-from gateway.inference.attempt import Answering
 from gateway.inference.dispatcher import Dispatcher
 from gateway.moderation.moderator import Moderator
 from protocol.serving import leaving

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from billing.core.money import NanoDollars
 from billing.core.prices import LaterPrice, Price, PriceStep, cost_of, kept_an_hour
+from billing.core.records import units_of
 from billing.ledger import price_editions
 from billing.ledger.corrections import Correction, add_correction
 from billing.ledger.ledger import forget_days, insert_records
@@ -249,6 +250,25 @@ async def test_a_cache_of_an_hour_is_reckoned_by_its_own_edition(house: House) -
         assert await prices.tell(connection, [row]) == {edition_of(kept)}
     await house.owners[0].book(row)
 
+    async with house.database.begin() as connection:
+        assert await compare_costs(connection, house.clock.today()) == (1, [])
+
+
+async def test_what_is_priced_beside_tokens_is_reckoned_again(house: House) -> None:
+    """A row says how many requests its replies were asked for by, each with a fee and a step of its own."""
+    step = PriceStep(above=50, input=NanoDollars(9_000), output=NanoDollars(9))
+    price = Price(input=NanoDollars(4_000), output=NanoDollars(9), request=NanoDollars(700), steps=(step,))
+    usage = Usage(100, output_tokens=20, extra_requests=2)
+    row = make_record(
+        house.clock.new_id(), cost_nanousd=cost_of(usage, price), price=edition_of(price), units=units_of(usage)
+    )
+    row = replace(row, input_tokens=100, output_tokens=20, cached_input_tokens=0)
+    prices = PriceEditions((price,))
+    async with house.database.begin() as connection:
+        await prices.tell(connection, [row])
+    await house.owners[0].book(row)
+
+    assert row.cost_nanousd == 3 * 700 + 1
     async with house.database.begin() as connection:
         assert await compare_costs(connection, house.clock.today()) == (1, [])
 

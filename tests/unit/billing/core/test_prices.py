@@ -81,6 +81,17 @@ def test_cost_is_the_exact_sum_rounded_up_once(usage: Usage, price: Price, batch
     assert exact <= cost_of(usage, price, batch=batch) < exact + 1
 
 
+@given(usages(), prices(), st.integers(2, 16), st.booleans())
+def test_requests_for_one_call_cost_what_each_costs(usage: Usage, price: Price, number: int, batch: bool) -> None:
+    """Several replies by several requests: each has the whole prompt, its own step and its own fee, and the call's sum
+    is rounded once."""
+    together = sum((usage for _ in range(number)), Usage(extra_requests=number - 1))
+    alone, sum_of_all = cost_of(usage, price, batch=batch), cost_of(together, price, batch=batch)
+
+    assert number * (alone - 1) < sum_of_all <= number * alone
+    assert sum_of_all <= most_cost(together, price, batch=batch)
+
+
 @given(usages(), st.data(), prices(), st.booleans())
 def test_no_usage_within_a_bound_costs_more_than_its_hold(
     most: Usage, data: st.DataObject, price: Price, batch: bool

@@ -17,13 +17,14 @@ from billing.core.holds import Hold, HoldRequest, Settlement
 from billing.core.records import Status, UsageRecord
 from billing.journal.journal import Journal
 from gateway.calls.accounting import CallAccounting
+from gateway.calls.answering import Answering
 from gateway.calls.call import Call, record_for
 from gateway.calls.hooks import Ending, HookMaker, KeepEnding, ReplyHook
 from gateway.core.background import Background
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings
-from gateway.inference.attempt import Answering, AttemptContext, AttemptLog
+from gateway.inference.attempt import AttemptContext, AttemptLog
 from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import TargetLimiter
 from gateway.inference.reply import Reply
