@@ -91,7 +91,7 @@ class DeviceState:
             numbers = [(signed(step.sampling.seed), step.reply_index, step.sampling.top_k) for step in newcomers]
             tensors.shares.index_copy_(0, where, upload(shares, device, torch.float32))
             tensors.numbers.index_copy_(0, where, upload(numbers, device, torch.long))
-        self._tell([step for step in steps if step.text])
+        self._tell([step for step in steps if step.text and step.num_unsure])
         return left
 
     def _tell(self, steps: Sequence[SequenceStep]) -> None:

@@ -16,6 +16,7 @@ from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sample
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.step.step_tensors import StepTensors
@@ -26,7 +27,8 @@ class DeviceStep:
 
     ``places`` has a step for each place that is sampled; ``masks`` are those of their grammars, if they could be begun.
     Slots in which its drafts leave what is not a number are added to ``spoilt``, for the next step to clear.
-    ``drawing`` is what samples all of its tokens, where that was prepared; it keeps them in ``last_tokens`` itself.
+    ``drawing`` is what samples its tokens, where that was prepared, and keeps them in ``last_tokens`` itself; the
+    ``places`` are then its others'. ``counts`` are of the tokens that penalised steps follow.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class DeviceStep:
         spoilt: list[int],
         block_size: int,
         last_tokens: Tensor,
+        counts: TokenCounts,
         timer: Timer,
         roofline: Roofline | None = None,
         drawing: Drawing | None = None,
@@ -53,6 +56,7 @@ class DeviceStep:
         self._spoilt = spoilt
         self._block_size = block_size
         self._last_tokens = last_tokens
+        self._counts = counts
         self._timer = timer
         self._roofline = roofline
         self._drawing = drawing
@@ -76,6 +80,8 @@ class DeviceStep:
         if self._drawing is not None:
             self._drawing.launch()
             drawn = self._drawing.drawn
+            if self._places:
+                self._sample_others(self._drawing)
             self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
         else:
             if len(tensors.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
@@ -88,17 +94,25 @@ class DeviceStep:
     def _sample_rows(self) -> None:
         tensors = self._tensors
         if tensors.samplers:
-            rows, last = self._hidden, tensors.token_ids
+            rows = self._hidden
             if tensors.sample_rows is not None:
-                rows, last = (some.index_select(0, tensors.sample_rows) for some in (rows, last))
-            sampled = sample(self._model.logits(rows), self._places, last, self._masks)
+                rows = rows.index_select(0, tensors.sample_rows)
+            sampled = self._sample_places(rows)
             if len(self._places) == len(tensors.samplers):  # which drafts hold is for the host to say
                 self._last_tokens.index_copy_(0, tensors.sampled_to, sampled.token_ids)
-            self._keep(sampled)
+            self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
 
-    def _keep(self, sampled: Sampled) -> None:
-        self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
+    def _sample_others(self, drawing: Drawing) -> None:
+        """Sample again for steps that ask for more than a draw: their tokens take the place of those drawn."""
+        where = upload(drawing.where, self._hidden.device, torch.long)
+        sampled = self._sample_places(self._hidden.index_select(0, where))
+        self._last_tokens.index_copy_(0, self._tensors.sampled_to.index_select(0, where), sampled.token_ids)
+        drawing.drawn[:, :2].index_copy_(0, where, torch.stack([sampled.token_ids, sampled.finite], 1).int())
+
+    def _sample_places(self, rows: Tensor) -> Sampled:
+        sampled = sample(self._model.logits(rows), self._places, self._counts, self._masks)
         self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
+        return sampled
 
     def result(self) -> StepResult:
         """Wait for the copies, and read them."""

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import LinearOptions
 from gpu_backend.sampling.sampler import sample
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.step.step_tensors import build_tensors
@@ -60,13 +60,22 @@ class DraftModel:
         self.block_bytes = self.config.kv_floats_per_token * config.cache.block_size * dtype.itemsize
 
     def make_room(
-        self, num_blocks: int, max_model_len: int, placement: Grouping | PagedLayouts, graphs: MakeGraphs | None
+        self,
+        num_blocks: int,
+        max_model_len: int,
+        placement: Grouping | PagedLayouts,
+        graphs: MakeGraphs | None,
+        counts: TokenCounts,
     ) -> None:
-        """Allocate the cache, with the two blocks more that the model has, and what its decodes are replayed from."""
+        """Allocate the cache, with the two blocks more that the model has, and what its decodes are replayed from.
+
+        ``counts`` are of the tokens that penalised steps follow, of any plan before it is to be completed.
+        """
         config = self.config
         shape = (config.num_layers, num_blocks + 2, self._block_size, 2, config.num_kv_heads, config.head_dim)
         self.kv_cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._grouping = placement
+        self._counts = counts
         longest = -(-max_model_len // self._block_size)
         self._device_state = DeviceState(self._max_num_seqs, longest, num_blocks, self._device)
         # Of a reply whose drafts all held the draft model lacks two tokens.
@@ -146,13 +155,11 @@ class DraftModel:
         hidden = self._model.hidden_states(tensors, self.kv_cache)
         if not tensors.samplers:
             return (), last_tokens[:0]
-        rows, last = hidden, tensors.token_ids
-        if tensors.sample_rows is not None:
-            rows, last = (some.index_select(0, tensors.sample_rows) for some in (rows, last))
+        rows = hidden if tensors.sample_rows is None else hidden.index_select(0, tensors.sample_rows)
         # Tokenizers are equal, but tables may be padded to different lengths.
         padding = self._vocab_size - self.config.vocab_size
         logits = F.pad(self._model.logits(rows), (0, padding), value=-torch.inf)
-        tokens = sample(logits, tensors.samplers, last).token_ids
+        tokens = sample(logits, tensors.samplers, self._counts).token_ids
         last_tokens.index_copy_(0, tensors.sampled_to, tokens)
         return tensors.samplers, tokens
 
@@ -165,12 +172,8 @@ class DraftModel:
             constraint = constraint.copy()
             if constraint.accept((token,)) or constraint.is_complete:
                 return None
-        looks_back = step.sampling.penalises_reply
-        return replace(
-            self._after(step, token, block_table),
-            generated=step.generated + array("i", (token,)).tobytes() if looks_back else b"",
-            constraint=constraint,
-        )
+        drafted = (*step.drafted, token) if step.sampling.penalises_reply else ()
+        return replace(self._after(step, token, block_table), drafted=drafted, constraint=constraint)
 
     def _after(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep:
         """Return the step that computes the token after a step's."""

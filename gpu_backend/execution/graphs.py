@@ -38,16 +38,22 @@ assert UNKNOWN == FROM_STATE
 propose = ops.propose_drafts
 
 USES_BEFORE = 3  # steps of a size before its graph is captured
+MOST_OTHERS = 0.5  # of a step's tokens, which are sampled by themselves; of more, all are
 STEPS_BETWEEN = 16  # captures, so that no stream stops for long
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What draws all tokens of a step, and where it leaves them: ``DecodeRows.drawn`` of its places."""
+    """What draws the tokens of a step, and where it leaves them: ``DecodeRows.drawn`` of its places.
+
+    What it draws for the ``others``, steps at the places ``where``, counts for nothing: they ask for more than a draw.
+    """
 
     launch: Replay
     drawn: Tensor
     rows: list[int] | None  # those used of its places' contiguous rows; None: all
+    others: tuple[SequenceStep, ...]
+    where: tuple[int, ...]
 
 
 class DecodeGraphs:
@@ -142,9 +148,9 @@ class DecodeGraphs:
     def replay(self, plan: StepPlan, size: Size) -> tuple[StepTensors, Tensor, Drawing | None]:
         """Compute what was filled in, from a graph if there is one.
 
-        Returns the step's tensors, its final hidden states, and what draws all of its tokens: None where some token
-        needs more than what the graph knows. Tensors and hidden states are written over by the next replay; those of a
-        step that is drawn here have unused rows between its own.
+        Returns the step's tensors, its final hidden states, and what draws its tokens: None where most of them, or any
+        with drafts, need more than what the graph knows. Tensors and hidden states are written over by the next replay;
+        those of a step that is drawn here have unused rows between its own.
         """
         if size in self._graphs:
             forward, drawing = self._graphs[size]
@@ -160,8 +166,9 @@ class DecodeGraphs:
             filled = [
                 row for end, step in zip(ends, steps, strict=True) for row in range(end - len(step.token_ids), end)
             ]
-        plainly = all(map(draws_plainly, steps))
-        if filled is not None and not plainly:
+        where = tuple(place for place, step in enumerate(steps) if not draws_plainly(step))
+        is_drawn = not where or (width == 1 and len(where) <= MOST_OTHERS * len(steps))
+        if filled is not None and not is_drawn:
             own = upload(filled, self._inputs.device, torch.long)
         tensors = StepTensors(
             steps=steps,
@@ -177,7 +184,9 @@ class DecodeGraphs:
             poolers=(),
             scorers=(),
         )
-        return tensors, self._hidden[own], Drawing(drawing, rows.drawn[: len(steps)], filled) if plainly else None
+        others = tuple(steps[place] for place in where)
+        drawn = Drawing(drawing, rows.drawn[: len(steps)], filled, others, where) if is_drawn else None
+        return tensors, self._hidden[own], drawn
 
     def _try_capture(self, size: Size) -> None:
         """Make a graph, if it can be made: no request fails for the want of one."""

@@ -134,5 +134,5 @@ def _end_with(rank: int, child: subprocess.Popen[bytes]) -> None:
 
 def _bare(plan: StepPlan) -> StepPlan:
     """Leave out what only sampling asks for: that is the first rank's alone."""
-    steps = (replace(step, constraint=None, prompt=b"", generated=b"") for step in plan.sequences)
+    steps = (replace(step, constraint=None, text=b"") for step in plan.sequences)
     return replace(plan, sequences=tuple(steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from gpu_backend.models.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import rows_of
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.grammar import begin_masks
@@ -49,7 +51,7 @@ from gpu_backend.step.plan import (
     StepResult,
 )
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.step_tensors import StepTensors, build_tensors
+from gpu_backend.step.step_tensors import build_tensors
 
 if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
@@ -112,13 +114,14 @@ class Runner:
                 config.speculation.num_speculative_tokens,
                 _text_window(config, self.max_model_len),
             )
+            self._counts = TokenCounts(config.steps.max_num_seqs, model_config.vocab_size, self.device)
             self.graphs = self._make_graphs(config)
             if self._draft_model is not None:
                 placement = self._placement.of(
                     self._draft_model.config, self.num_blocks + 1, self.max_model_len, self._cache_dtype
                 )
                 graphs = self._draft_graphs if self.graphs is not None else None
-                self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs)
+                self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
 
         self._spoilt: list[int] = []  # slots that drafts filled with what is no number
         first = self.model_config.layers_before
@@ -147,6 +150,7 @@ class Runner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: its keys and values get stored, and a token is sampled for each sequence that asks for one."""
         timer = Timer(self.device)
+        self._counts.update(plan.sequences, self._device_state.last_tokens)
         if self._draft_model is not None:
             plan = self._draft_model.complete(plan)
         if self._spoilt:
@@ -179,8 +183,8 @@ class Runner:
             self.graphs.fill(plan.sequences, size)
             timer.begin(after=plan.copies)
             tensors, hidden, drawing = self.graphs.replay(plan, size)
-            begins = self._leads and drawing is None
-            places, masks = self._begin_sampling(tensors) if begins else ([], None)
+            others = tensors.samplers if drawing is None else drawing.others
+            places, masks = self._begin_sampling(others) if self._leads else ([], None)
         else:
             tensors = build_tensors(plan, self._grouping, self.device)
             timer.begin(after=plan.copies)
@@ -192,7 +196,7 @@ class Runner:
             if tensors.fresh_blocks is not None:
                 # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
                 self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
-            places, masks = self._begin_sampling(tensors) if self._leads else ([], None)
+            places, masks = self._begin_sampling(tensors.samplers) if self._leads else ([], None)
             hidden = self._model.hidden_states(tensors, self.kv_cache, self._kv_scales)
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
@@ -206,16 +210,17 @@ class Runner:
             self._spoilt,
             self.block_size,
             last_tokens,
+            self._counts,
             timer,
             self._roofline,
             drawing,
         )
 
-    def _begin_sampling(self, tensors: StepTensors) -> tuple[list[SequenceStep], Future[Tensor] | None]:
+    def _begin_sampling(self, samplers: Sequence[SequenceStep]) -> tuple[list[SequenceStep], Future[Tensor] | None]:
         """Return a step for each place that is sampled, and their grammars' masks, begun if their tokens are known."""
-        places = list(tensors.samplers)
+        places = list(samplers)
         if any(step.num_draft_tokens for step in places):
-            places = [place for sampler in tensors.samplers for place in rows_of(sampler)]
+            places = [place for sampler in samplers for place in rows_of(sampler)]
         constraints = [place.constraint for place in places]
         if not any(constraints):
             return places, None

@@ -14,24 +14,25 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.grammar import apply_masks, begin_masks
-from gpu_backend.step.plan import UNKNOWN, SequenceStep
+from gpu_backend.step.plan import SequenceStep
 
 
 def adjust(
     logits: Tensor,
     steps: Sequence[SequenceStep],
-    last_tokens: Tensor | None = None,
+    counts: TokenCounts | None = None,
     masks: Future[Tensor] | None = None,
 ) -> None:
     """Change ``logits`` (rows, vocab), float32, in place as each row's step asks; other rows are not touched.
 
-    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
-    are those of the steps' constraints, where they were begun before.
+    ``counts`` are of the tokens that the steps follow: needed where one is penalised. ``masks`` are those of the
+    steps' constraints, where they were begun before.
     """
     _add_bias(logits, steps)
     _forbid_early_ends(logits, steps)
-    _penalise(logits, steps, last_tokens)
+    _penalise(logits, steps, counts)
     _constrain(logits, steps, masks or begin_masks([step.constraint for step in steps], logits.shape[-1]))
 
 
@@ -62,7 +63,7 @@ def _forbid_early_ends(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
         logits.index_put_((where[:, 0], where[:, 1]), torch.full((), -torch.inf, device=logits.device))
 
 
-def _penalise(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor | None) -> None:
+def _penalise(logits: Tensor, steps: Sequence[SequenceStep], counts: TokenCounts | None) -> None:
     rows = [row for row, step in enumerate(steps) if step.sampling.penalises_reply]
     if not rows:
         return
@@ -71,28 +72,10 @@ def _penalise(logits: Tensor, steps: Sequence[SequenceStep], last_tokens: Tensor
         (s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty) for s in asking
     ]
     repetition, frequency, presence = upload(wishes, logits.device, logits.dtype).t()[:, :, None]
-    counts = _count([step.generated for step in asking], logits)
-    unknown = [i for i, step in enumerate(asking) if step.token_ids[-1] == UNKNOWN]
-    if unknown and last_tokens is not None:
-        where = upload([unknown, [rows[i] for i in unknown]], logits.device, torch.long)
-        counts.index_put_((where[0], last_tokens[where[1]]), torch.ones((), device=logits.device), accumulate=True)
+    assert counts is not None, "penalties look back at what was counted"
+    in_reply, is_seen = counts.of(asking)
     places = upload(rows, logits.device, torch.long)
     part = logits.index_select(0, places)
     if any(step.sampling.penalises_prompt for step in asking):
-        seen = counts + _count([step.prompt for step in asking], logits) > 0
-        part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-    logits.index_copy_(0, places, part.sub_(counts * frequency).sub_((counts > 0) * presence))
-
-
-def _count(tokens: Sequence[bytes], like: Tensor) -> Tensor:
-    """Return how often each row has each token (rows, vocab), exact in floating point; ``tokens`` are int32."""
-    vocab = like.shape[-1]
-    counts = like.new_zeros(len(tokens), vocab)
-    together = bytearray().join(tokens)
-    if together:
-        lengths = upload([len(some) // 4 for some in tokens], like.device, torch.long)
-        firsts = torch.arange(0, counts.numel(), vocab, device=like.device)
-        places = upload(torch.frombuffer(together, dtype=torch.int32), like.device, torch.int32)
-        places = places + firsts.repeat_interleave(lengths, output_size=len(together) // 4)
-        counts.view(-1).index_add_(0, places, torch.ones((), device=like.device).expand(len(places)))
-    return counts
+        part = torch.where(is_seen, torch.where(part > 0, part / repetition, part * repetition), part)
+    logits.index_copy_(0, places, part.sub_(in_reply * frequency).sub_((in_reply > 0) * presence))

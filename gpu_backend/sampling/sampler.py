@@ -15,6 +15,7 @@ from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.sampling.adjustments import adjust
 from gpu_backend.sampling.sampling_tensors import sampling_tensors_of, signed
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.plan import SequenceStep, TokenLogprob
 
 GREEDY_BELOW = 1e-5  # a lower temperature than this means the most likely token
@@ -50,13 +51,13 @@ class Sampled:
 def sample(
     logits: Tensor,
     steps: Sequence[SequenceStep],
-    last_tokens: Tensor | None = None,
+    counts: TokenCounts | None = None,
     masks: Future[Tensor] | None = None,
 ) -> Sampled:
     """Choose the next token of each step from its row of ``logits`` (rows, vocab), which are used up.
 
-    ``last_tokens`` (rows,) are the last of each step's, on the device: needed where a step says ``UNKNOWN``. ``masks``
-    are those of the steps' constraints, where they were begun before.
+    ``counts`` are of the tokens that the steps follow: needed where one is penalised. ``masks`` are those of the
+    steps' constraints, where they were begun before.
     """
     logits = logits.float()
     finite = torch.isfinite(logits.sum(-1))
@@ -66,7 +67,7 @@ def sample(
         scored = [row for row, step in enumerate(steps) if step.sampling.logprobs is not None]
         which = upload(scored, logits.device, torch.long) if scored else None
         unadjusted = None if which is None else logits.index_select(0, which)
-        adjust(logits, steps, last_tokens, masks)
+        adjust(logits, steps, counts, masks)
     if ops.uses_triton(logits.device):
         chosen, _ = ops.draw(
             logits, sampling_tensors_of(steps, logits.device), any(step.sampling.filters for step in steps)
@@ -75,8 +76,8 @@ def sample(
         chosen = _draw(logits, steps)
     logprobs = None
     if which is not None and unadjusted is not None:
-        counts = [steps[row].sampling.logprobs or 0 for row in scored]
-        logprobs = report_logprobs(unadjusted, chosen.index_select(0, which), counts)
+        wanted = [steps[row].sampling.logprobs or 0 for row in scored]
+        logprobs = report_logprobs(unadjusted, chosen.index_select(0, which), wanted)
     return Sampled(chosen, finite, logprobs)
 
 

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,7 +34,7 @@ def rows_of(step: SequenceStep) -> list[SequenceStep]:
             replace(
                 step,
                 token_ids=step.token_ids[: step.num_known + count],
-                generated=step.generated + array("i", drafts[:count]).tobytes() if looks_back else b"",
+                drafted=drafts[:count] if looks_back else (),
                 constraint=constraint,
                 num_draft_tokens=0,
             )

@@ -27,8 +27,8 @@ class SequenceStep:
     covers every position up to and including the last one computed here. ``samples`` is true when the last token's
     logits are to be turned into the sequence's next token: always for a decode, and for the last chunk of a prefill.
 
-    A step may be planned before the tokens of the one before are known: the token is ``UNKNOWN`` then, and so it is
-    missing in ``generated``. ``row`` is the sequence's place among those that run, for as long as it runs.
+    A step may be planned before the tokens of the one before are known: the token is ``UNKNOWN`` then. ``row`` is the
+    sequence's place among those that run, for as long as it runs.
     """
 
     sequence_id: int
@@ -40,8 +40,6 @@ class SequenceStep:
     reply_index: int  # which of the request's n replies; part of the noise
     pools: bool = False  # an embedding: return the sum of the final hidden states over ``token_ids``
     num_prompt: int = 0  # positions that are the prompt's; the next token's number in the reply follows from it
-    prompt: bytes = b""  # the prompt's tokens, int32 each: given where sampling looks back at them
-    generated: bytes = b""  # the reply's tokens so far, int32 each: given where sampling looks back at them
     targets: tuple[int, ...] = ()  # prompt tokens to score: each follows the one at its place in ``token_ids``
     constraint: Constraint | None = None  # knows which tokens may come next; None: all
     num_draft_tokens: int = 0  # at the end of ``token_ids``, drafts; each place before one is sampled too
@@ -54,9 +52,11 @@ class SequenceStep:
     # Planned before it is known how many drafts of the step before held: so many tokens earlier than ``start`` it may
     # begin. The device knows.
     slack: int = 0
-    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to draft.
+    # Tokens from position ``text_start`` on that the device does not know of, int32 each: given where it is to draft,
+    # and where sampling looks back.
     text: bytes = b""
     text_start: int = 0
+    drafted: tuple[int, ...] = ()  # drafts that sampling looks back at, too: those behind the known tokens
 
     @property
     def num_known(self) -> int:

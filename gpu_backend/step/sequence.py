@@ -98,7 +98,6 @@ class Sequence:
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
     draft_record: DraftRecord | None = None  # how its drafts went; None until it is asked for one
-    _generated: array[int] = field(default_factory=lambda: array("i"))
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -151,6 +150,10 @@ class Sequence:
         scores = sampling.prompt_logprobs is not None and self.unscored_from is not None
         token_ids = (UNKNOWN,) if self.num_awaited else tuple(self.token_ids[start:end])
         slack = max(0, self.num_awaited - 1)
+        text, text_start = b"", 0
+        if looks_back:
+            text_start, self.num_on_device = self.num_on_device, end
+            text = array("i", self.token_ids[text_start:]).tobytes()
         self.num_computed = end
         self.num_awaited += samples
         return SequenceStep(  # names would make up a third of what it takes
@@ -163,18 +166,13 @@ class Sequence:
             self.reply_index,
             self.pools,
             self.num_prompt,
-            array("i", self.prompt_token_ids).tobytes() if looks_back and sampling.penalises_prompt else b"",
-            self.generated() if looks_back else b"",
             self.prompt_token_ids[start + 1 : end + 1] if scores else (),
             self.constraint if samples else None,
             row=self.row,
             slack=slack,
+            text=text,
+            text_start=text_start,
         )
-
-    def generated(self) -> bytes:
-        """Return the tokens of the reply so far, int32 each."""
-        self._generated.extend(self.token_ids[self.num_prompt + len(self._generated) :])
-        return self._generated.tobytes()
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take the next token; return why the sequence ends with it, or None."""

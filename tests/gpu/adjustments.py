@@ -9,6 +9,7 @@ from collections import Counter
 import torch
 
 from gpu_backend.sampling.adjustments import adjust
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.grammar import apply_masks
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
@@ -20,11 +21,12 @@ TOLERANCE = 1e-6
 def penalties(setting: Setting) -> str:
     """Rows that ask for something, each for its own, among rows that ask for nothing."""
     vocab = setting.dice.choice((300, 32_000, 151_936))
-    steps = [_step(setting, vocab, asks=row % 3 > 0) for row in range(9)]
+    steps = [_step(setting, vocab, row, asks=row % 3 > 0) for row in range(9)]
     logits = setting.randn(len(steps), vocab) * 4
     expected = [_by_definition(row, step) for row, step in zip(logits.tolist(), steps, strict=True)]
-    out = logits.clone()
-    adjust(out, steps)
+    out, counts = logits.clone(), TokenCounts(len(steps), vocab, logits.device)
+    counts.update(steps, torch.zeros(len(steps), dtype=torch.long, device=logits.device))
+    adjust(out, steps, counts)
     finite = torch.tensor(expected).isfinite()
     require(torch.equal(out.cpu().isfinite(), finite), "other tokens are forbidden than on the CPU")
     require(torch.equal(out[::3], logits[::3]), "rows that ask for nothing were touched")
@@ -49,7 +51,7 @@ def masks(setting: Setting) -> str:
     return f"vocabulary {vocab:,}, equal"
 
 
-def _step(setting: Setting, vocab: int, *, asks: bool) -> SequenceStep:
+def _step(setting: Setting, vocab: int, row: int, *, asks: bool) -> SequenceStep:
     dice = setting.dice
     prompt, reply = ([dice.randrange(vocab) for _ in range(dice.randrange(1, 400))] for _ in range(2))
     reply += reply[: len(reply) // 2]
@@ -64,15 +66,16 @@ def _step(setting: Setting, vocab: int, *, asks: bool) -> SequenceStep:
             min_tokens=dice.choice((0, 1000)),
             stop_token_ids=frozenset(dice.sample(range(vocab), 3)),
         )
-    packed = [array("i", tokens).tobytes() for tokens in (prompt, reply)]
+    text = array("i", prompt + reply).tobytes()
     start = len(prompt) + len(reply) - 1
-    return SequenceStep(1, (7,), start, (), True, sampling, 0, False, len(prompt), packed[0], packed[1])
+    return SequenceStep(1, (7,), start, (), True, sampling, 0, num_prompt=len(prompt), row=row, text=text)
 
 
 def _by_definition(logits: list[float], step: SequenceStep) -> list[float]:
     """One row, token by token."""
     asked, out = step.sampling, list(logits)
-    prompt, counts = set(array("i", step.prompt)), Counter(array("i", step.generated))
+    text = array("i", step.text)
+    prompt, counts = set(text[: step.num_prompt]), Counter(text[step.num_prompt :])
     for token, bias in asked.logit_bias:
         out[token] += bias
     if step.num_generated < asked.min_tokens:

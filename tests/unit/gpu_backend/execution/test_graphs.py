@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_backend.execution import device_state as state_module
+from gpu_backend.execution import device_step as device_step_module
 from gpu_backend.execution import graphs as graphs_module
 from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
 from gpu_backend.execution.graph_sizes import LEAST_REACH, GraphSizes, Size, draws_plainly, reach_of, sizes_up_to
@@ -24,12 +25,12 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import pinned, upload
-from gpu_backend.sampling.sampler import draw, sample
+from gpu_backend.sampling.sampler import Sampled, draw, sample
 from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult
-from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -113,6 +114,43 @@ def test_replayed_replies_equal_computed_ones(qwen: Path, overlaps: bool, num_kv
     assert len(graphs_of(loop.runner)._graphs) >= 2
     assert {k: a.token_ids for k, a in replayed.items()} == {k: a.token_ids for k, a in computed.items()}
     assert {k: a.finish_reason for k, a in replayed.items()} == {k: a.finish_reason for k, a in computed.items()}
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_one_row_that_asks_for_more_leaves_the_others_to_their_graph(
+    qwen: Path, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone is sampled by itself, be it penalised, reported or held to a grammar; all say what they say without."""
+    plain = SamplingParams(max_tokens=40, temperature=0.9)
+    asks = (
+        replace(plain, repetition_penalty=1.3),
+        replace(plain, logprobs=2),
+        replace(plain, grammar=Grammar(GrammarKind.REGEX, "[a-f ]+")),
+    )
+    commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(plain, seed=i)) for i in range(4)]
+    batches = [[*commands, Generate("asks", tuple(range(20)), ask)] for ask in asks]
+    expected = [answer_all(model_loop(qwen, max_num_seqs=5), batch) for batch in batches]
+    loop = model_loop(qwen, max_num_seqs=5, cuda_graphs=True, async_scheduling=overlaps)
+    graphs_of(loop.runner).capture(Size(5, 1))
+    sampled: list[int] = []
+
+    def count(logits: torch.Tensor, *args: Any) -> Sampled:
+        sampled.append(len(logits))
+        return sample(logits, *args)
+
+    monkeypatch.setattr(device_step_module, "sample", count)
+    answers = [answer_all(loop, batch) for batch in batches]
+
+    for found, computed in zip(answers, expected, strict=True):
+        assert {k: a.token_ids for k, a in found.items()} == {k: a.token_ids for k, a in computed.items()}
+    reports = [
+        [logprob for event in told["asks", 0].events for logprob in event.logprobs]
+        for told in (answers[1], expected[1])
+    ]
+    assert [len(report.top) for report in reports[0] if report is not None] == [2] * 40 and sampled.count(1) >= 78
+    for ours, theirs in zip(*reports, strict=True):
+        assert ours is not None and theirs is not None and ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    assert sampled.count(5) <= 3  # the prompts' steps
 
 
 def test_first_token_never_waits_for_a_capture(qwen: Path) -> None:

@@ -57,7 +57,9 @@ def most_bytes(runner: Runner, steps: list[SequenceStep], scored: bool = False) 
             targets = torch.zeros(len(hidden), dtype=torch.long)
             for rows, own in zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True):
                 report_logprobs(runner._model.logits(rows), own, [5] * len(own))
-        sample(runner._model.logits(hidden if batch.sample_rows is None else hidden[batch.sample_rows]), steps)
+        runner._counts.update(steps, runner._device_state.last_tokens)
+        rows = hidden if batch.sample_rows is None else hidden[batch.sample_rows]
+        sample(runner._model.logits(rows), steps, runner._counts)
     return following.most
 
 
@@ -79,7 +81,7 @@ def test_no_step_takes_more_than_is_left_for_it(
     steps = [
         SequenceStep(
             i, (7,) * length, 0, tuple(range(4 * i, 4 * i + 4)), True, GREEDY if scored else ALL, 0,
-            prompt=said, generated=said,
+            num_prompt=20, row=i, text=said,
         )
         for i in range(seqs)
     ]  # fmt: skip

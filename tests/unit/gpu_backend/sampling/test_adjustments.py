@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_backend.sampling.adjustments import adjust
 from gpu_backend.sampling.sampler import sample
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
 
@@ -32,14 +33,15 @@ def step(sampling: SamplingParams, prompt: list[int], reply: list[int]) -> Seque
         sampling,
         0,
         num_prompt=len(prompt),
-        prompt=array("i", prompt).tobytes() if sampling.penalises_prompt else b"",
-        generated=array("i", reply).tobytes() if sampling.penalises_reply else b"",
+        text=array("i", known).tobytes() if sampling.penalises_reply else b"",
     )
 
 
 def adjusted(logits: Tensor, *steps: SequenceStep) -> Tensor:
-    out = logits.clone()
-    adjust(out, steps)
+    out, counts = logits.clone(), TokenCounts(len(steps), VOCAB, logits.device)
+    own = [replace(step, row=row) for row, step in enumerate(steps)]
+    counts.update(own, torch.zeros(len(steps), dtype=torch.long))
+    adjust(out, own, counts)
     return out
 
 
