@@ -23,7 +23,6 @@ ADMIN_COMMANDS = ("teams", "keys", "owners", "batch", "usage", "calls", "explain
 
 app = typer.Typer(
     name="tollgate",
-    help="One OpenAI-compatible endpoint for a company: quotas, routing, exact cost, and a GPU engine of its own.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,6 +41,23 @@ def main() -> None:
         _add_admin_commands(sys.argv[1] if len(sys.argv) > 1 else None)
         spare_what_stays()
     app()
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from gateway.core.version import VERSION
+
+        typer.echo(f"tollgate {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version")
+    ] = False,
+) -> None:
+    """One OpenAI-compatible endpoint for a company: quotas, routing, exact cost, and a GPU engine of its own."""
 
 
 @app.command("dev")

@@ -20,6 +20,8 @@ from router.preferences import at_preferred, refuse_other_vectors, with_spares
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.sticky import Score, judge
 
+NAMED = 10  # models that a refusal names
+
 
 def choose_route(
     request: Request,
@@ -155,7 +157,10 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
         members = catalog.members_of(name) if name in catalog.auto else ()
         if options.may_use(name, asked, *(model.name for model in members)):
             return name
-    words = f"This team may use no model '{asked[:100]}'; GET /v1/models lists those that it may."
+    some = sorted(options.allowed_models)[:NAMED]
+    more = "" if len(some) == len(options.allowed_models) else ", …"
+    allowed = f"it may use {', '.join(some)}{more}" if some else "it may use none"
+    words = f"This team may use no model '{asked[:100]}'; {allowed} (GET /v1/models lists them)."
     raise ModelNotAllowed(words, param="model")
 
 

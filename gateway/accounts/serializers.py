@@ -13,6 +13,8 @@ from msgspec.structs import asdict
 
 from billing.core.holds import Limits
 from billing.core.money import to_text
+from billing.core.prices import Price, Rates
+from billing.upkeep.scope_room import ScopeRoom
 from gateway.accounts.team_keys import KeyRecord, NewlyMade
 from gateway.accounts.team_secrets import SecretRecord
 from gateway.accounts.teams import TeamRecord
@@ -53,6 +55,37 @@ def limits_view(limits: Limits) -> dict[str, Any]:
         name.replace("nanousd_", "usd_"): dollars(value) if value is not None and "nanousd" in name else value
         for name, value in asdict(limits).items()
     }
+
+
+def price_view(price: Price) -> dict[str, Any]:
+    """Return what a model charges, in dollars per million tokens, as tollgate.yaml has it."""
+    shown: dict[str, Any] = _rates_view(price)
+    if price.request:
+        shown["request"] = dollars(price.request)
+    if price.batch_discount != 1:
+        shown["batch_discount"] = price.batch_discount
+    if price.steps:
+        shown["steps"] = [{"above": step.above, **_rates_view(step)} for step in price.steps]
+    return shown
+
+
+def _rates_view(rates: Rates) -> dict[str, Any]:
+    each = ((name, getattr(rates, name)) for name in Rates.__struct_fields__)
+    return {name: dollars(rate) for name, rate in each if rate is not None}
+
+
+def budgets_view(room: ScopeRoom) -> dict[str, Any]:
+    """Return what is used, held and left of each budget, money in dollars; ``left`` is null without a limit."""
+    shown: dict[str, Any] = {}
+    for name, budget in asdict(room).items():
+        parts: dict[str, int | None] = {"used": budget.used, "held": budget.held, "left": budget.left}
+        if "nanousd" in name:
+            shown[name.replace("nanousd", "usd")] = {
+                part: None if value is None else dollars(value) for part, value in parts.items()
+            }
+        else:
+            shown[name] = parts
+    return shown
 
 
 def team_view(record: TeamRecord) -> dict[str, Any]:

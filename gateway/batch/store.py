@@ -199,16 +199,19 @@ async def batch_of_output(connection: AsyncConnection, file_id: str) -> Batch | 
     return None if row is None else from_row(Batch, row)
 
 
-async def list_batches(connection: AsyncConnection, team_id: str, *, after: str | None, limit: int) -> list[Batch]:
-    """Return a team's batches, newest first; ``after`` is the last id already seen."""
+async def list_batches(
+    connection: AsyncConnection, team_id: str | None, *, after: str | None, limit: int, status: str | None = None
+) -> list[Batch]:
+    """Return a team's batches, or everyone's, newest first; ``after`` is the last id already seen."""
     table = batches.c
-    query = select(batches).where(table.team_id == team_id)
+    own = [] if team_id is None else [table.team_id == team_id]
+    query = select(batches).where(*own, *([] if status is None else [table.status == status]))
     if after is not None:
-        made = select(table.created_at).where(table.id == after, table.team_id == team_id).scalar_subquery()
+        made = select(table.created_at).where(table.id == after, *own).scalar_subquery()
         query = query.where(tuple_(table.created_at, table.id) < tuple_(made, literal(after)))
     newest = query.order_by(table.created_at.desc(), table.id.desc())
     rows = (await connection.execute(newest.limit(limit))).mappings().all()
-    if after is not None and not rows:
+    if after is not None and not rows and team_id is not None:
         await check_seen(connection, batches, team_id, after)
     return [from_row(Batch, row) for row in rows]
 

@@ -162,6 +162,12 @@ def test_team_uses_the_models_it_is_allowed(house: House, admin: httpx.Client) -
     refused = chat(house, key)
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+    assert "it may use large (GET /v1/models lists them)" in refused.json()["error"]["message"]
+    with house.client(key) as client:
+        shown = client.get("/v1/models/large").json()
+    price = house.settings.models["large"].price
+    told = {"input": price.input, "cached_input": price.cached_input, "output": price.output}
+    assert shown["price"] == {name: rate / 1e9 for name, rate in told.items() if rate is not None}
 
 
 BAD_TEAMS: list[tuple[Any, int, str | None]] = [

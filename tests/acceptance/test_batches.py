@@ -221,6 +221,22 @@ def test_another_team_finds_nothing(client: httpx.Client, team_of: Callable[...,
     assert stranger.post("/v1/batches", json=asked).status_code == 404
 
 
+def test_an_admin_sees_the_batches_of_all(house: FaultHouse, client: httpx.Client) -> None:
+    """With whose each is; by status, page by page. A team's key does not."""
+    batch = ended(client, submitted(client, "Who am I?"))
+
+    def listed(**query: str) -> list[dict[str, Any]]:
+        return house.ask_admin(house.gateways[0], "/admin/batches", **query).json()["data"]
+
+    newest = next(each for each in listed() if each["batch_id"] == batch["batch_id"])
+    team_id = newest.pop("team_id")
+    assert newest == batch
+    assert {each["team_id"] for each in listed(team_id=team_id)} == {team_id}
+    assert {each["status"] for each in listed(status="completed")} == {"completed"}
+    assert batch["batch_id"] not in [each["batch_id"] for each in listed(after=batch["batch_id"])]
+    assert client.get("/admin/batches").status_code in (401, 403)
+
+
 def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client]) -> None:
     """Money is no reason to wait: a request beyond the cap fails with insufficient_quota."""
     client = team_of(usd_per_day=0.001)

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
+from tests.support.waiting import until
 
 SUMS = (
     "requests",
@@ -218,6 +220,27 @@ def test_question_that_makes_no_sense_is_refused(team: PayingTeam, query: dict[s
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_team_sees_what_is_used_held_and_left(house: House) -> None:
+    """Of its own budgets and its key's: they add up to the limit, and what is used is what the report says."""
+    team = PayingTeam(house, usd_per_month=5, tokens_per_day=100_000)
+    team.ask()
+    team.correct(cost_usd="0.25").raise_for_status()
+    used = Decimal(str(team.settled()["cost_usd"]))
+
+    def budgets() -> dict[str, Any]:
+        with house.client(team.key) as client:
+            return client.get("/v1/team").json()
+
+    until(lambda: Decimal(str(budgets()["budgets"]["usd_this_month"]["used"])) == used + Decimal("0.25"))
+    shown = budgets()
+    month, day = shown["budgets"]["usd_this_month"], shown["budgets"]["tokens_today"]
+    assert sum(Decimal(str(part)) for part in month.values()) == 5
+    assert day["used"] == sum(usage["total_tokens"] for usage in team.said) and sum(day.values()) == 100_000
+    assert Decimal(str(shown["budgets"]["usd_today"]["used"])) == used + Decimal("0.25")
+    assert shown["budgets"]["usd_today"]["left"] is None
+    assert Decimal(str(shown["key"]["budgets"]["usd_this_month"]["used"])) == used
 
 
 def test_team_is_told_whose_key_it_holds(team: PayingTeam) -> None:

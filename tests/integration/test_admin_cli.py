@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.config.file import load_settings
+from gateway.core.version import VERSION
 from tests.support.servers import database_of_its_own
 
 ROOT = Path(__file__).parents[2]
@@ -267,3 +268,10 @@ def test_config_check_tells_every_fault(config: Path, tmp_path: Path) -> None:
 
     assert "fine" in good.stdout
     assert [fault.split(": ")[:2] for fault in faults] == [[f"{bad}:7", "drain"], [f"{bad}:8", "queues"]]
+
+
+def test_the_version_is_told() -> None:
+    """Without a deployment."""
+    told = CliRunner().invoke(gateway.cli.app, ["--version"])
+
+    assert (told.exit_code, told.stdout) == (0, f"tollgate {VERSION}\n")

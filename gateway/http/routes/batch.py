@@ -11,7 +11,7 @@ from litestar.response import Stream
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.auth import admin_guard, team_guard
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
@@ -118,6 +118,21 @@ async def get_openai_batch(request: AnyRequest, batch_id: FromPath[str]) -> Resp
 async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Start nothing more of a batch."""
     return await _cancel(request, batch_id, openai_view)
+
+
+@get(
+    "/admin/batches",
+    guards=[admin_guard],
+    summary="List the batches of all teams",
+    query=("team_id", "status", "after", "limit"),
+)
+async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
+    """List batches of all teams, or of ``team_id``, newest first, also by ``status`` (OpenAI's words)."""
+    query, limit = read_query(request)
+    team_id, status = query.get("team_id"), query.get("status")
+    async with part_of(request, Database).begin() as connection:
+        found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
+    return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from litestar import get
+from litestar import Response, get
 from litestar.params import FromPath
 
 from gateway.accounts.auth import team_or_admin_guard
+from gateway.accounts.serializers import price_view
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, part_of, principal_of
+from gateway.http.exchange import AnyRequest, answer, part_of, principal_of
 from gateway.storage.readiness import Readiness
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel
 
 
 @get("/v1/models", guards=[team_or_admin_guard], summary="List the models")
-async def list_models(request: AnyRequest) -> dict[str, Any]:
+async def list_models(request: AnyRequest) -> Response[bytes]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
     edition = edition_of(request)
     started = int(part_of(request, Readiness).started_at)
@@ -27,19 +28,19 @@ async def list_models(request: AnyRequest) -> dict[str, Any]:
     if ANTHROPIC_ERRORS.client_header in request.headers:
         data = [_anthropic_model(edition.catalog, name, started) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
-        return {"data": data, "has_more": False, **ends}
-    return {"object": "list", "data": [_model_object(edition.catalog, name, started) for name in names]}
+        return answer({"data": data, "has_more": False, **ends})
+    return answer({"object": "list", "data": [_model_object(edition.catalog, name, started) for name in names]})
 
 
 @get("/v1/models/{model:path}", guards=[team_or_admin_guard], summary="Show a model")
-async def show_model(request: AnyRequest, model: FromPath[str]) -> dict[str, Any]:
+async def show_model(request: AnyRequest, model: FromPath[str]) -> Response[bytes]:
     """Show one name that this caller may ask for."""
     edition = edition_of(request)
     name = model.removeprefix("/")
     if name not in _allowed_names(edition.catalog, principal_of(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     shape = _anthropic_model if ANTHROPIC_ERRORS.client_header in request.headers else _model_object
-    return shape(edition.catalog, name, int(part_of(request, Readiness).started_at))
+    return answer(shape(edition.catalog, name, int(part_of(request, Readiness).started_at)))
 
 
 def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
@@ -63,7 +64,7 @@ def _model_object(catalog: Catalog, name: str, started: int) -> dict[str, Any]:
     }
     if spec is not None:
         shown |= {"context": spec.context, "max_output": spec.max_output, "abilities": sorted(spec.capabilities)}
-        shown |= {"note": spec.note} if spec.note else {}
+        shown |= {"price": price_view(spec.price)} | ({"note": spec.note} if spec.note else {})
     if meant != name:
         shown["alias_of"] = meant
     return shown

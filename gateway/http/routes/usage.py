@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 from litestar import Response, get
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
+from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
-from gateway.accounts.serializers import dollars, limits_view, moment_of
+from gateway.accounts.serializers import budgets_view, dollars, limits_view, moment_of
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
@@ -142,16 +144,20 @@ def team_in_question(caller: Caller | Admin, said: str | None) -> str:
 
 @get("/v1/team", guards=[team_guard], summary="Show whose key this is")
 async def get_own_team(request: AnyRequest) -> Response[bytes]:
-    """Show the team and the key that call, and their limits.
+    """Show the team and the key that call, their limits, and what is used, held and left of each budget.
 
+    ``held`` is drawn by gateways, for calls that run and a little ahead of them; ``left`` is null without one. Calls
+    that ended in the last two seconds may still be among what is held.
     ``unavailable``: what of the team's budgets lies with gateways that do not answer; null: unknown at the moment.
     """
     caller = caller_of(request)
     team = caller.team
-    unavailable = None
+    scopes = {f"team:{team.id}": team.limits, f"key:{caller.key_id}": caller.key_limits}
+    unavailable, rooms = None, dict[str, Any]()
     with contextlib.suppress(*POSTGRES_AWAY):
         async with asyncio.timeout(ASK_WITHIN), part_of(request, Database).begin() as connection:
             room = await silent_room(connection, f"team:{team.id}")
+            rooms = {scope: budgets_view(one) for scope, one in (await scope_rooms(connection, scopes)).items()}
         unavailable = {
             "tokens_today": room.tokens_today,
             "usd_today": dollars(room.nanousd_today),
@@ -164,11 +170,13 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             "name": team.name,
             "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
             "limits": limits_view(team.limits),
+            "budgets": rooms.get(f"team:{team.id}"),
             "unavailable": unavailable,
             "key": {
                 "key_id": caller.key_id,
                 "name": caller.key_name,
                 "limits": limits_view(caller.key_limits),
+                "budgets": rooms.get(f"key:{caller.key_id}"),
                 "expires_at": moment_of(caller.expires_at),
             },
         }

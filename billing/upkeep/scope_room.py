@@ -1,0 +1,70 @@
+# What of a budget is used, what is drawn by the processes that hold calls, and what is left, as the database knows it.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.core.holds import Limits
+
+
+class Budget(Struct, frozen=True):
+    """One budget of a scope in its period. Tokens or nano-dollars."""
+
+    used: int  # by rows of the ledger, corrections included
+    held: int  # drawn by processes, for calls that run and a little ahead of them
+    cap: int | None
+
+    @property
+    def left(self) -> int | None:
+        """What no process has drawn; None without a cap, below zero where a correction or a lower cap came late."""
+        return None if self.cap is None else self.cap - self.used - self.held
+
+
+class ScopeRoom(Struct, frozen=True, kw_only=True):
+    """The budgets of a scope."""
+
+    tokens_today: Budget
+    nanousd_today: Budget
+    nanousd_this_month: Budget
+
+
+async def scope_rooms(connection: AsyncConnection, limits: Mapping[str, Limits]) -> dict[str, ScopeRoom]:
+    """Return the budgets of each scope ("team:ID", "key:ID") with these limits."""
+    rows = (await connection.execute(LEASED, {"scopes": list(limits)})).mappings()
+    leased = {(row["scope"], row["unit"], row["is_month"]): (int(row["used"]), int(row["held"])) for row in rows}
+
+    def budget(scope: str, unit: str, is_month: bool, cap: int | None) -> Budget:
+        return Budget(*leased.get((scope, unit, is_month), (0, 0)), cap)
+
+    return {
+        scope: ScopeRoom(
+            tokens_today=budget(scope, "tokens", False, of.tokens_per_day),
+            nanousd_today=budget(scope, "nanousd", False, of.nanousd_per_day),
+            nanousd_this_month=budget(scope, "nanousd", True, of.nanousd_per_month),
+        )
+        for scope, of in limits.items()
+    }
+
+
+# By Postgres's clock. Two lines for each scope and unit: of the month, and of the day.
+LEASED = text("""
+    WITH at AS (SELECT CAST(clock_timestamp() AT TIME ZONE 'UTC' AS date) AS today),
+    parts AS (
+        SELECT scope, unit, day = today AS of_day, true AS of_month, spent AS used, granted - returned - spent AS held
+        FROM leases, at
+        WHERE scope = ANY (:scopes) AND day >= date_trunc('month', today)
+          AND day < date_trunc('month', today) + interval '1 month'
+        UNION ALL
+        SELECT scope, unit, period = to_char(today, 'YYYY-MM-DD'), period = to_char(today, 'YYYY-MM'), corrected, 0
+        FROM balances, at
+        WHERE scope = ANY (:scopes) AND corrected <> 0
+    )
+    SELECT scope, unit, true AS is_month, sum(used) AS used, greatest(sum(held), 0) AS held
+    FROM parts WHERE of_month GROUP BY scope, unit
+    UNION ALL
+    SELECT scope, unit, false, sum(used), greatest(sum(held), 0) FROM parts WHERE of_day GROUP BY scope, unit
+""")
