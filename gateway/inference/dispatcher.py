@@ -294,8 +294,7 @@ class Dispatcher:
 
     def _adapted(self, quirks: Quirks, refusal: UpstreamFailure, target: Target, call: Call) -> Quirks | None:
         """Return how a target can be asked that refuses a field, where it can be asked without."""
-        if self._providers.settings(target.model.provider).format != "openai" or not isinstance(
-            refusal, UpstreamRefused
-        ):
+        wire = self._providers.settings(target.model.provider).format
+        if wire != "openai" or not isinstance(refusal, UpstreamRefused):
             return None
         return quirks.adapted_to(refusal, call.as_message is not None)

@@ -61,6 +61,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.retry import RetryBudgets
+from router.catalog.catalog import Catalog
 from router.complexity.classifier import Complexity
 from router.prompt_size.text_bounds import shared_by_vocabularies
 
@@ -75,128 +76,159 @@ async def open_process(settings: Settings, clock: Clock, drain: Drain) -> AsyncI
     for left_out in settings.left_out:
         log.warning("provider_left_out", **asdict(left_out))
     async with AsyncExitStack() as stack:
-        database = Database(settings.database_url)
-        stack.push_async_callback(database.close)
-        redis = open_redis(settings.redis_url, timeout=0.25)
-        stack.push_async_callback(redis.aclose)
-        client = UpstreamClient()
-        stack.push_async_callback(client.close)
-        background = Background()
-        metrics = Metrics()
-        catalog, providers = settings.catalog(), ProviderRegistry(settings.providers)
-        breakers, budgets = Breakers(providers, catalog.targets(), clock, background, redis), RetryBudgets()
-        first_tokens = FirstTokens(clock)
-        limiter = TargetLimiter(providers, catalog.targets(), breakers, settings.queue, clock, metrics)
-        await breakers.sync()  # what is open is known before the first call
-        sealer = Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers)
-        idempotency = IdempotencyStore(database, clock, sealer, retention=settings.retention.idempotency)
-        cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
-        cache_store = CacheStore(redis, clock)
-        policy_events, abuse = PolicyEvents(database), AbuseWatch(redis, clock, background)
-        checker = OutsideChecker(client, metrics)
-        moderator = Moderator(settings.safety, Classifier.load(), policy_events, abuse, checker, metrics)
-        complexity = Complexity.load()
-        shared_by_vocabularies()  # no call waits for the reading
-        sampler = Sampler(catalog, database, background, clock, complexity.version)
-        recalibrations = Recalibrations(catalog, database)
-        refused = RowsBehind(database, refused_calls, "refused_calls")
-        refusals = Refusals(metrics, catalog, {each.path: each.name for each in ENDPOINTS}, FIELDS, refused.add)
-        books = await stack.enter_async_context(open_books(settings, clock, database, redis))
-        tracer = _open_tracer(settings.tracing)
-        hooks: tuple[HookMaker, ...] = (metrics.watch, partial(output_watch_of, moderator), sampler.watch)
-        hooks = hooks if tracer is None else (*hooks, tracer.watch)
-        open_calls, early_leaves, images = OpenCalls(), EarlyLeaves(clock), ImageUrls()
-        admission = Admission(books.quotas, books.journal, open_calls, clock)
-
-        def edition_of(settings: Settings, providers: ProviderRegistry) -> Edition:
-            """Build what calls go by that begin under these settings."""
-            catalog = settings.catalog()
-            chooser = RouteChooser(catalog, providers, complexity, limiter, breakers, first_tokens, images)
-            dispatcher = Dispatcher(providers, client, breakers, budgets, limiter, first_tokens, clock)
-            closer = CallCloser(admission, providers, moderator, metrics, tracer, clock)
-            cache = AnswerCache(settings, cache_store, cache_sealer, background, metrics)
-            replies = Replies(dispatcher, closer, hooks, cache, clock, metrics)
-            return Edition(
-                settings=settings,
-                catalog=catalog,
-                providers=providers,
-                inference=Inference(chooser, limiter, admission, dispatcher, replies, closer, moderator, early_leaves),
-                answered_once=AnsweredOnce(settings, idempotency, background, clock, metrics),
-                prompt_counter=PromptCounter(catalog, providers, client, breakers, moderator, images),
-            )
-
-        editions = Editions(edition_of(settings, providers), edition_of)
-        watcher = InstanceWatcher(editions.current, client, database, redis, clock)
-        engines = EngineWatch(editions.current, limiter, client, clock)
-
-        def follow(edition: Edition) -> None:
-            """Have what all editions share go by another one."""
-            targets = edition.catalog.targets()
-            moderator.follow(edition.settings.safety)
-            breakers.follow(edition.providers, targets)
-            budgets.follow(edition.settings.providers)
-            limiter.follow(edition.providers, targets, edition.settings.queue)
-            books.follow(edition.settings)
-            idempotency.follow(edition.settings.retention.idempotency)
-            watcher.follow(edition)
-            engines.follow(edition)
-            sampler.follow(edition.catalog)
-            recalibrations.follow(edition.catalog)
-            refusals.follow(edition.catalog)
-
-        editions.follow(follow)
-
-        auth = Authenticator(
-            database, clock, settings.key_pepper, settings.admin_keys, settings.other_key_peppers, settings.metrics_keys
-        )
-        auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
-        metrics.books.follow(books)
-        metrics.targets.follow(breakers, budgets, limiter.slot_pools)
-        metrics.config_loaded.set(clock.now())
-        kept = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
-        seen = (auth, idempotency, open_calls, breakers, policy_events, refused, abuse, recalibrations)
-        for part in (*kept, *seen, metrics, refusals, watcher, engines):
-            task = asyncio.create_task(_keep_going(part.run))
+        process = _Process(settings, clock, drain)
+        await process.open(stack)
+        for loop in process.loops():
+            task = asyncio.create_task(_keep_going(loop))
             stack.push_async_callback(stop_all, [task])
-        readiness = Readiness(database, redis, books.journal, clock)
-        optional = () if tracer is None else (tracer,)
-        yield Parts(
-            *(
-                editions,
-                clock,
-                database,
-                books,
-                client,
-                breakers,
-                budgets,
-                limiter,
-                moderator,
-                complexity,
-                recalibrations,
+        yield process.parts()
+        await process.finish()
+
+
+class _Process:
+    """The parts of one process. They are made in the order in which they need each other."""
+
+    def __init__(self, settings: Settings, clock: Clock, drain: Drain) -> None:
+        self.settings, self.clock, self.drain = settings, clock, drain
+        self.background, self.metrics = Background(), Metrics()
+        self.open_calls, self.early_leaves, self.images = OpenCalls(), EarlyLeaves(clock), ImageUrls()
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Open what needs to be closed again, and make the rest."""
+        settings, clock, catalog = self.settings, self.clock, self.settings.catalog()
+        self.database = Database(settings.database_url)
+        stack.push_async_callback(self.database.close)
+        self.redis = open_redis(settings.redis_url, timeout=0.25)
+        stack.push_async_callback(self.redis.aclose)
+        self.client = UpstreamClient()
+        stack.push_async_callback(self.client.close)
+        providers = ProviderRegistry(settings.providers)
+        self._make_resilience(catalog, providers)
+        await self.breakers.sync()  # what is open is known before the first call
+        self._make_kept_answers()
+        self._make_policy()
+        self._make_routing(catalog)
+        self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
+        self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
+        self._make_watchers(catalog)
+        self.editions = Editions(self.edition_of(settings, providers), self.edition_of)
+        self.editions.follow(self.follow)
+        self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
+        self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock)
+
+    def edition_of(self, settings: Settings, providers: ProviderRegistry) -> Edition:
+        """Build what calls go by that begin under these settings."""
+        catalog, clock, metrics, moderator = settings.catalog(), self.clock, self.metrics, self.moderator
+        limiter, breakers, first_tokens, images = self.limiter, self.breakers, self.first_tokens, self.images
+        chooser = RouteChooser(catalog, providers, self.complexity, limiter, breakers, first_tokens, images)
+        dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, first_tokens, clock)
+        closer = CallCloser(self.admission, providers, moderator, metrics, self.tracer, clock)
+        cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, metrics)
+        replies = Replies(dispatcher, closer, self.hooks, cache, clock, metrics)
+        return Edition(
+            settings=settings,
+            catalog=catalog,
+            providers=providers,
+            inference=Inference(
+                chooser, limiter, self.admission, dispatcher, replies, closer, moderator, self.early_leaves
             ),
-            *(
-                auth,
-                metrics,
-                refusals,
-                drain,
-                BodyRoom(),
-                ReadLimit(clock.monotonic),
-                readiness,
-                idempotency,
-                open_calls,
-                background,
-            ),
-            *optional,
+            answered_once=AnsweredOnce(settings, self.idempotency, self.background, clock, metrics),
+            prompt_counter=PromptCounter(catalog, providers, self.client, breakers, moderator, images),
         )
-        await background.drain(drain.settle_within)
+
+    def follow(self, edition: Edition) -> None:
+        """Have what all editions share go by another one."""
+        targets = edition.catalog.targets()
+        self.moderator.follow(edition.settings.safety)
+        self.breakers.follow(edition.providers, targets)
+        self.budgets.follow(edition.settings.providers)
+        self.limiter.follow(edition.providers, targets, edition.settings.queue)
+        self.books.follow(edition.settings)
+        self.idempotency.follow(edition.settings.retention.idempotency)
+        self.watcher.follow(edition)
+        self.engines.follow(edition)
+        self.sampler.follow(edition.catalog)
+        self.recalibrations.follow(edition.catalog)
+        self.refusals.follow(edition.catalog)
+
+    def loops(self) -> list[Loop]:
+        """Return what runs as long as the process does."""
+        books = self.books
+        of_books = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
+        of_calls = (self.auth, self.idempotency, self.open_calls, self.breakers, self.recalibrations)
+        of_policy = (self.policy_events, self.refused, self.abuse)
+        watchers = (self.metrics, self.refusals, self.watcher, self.engines)
+        return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
+
+    def parts(self) -> Parts:
+        """Return what routes and commands may ask for."""
+        return Parts(
+            *(self.editions, self.clock, self.database, self.books, self.client, self.breakers, self.budgets),
+            *(self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
+            *(self.refusals, self.drain, BodyRoom(), ReadLimit(self.clock.monotonic), self.idempotency),
+            *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
+            *(() if self.tracer is None else (self.tracer,)),
+        )
+
+    async def finish(self) -> None:
+        """End what still runs behind calls, and let go of what is gathered."""
+        await self.background.drain(self.drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
-            await books.flusher.flush_once()
-        for rows in (policy_events, refused):
+            await self.books.flusher.flush_once()
+        for rows in (self.policy_events, self.refused):
             with suppress(Exception):
                 await rows.flush()
-        if tracer is not None:
+        if self.tracer is not None:
             with suppress(Exception):
-                await tracer.close()
+                await self.tracer.close()
+
+    def _make_resilience(self, catalog: Catalog, providers: ProviderRegistry) -> None:
+        targets, clock = catalog.targets(), self.clock
+        self.breakers, self.budgets = Breakers(providers, targets, clock, self.background, self.redis), RetryBudgets()
+        self.first_tokens = FirstTokens(clock)
+        self.limiter = TargetLimiter(providers, targets, self.breakers, self.settings.queue, clock, self.metrics)
+        self.metrics.targets.follow(self.breakers, self.budgets, self.limiter.slot_pools)
+
+    def _make_kept_answers(self) -> None:
+        settings = self.settings
+        sealer = Sealer(settings.key_pepper, "idempotency", *settings.other_key_peppers)
+        keep = settings.retention.idempotency
+        self.idempotency = IdempotencyStore(self.database, self.clock, sealer, retention=keep)
+        self.cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
+        self.cache_store = CacheStore(self.redis, self.clock)
+
+    def _make_policy(self) -> None:
+        self.policy_events = PolicyEvents(self.database)
+        self.abuse = AbuseWatch(self.redis, self.clock, self.background)
+        checker = OutsideChecker(self.client, self.metrics)
+        self.moderator = Moderator(
+            self.settings.safety, Classifier.load(), self.policy_events, self.abuse, checker, self.metrics
+        )
+
+    def _make_routing(self, catalog: Catalog) -> None:
+        self.complexity = Complexity.load()
+        shared_by_vocabularies()  # no call waits for the reading
+        self.sampler = Sampler(catalog, self.database, self.background, self.clock, self.complexity.version)
+        self.recalibrations = Recalibrations(catalog, self.database)
+
+    def _make_watchers(self, catalog: Catalog) -> None:
+        """Make what looks at calls, and at who makes them."""
+        settings, books = self.settings, self.books
+        self.refused = RowsBehind(self.database, refused_calls, "refused_calls")
+        endpoints = {each.path: each.name for each in ENDPOINTS}
+        self.refusals = Refusals(self.metrics, catalog, endpoints, FIELDS, self.refused.add)
+        self.tracer = _open_tracer(settings.tracing)
+        hooks: tuple[HookMaker, ...] = (
+            self.metrics.watch,
+            partial(output_watch_of, self.moderator),
+            self.sampler.watch,
+        )
+        self.hooks = hooks if self.tracer is None else (*hooks, self.tracer.watch)
+        others, scrapers = settings.other_key_peppers, settings.metrics_keys
+        self.auth = Authenticator(self.database, self.clock, settings.key_pepper, settings.admin_keys, others, scrapers)
+        self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
+        self.metrics.books.follow(books)
+        self.metrics.config_loaded.set(self.clock.now())
 
 
 def _open_tracer(settings: Tracing | None) -> Tracer | None:
