@@ -193,6 +193,10 @@ STREAMED = (
 
 WHOLE = (
     Whole("text", CHAT, body(), Said(("Grüezi 🚪",), usage=COUNTED)),
+    Whole("Azure's filter took all of it", CHAT,
+          json.dumps({"choices": [{"index": 0, "finish_reason": "content_filter", "logprobs": None,
+                                   "content_filter_results": SAFE}], "usage": USAGE}).encode(),
+          Said(finish=(FinishReason.CONTENT_FILTER,), usage=COUNTED)),
     Whole("Azure's filter beside it", CHAT,
           body(prompt_filter_results=[{"prompt_index": 0, "content_filter_results": SAFE}]),
           Said(("Grüezi 🚪",), usage=COUNTED)),
@@ -254,7 +258,16 @@ WHOLE = (
           Said(("[0.25]", "[0.5]"), (), usage=Usage(input_tokens=2))),
 )  # fmt: skip
 
-NONSENSE = (b"", b"null", b"<html>", b'{"object":"chat.completion"', b'{"error":{"message":"no"}}', b'{"choices":"x"}')
+NONSENSE = (
+    b"",
+    b"null",
+    b"<html>",
+    b'{"object":"chat.completion"',
+    b'{"error":{"message":"no"}}',
+    b'{"choices":"x"}',
+    b'{"choices":[{}]}',
+    b'{"choices":[{"finish_reason":"stop"}]}',
+)
 
 
 def _failing(

@@ -19,7 +19,7 @@ from gateway.upstreams.openai.parts import (
 )
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
-from protocol.chat import ChatReply, ChatRequest, Choice, FunctionCall, ReplyMessage, ToolCall
+from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.inference import Request, WholeReply
@@ -88,12 +88,18 @@ class _Message(Struct, frozen=True):
 
 
 class _Choice(Struct, frozen=True):
-    message: _Message
+    message: _Message | None = None
     index: int | None = None
     finish_reason: str | None = None
     logprobs: Raw = NOTHING
     token_ids: tuple[int, ...] | None = None
     stop_reason: Raw = NOTHING  # vLLM's: the stop sequence, or a token's id
+
+    def said(self) -> _Message:
+        """Return what was said: Azure leaves it out where its filter took all of it. Raises UpstreamError."""
+        if self.message is None and self.finish_reason != FinishReason.CONTENT_FILTER:
+            raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")
+        return self.message or _Message()
 
 
 class _Chat(Struct, frozen=True):
@@ -107,7 +113,7 @@ class _Chat(Struct, frozen=True):
         choices = tuple(
             Choice(
                 index=choice.index or 0,
-                message=choice.message.message(self, choice.index or 0),
+                message=choice.said().message(self, choice.index or 0),
                 finish_reason=read_finish_reason(choice.finish_reason or "stop"),
                 logprobs=present(choice.logprobs),
                 token_ids=choice.token_ids,
