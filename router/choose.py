@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import ModelSpec, Route, Tier
 from router.eligibility import explain_refusal, is_smaller, needs_of, part_that_can
-from router.preferences import at_preferred, refuse_other_vectors, with_spares
+from router.preferences import at_preferred, granted_with, refuse_other_vectors, with_canary, with_spares
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.sticky import Score, judge
 
@@ -33,6 +33,7 @@ def choose_route(
     share: float = 0.0,
     spread: float = 0.0,
     at: float | None = None,
+    withdrawn: Collection[str] = (),
 ) -> Route:
     """Return the targets that can serve the request in the order to try them, and the reason.
 
@@ -40,16 +41,25 @@ def choose_route(
     that a small model suffices; it is asked only when an automatic route has both kinds to choose from. ``share`` in
     [0, 1) is the caller's draw, by which models of equal cost and speed share the load, ``spread`` the one by
     which replicas of a model do; ``at`` is when the call is made (unix seconds), for prices that change on a known day.
-    Equal arguments give equal routes.
+    Equal arguments give equal routes. ``withdrawn`` are names whose canary is not asked any more; conversations of a
+    ``share`` below a canary's go there.
 
     Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
     """
-    if not options.spares and options.providers is None:
+    canary = catalog.canaries.get(request.model) if catalog.canaries else None
+    if not options.spares and options.providers is None and canary is None:
         return _route_of(request, options, catalog, health, complexity, share, spread, at)
 
     def route_of(name: str) -> Route:
         named = request if name == request.model else replace(request, model=name)
-        return _route_of(named, options, catalog, health, complexity, share, spread, at)
+        route = _route_of(named, options, catalog, health, complexity, share, spread, at)
+        if canary is None or named is not request or share >= canary.share or name in withdrawn:
+            return route
+        asked, granted = replace(request, model=canary.model), granted_with(options, name, canary.model, catalog)
+        if granted is None or isinstance(request, EmbeddingRequest):
+            return route
+        there = partial(_route_of, asked, granted, catalog, health, complexity, share, spread, at)
+        return with_canary(route, there, health)
 
     if not options.spares:
         route = route_of(request.model)

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest
+from router.catalog.catalog import Catalog
 from router.catalog.errors import ModelNotAllowed, NoTargetFits, UnknownModel
-from router.catalog.routing_options import ProviderPreference
+from router.catalog.routing_options import ProviderPreference, RoutingOptions
 from router.catalog.targets import Route, Target
 from router.ranking import Health, unavailable_last
 
@@ -39,6 +40,30 @@ def with_spares(asked: Sequence[str], route_of: Callable[[str], Route], health: 
     if not is_first:
         return Route(asked[0], ordered, "fallback")
     return replace(first, targets=ordered)
+
+
+def with_canary(base: Route, route_of: Callable[[], Route], health: Health) -> Route:
+    """Return the canary's targets, and the base's behind them; the base's alone where the canary cannot serve the
+    request, and first where none of the canary's can be asked."""
+    try:
+        canary = route_of()
+    except NoTargetFits:
+        return base
+    targets = {target.key: target for target in (*canary.targets, *base.targets)}
+    ordered = unavailable_last(targets.values(), health)
+    if ordered[0] in canary.targets:
+        return Route(base.asked, ordered, "canary")
+    return replace(base, targets=ordered)
+
+
+def granted_with(options: RoutingOptions, asked: str, model: str, catalog: Catalog) -> RoutingOptions | None:
+    """Return the options by which a team may be sent to a canary: where it may use the model itself, or an alias or
+    automatic route that has it as canary. ``None``: it may not."""
+    if options.may_use(model):
+        return options
+    if asked in catalog.models or not options.may_use(asked):
+        return None
+    return replace(options, allowed_models=(options.allowed_models or frozenset()) | {model})
 
 
 def at_preferred(route: Route, preference: ProviderPreference, health: Health) -> Route:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from gateway.config.cache import read_cache
+from gateway.config.canaries import read_canaries
 from gateway.config.catalog import leave_out, read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
 from gateway.config.presets import with_presets
@@ -93,6 +94,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
         left_out=left_out,
+        canaries=read_canaries(root, whole, catalogue),
         cache=read_cache(root, (*whole.models, *whole.auto, *whole.aliases)),
         **asdict(catalogue),
         **_optional(root),

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from billing.core.prices import Price
-from router.catalog.catalog import AutoRoute, Catalog
+from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
 
@@ -205,6 +205,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"
     fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    canaries: dict[str, Canary] = field(default_factory=dict)  # by the name that is asked for
     left_out: tuple[LeftOut, ...] = ()
     safety: Safety = Safety()
     quotas: QuotaSettings = QuotaSettings()
@@ -229,4 +230,4 @@ class Settings(Struct, frozen=True, kw_only=True):
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""
         endpoints = {name: provider.endpoints for name, provider in self.providers.items()}
-        return Catalog(self.models, endpoints, self.auto, self.fallbacks, self.aliases)
+        return Catalog(self.models, endpoints, self.auto, self.fallbacks, self.aliases, self.canaries)

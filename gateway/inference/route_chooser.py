@@ -12,6 +12,7 @@ from gateway.calls.image_urls import ImageUrls
 from gateway.inference.limiter import TargetLimiter
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
@@ -34,6 +35,7 @@ class RouteChooser:
         breakers: Breakers,
         first_tokens: FirstTokens,
         images: ImageUrls,
+        canaries: CanaryWatch,
     ) -> None:
         self._catalog = catalog
         self._providers = providers
@@ -42,6 +44,7 @@ class RouteChooser:
         self._breakers = breakers
         self._first_tokens = first_tokens
         self._images = images
+        self._canaries = canaries
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return what is known of targets in trouble; a target that is missing is healthy."""
@@ -55,13 +58,15 @@ class RouteChooser:
     def route_of(self, call: Call, snapshot: Health) -> Route:
         """Return the route of a call, by what is known of the targets now. Raises as ``choose_route`` does."""
         catalog = self._catalog_for(call)
-        share = call.share if catalog.meaning(call.request.model) in catalog.auto else 0.0
+        asked = call.request.model
+        share = call.share if asked in catalog.canaries or catalog.meaning(asked) in catalog.auto else 0.0
         spread = call.spread if catalog.is_replicated else 0.0
         return choose_route(
             *(call.request, call.routing, catalog, snapshot, self._complexity),
             share=share,
             spread=spread,
             at=call.created_at,
+            withdrawn=self._canaries.withdrawn,
         )
 
     async def choose(self, call: Call, health: Mapping[str, TargetHealth]) -> Route:

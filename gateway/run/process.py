@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from msgspec.structs import asdict
 
+from billing.upkeep.turns import Turns
 from gateway.accounts.auth import Authenticator
 from gateway.cache.store import CacheStore
 from gateway.calls.early_leaves import EarlyLeaves
@@ -59,6 +60,7 @@ from gateway.telemetry.tracing import Tracer
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
+from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.retry import RetryBudgets
 from router.catalog.catalog import Catalog
@@ -120,7 +122,9 @@ class _Process:
         """Build what calls go by that begin under these settings."""
         catalog, clock, metrics, moderator = settings.catalog(), self.clock, self.metrics, self.moderator
         limiter, breakers, first_tokens, images = self.limiter, self.breakers, self.first_tokens, self.images
-        chooser = RouteChooser(catalog, providers, self.complexity, limiter, breakers, first_tokens, images)
+        chooser = RouteChooser(
+            catalog, providers, self.complexity, limiter, breakers, first_tokens, images, self.canaries
+        )
         dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, first_tokens, clock)
         closer = CallCloser(self.admission, providers, moderator, metrics, self.tracer, clock)
         cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, metrics)
@@ -149,13 +153,14 @@ class _Process:
         self.engines.follow(edition)
         self.sampler.follow(edition.catalog)
         self.recalibrations.follow(edition.catalog)
+        self.canaries.follow(edition.catalog)
         self.refusals.follow(edition.catalog)
 
     def loops(self) -> list[Loop]:
         """Return what runs as long as the process does."""
         books = self.books
         of_books = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
-        of_calls = (self.auth, self.idempotency, self.open_calls, self.breakers, self.recalibrations)
+        of_calls = (self.auth, self.idempotency, self.open_calls, self.breakers, self.recalibrations, self.canaries)
         of_policy = (self.policy_events, self.refused, self.abuse)
         watchers = (self.metrics, self.refusals, self.watcher, self.engines)
         return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
@@ -210,6 +215,8 @@ class _Process:
         shared_by_vocabularies()  # no call waits for the reading
         self.sampler = Sampler(catalog, self.database, self.background, self.clock, self.complexity.version)
         self.recalibrations = Recalibrations(catalog, self.database)
+        turns = Turns(self.database, self.clock)
+        self.canaries = CanaryWatch(catalog, self.database, turns, self.clock, self.metrics.count_rollback)
 
     def _make_watchers(self, catalog: Catalog) -> None:
         """Make what looks at calls, and at who makes them."""

@@ -58,6 +58,9 @@ class Metrics(ReplyHook):
         self.cache_saved = meters.counter(
             "tollgate_cache_saved_nanousd_total", "What answers from the cache would have cost", "team", "model"
         )
+        self.canary_rollbacks = meters.counter(
+            "tollgate_canary_rollbacks_total", "Canaries that were withdrawn, by what they did worse", "name", "reason"
+        )
         self.continuations = meters.counter(
             "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model", "outcome"
         )
@@ -110,6 +113,10 @@ class Metrics(ReplyHook):
         counter_of(self.config_reloads, "ok" if is_ok else "refused").inc()
         if is_ok:
             self.config_loaded.set(now)
+
+    def count_rollback(self, name: str, reason: str) -> None:
+        """Count a canary that was withdrawn."""
+        counter_of(self.canary_rollbacks, name, reason).inc()
 
     def count_refusal(self, caller: object, error: ServiceError) -> None:
         """Count what we refuse ourselves, by status or in a stream; what upstreams do is counted with the attempts.

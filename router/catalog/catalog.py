@@ -22,6 +22,18 @@ class ShadowTraffic(Struct, frozen=True, kw_only=True):
     recalibrate: frozenset[str] = frozenset()  # ids of teams whose own outcomes move their threshold
 
 
+class Canary(Struct, frozen=True, kw_only=True):
+    """A share of what asks for a name goes to another model, until that does worse than what the name means."""
+
+    model: str
+    share: float  # of conversations, 0..1
+    errors: float = 0.05  # how much larger the share of its calls may be whose first attempt fails
+    slower: float = 2.0  # times the median of the first token
+    dearer: float = 2.0  # times the mean cost of a call
+    least: int = 50  # calls of either, below which nothing is told
+    window: float = 600.0  # seconds of calls that are compared
+
+
 class AutoRoute(Struct, frozen=True, kw_only=True):
     """What ``"model": "auto"`` means: the cheapest that the complexity model trusts with the request."""
 
@@ -44,6 +56,7 @@ class Catalog(Struct, frozen=True, dict=True):
     auto: dict[str, AutoRoute]
     fallbacks: dict[str, tuple[str, ...]]
     aliases: dict[str, str]
+    canaries: dict[str, Canary] = {}  # by the name that is asked for
 
     @cached_property
     def kept_an_hour(self) -> Catalog:

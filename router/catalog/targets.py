@@ -103,8 +103,8 @@ class Route(Struct, frozen=True):
     """Targets in the order in which they are tried, and why.
 
     ``reason`` is a short stable word for headers, metrics and the ledger: ``named``, ``alias``, ``auto_small``,
-    ``auto_large``, ``fallback``. ``complexity`` is the probability that a small model suffices, when it was asked;
-    ``decision`` what an automatic route made of it.
+    ``auto_large``, ``fallback``, ``canary``. ``complexity`` is the probability that a small model suffices,
+    when it was asked; ``decision`` what an automatic route made of it.
     """
 
     asked: str  # the model as the caller wrote it

@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
+from billing.upkeep.turns import Turns
+from gateway.core.clock import Clock
+from gateway.core.settings import Settings
+from gateway.storage.database import Database
+from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.resilience.canaries import CanaryWatch, Seen, why_worse
+from router.catalog.catalog import Canary
 from tests.support.house import House, model, serving
 from tests.support.scripted_upstream import ScriptedUpstream
 
@@ -135,3 +145,60 @@ def test_unknown_fields_are_told_and_never_dropped_in_silence(traffic: House, up
 
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "off"), answer.text
     assert set(answer.headers["x-tollgate-dropped"].split(", ")) == {"num_retries", "top_a"}
+
+
+def test_a_canary_that_fails_is_withdrawn_everywhere(house: House, upstream: ScriptedUpstream, tmp_path: Path) -> None:
+    """Its callers are answered by what the name means; once enough calls tell, no gateway asks it any more, also after
+    a restart; another configuration begins anew."""
+    canary = Canary(model="large", share=0.5, least=5)
+    settings = replace(house.settings, data_dir=tmp_path, canaries={"small": canary})
+    upstream.script("status=500", model="large")
+    like_it = replace(canary, slower=3.0)  # whose turn no gateway takes but the test's
+    assert asyncio.run(withdrawn(settings, like_it)) == [frozenset()]
+    with serving(settings) as url:
+        other = House(url, house.team_id, house.team_key, house.admin_key, settings)
+        answers = [ask(other, f"{uuid.uuid4()}", model="small") for _ in range(30)]
+        rows = [other.record_of(answer) for answer in answers]
+    tried = [row for row in rows if row["route_reason"] == "canary"]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert {row["model_used"] for row in rows} == {"small"}
+    assert 5 <= len(tried) <= 25 and {len(row["attempts"]) for row in tried} == {2}
+    found = asyncio.run(withdrawn(settings, like_it, like_it, replace(canary, share=0.4), ahead=16.0))
+    assert found == [{"small"}, {"small"}, frozenset()]
+
+
+async def withdrawn(settings: Settings, *canaries: Canary, ahead: float = 0.0) -> list[frozenset[str]]:
+    """Return which names' canary is withdrawn, as one gateway after the other finds, so many seconds from now."""
+    database, clock, found = Database(settings.database_url), Clock(), []
+    clock.follow(ahead)
+    try:
+        for canary in canaries:
+            catalog = replace(settings, canaries={"small": canary}).catalog()
+            watch = CanaryWatch(
+                catalog, database, Turns(database, clock, uses_server_time=False), clock, Metrics().count_rollback
+            )
+            await watch.look()
+            found.append(watch.withdrawn)
+    finally:
+        await database.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "tried", "reason"),
+    [
+        (Seen(calls=50, failed=5), Seen(calls=50, failed=8), "errors"),
+        (Seen(calls=50, failed=5), Seen(calls=50, failed=7), None),
+        (Seen(calls=49), Seen(calls=500, failed=500), None),
+        (Seen(calls=500), Seen(calls=49, failed=49), None),
+        (Seen(calls=50, first_token_ms=100), Seen(calls=50, first_token_ms=201), "latency"),
+        (Seen(calls=50, first_token_ms=100), Seen(calls=50, first_token_ms=200), None),
+        (Seen(calls=50), Seen(calls=50, first_token_ms=9e9, cost_nanousd=9e9), None),
+        (Seen(calls=50, cost_nanousd=100), Seen(calls=50, cost_nanousd=201), "cost"),
+        (Seen(calls=50, cost_nanousd=0), Seen(calls=50, cost_nanousd=201), None),
+    ],
+)
+def test_a_canary_is_worse_where_it_clearly_is(base: Seen, tried: Seen, reason: str | None) -> None:
+    """More failures than the base's and five of a hundred, twice its first token or cost; of fifty calls of each."""
+    assert why_worse(Canary(model="m", share=0.1), base, tried) == reason

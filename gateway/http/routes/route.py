@@ -105,6 +105,8 @@ def _reason(route: Route) -> str:
         return f"'{route.asked}' was named."
     if route.reason == "alias":
         return f"'{route.asked}' is another name of '{used}'."
+    if route.reason == "canary":
+        return f"This conversation is one of those of '{route.asked}' that try '{used}'."
     if route.reason == "fallback":
         return f"'{route.asked}' cannot be asked now; '{used}' is its fallback."
     if decision is None:

@@ -13,6 +13,7 @@ from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest
 from protocol.inference import Request
 from router import Capability, Catalog, ModelSpec, Route, RoutingOptions, TargetHealth, Tier, choose_route
+from router.catalog.catalog import Canary
 from router.catalog.errors import ContextTooShort, ModelNotAllowed, NoTargetFits, UnknownModel
 from router.catalog.routing_options import ProviderPreference
 from tests.unit.router.examples import catalog, chat, model, names
@@ -168,3 +169,56 @@ def test_a_preference_that_leaves_nobody_is_refused() -> None:
         route(catalog(model("m")), providers=ProviderPreference(only=frozenset({"azure"})))
 
     assert refused.value.param == "provider"
+
+
+def tried(share: float, asked: str = "m", withdrawn: frozenset[str] = frozenset(), **more: object) -> Route:
+    """Return the route of a conversation whose hash is ``share``, where a twentieth tries another model."""
+    canary = Canary(model="new", share=0.05)
+    known = catalog(
+        model("m"), model("new", "us-eu"), model("big"), aliases={"also": "m"}, small=("m",), large=("big",)
+    )
+    known = replace(known, canaries={"m": canary, "also": canary, "auto": canary})
+    health = more.pop("health", {})
+    request = more.pop("request", chat(asked))
+    options = RoutingOptions(**more)  # type: ignore[arg-type]
+    return choose_route(request, options, known, health, hard, share=share, withdrawn=withdrawn)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", ["m", "also", "auto"])
+def test_a_share_of_conversations_tries_the_canary(asked: str) -> None:
+    """Model, alias or route: below the share the canary first and what the name means behind it; else as without it."""
+    there, plain = tried(0.049, asked), tried(0.05, asked)
+
+    assert (names(there.targets)[:2], there.reason, there.asked) == (["new@us", "new@eu"], "canary", asked)
+    assert plain.reason != "canary"
+    assert names(there.targets)[2:] == names(plain.targets)
+    assert tried(0.0, asked, withdrawn=frozenset({asked})) == plain
+
+
+def test_a_canary_that_cannot_be_asked_is_passed_by() -> None:
+    """Down, or without what the request needs: what the name means answers, for its own reason."""
+    down = {target.key: TargetHealth(is_open=True) for target in tried(0.0).targets[:2]}
+    lacks = replace(chat("m"), max_tokens=None, messages=chat("m", "word " * 9000).messages)
+
+    assert (names(tried(0.0, health=down).targets), tried(0.0, health=down).reason) == (
+        ["m@one", "new@us", "new@eu"], "named",
+    )  # fmt: skip
+    with pytest.raises(ContextTooShort, match="'m'"):
+        tried(0.0, request=lacks)
+
+
+def test_a_team_meets_no_canary_that_it_may_not_use() -> None:
+    """A list that names the model alone means that model; one that names the alias means what the alias does."""
+    assert tried(0.0, allowed_models=frozenset({"m"})).reason == "named"
+    assert tried(0.0, allowed_models=frozenset({"m", "new"})).reason == "canary"
+    assert tried(0.0, "also", allowed_models=frozenset({"also"})).reason == "canary"
+
+
+def test_texts_to_embed_meet_no_canary() -> None:
+    """Vectors of different models do not compare."""
+    both = frozenset({Capability.EMBEDDINGS})
+    known = catalog(model("m", capabilities=both), model("new", capabilities=both))
+    known = replace(known, canaries={"m": Canary(model="new", share=1.0)})
+    asked = EmbeddingRequest(model="m", input="x")
+
+    assert choose_route(asked, RoutingOptions(), known, {}, hard).reason == "named"

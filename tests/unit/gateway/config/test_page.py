@@ -14,7 +14,7 @@ from gateway.config.file import DEFAULT_DATA_DIR
 from gateway.config.models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.core import settings
 from gateway.core.durations import read_duration
-from router.catalog.catalog import AutoRoute, ShadowTraffic
+from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Endpoint, ModelSpec
 
 PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
@@ -55,6 +55,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {"shadow": "held_back"}),
     (ShadowTraffic, "routes.NAME.held_back.", {"budget_nanousd": "usd_per_day"}),
+    (Canary, "canaries.NAME.", {}),
     (settings.Safety, "safety.", {}),
     (settings.AbuseSettings, "safety.abuse.", {}),
     (settings.CheckerSettings, "safety.checker.", {}),
