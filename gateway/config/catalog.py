@@ -44,7 +44,8 @@ def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
         return read_model(node, out, providers, known)
 
     offers = any(provider.models for provider in providers.values())
-    models = _entries(root, "models", read_one, needed="" if offers else "at least one model to offer")
+    needed = "at least one model to offer, or all of a provider: providers: {NAME: {models: '*'}}"
+    models = _entries(root, "models", read_one, needed="" if offers else needed)
     section = root.node("providers")
     rows = section.entries if isinstance(section, Section) else {}
     models |= read_offers(rows, faults, providers, dict.fromkeys(_keys(root, "models")))
