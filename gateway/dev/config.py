@@ -10,12 +10,14 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import yaml
 
 from gateway.config.fields import NUMBER
+from gateway.config.presets import presets
 from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
 from gateway.core.keys import new_admin_key
 from gateway.dev.embedded.server import write_privately
@@ -67,11 +69,17 @@ def read_config_file(path: Path, env: Mapping[str, str] = os.environ) -> Section
 
 
 def stack_config(
-    checkpoint: Path, engine_url: str, stores: Mapping[str, str], known: StackSecrets, file: Section | None
+    checkpoint: Path,
+    engine_url: str,
+    stores: Mapping[str, str],
+    known: StackSecrets,
+    file: Section | None,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the demo's own settings, in the shape of tollgate.yaml, for a --config file to lie upon.
 
-    ``stores`` are the URLs of the servers that the stack runs itself: ``database_url``, ``redis_url``.
+    ``stores`` are the URLs of the servers that the stack runs itself: ``database_url``, ``redis_url``. Without a file,
+    the providers of the catalogue whose keys ``env`` has are offered with all their models.
     """
     providers = file.entries.get("providers") if file is not None else None
     taken = providers.entries if isinstance(providers, Section) else {}
@@ -88,7 +96,9 @@ def stack_config(
                 "api_keys": [known.engine_secret],
                 "endpoints": [{"region": "local", "base_url": f"{engine_url}/v1"}],
             }
-        },
+        }
+        # Optional: a command in another shell reads this file too, where the key may not be set.
+        | {name: {"models": "*", "optional": True} for name in (with_keys(env) if file is None else ())},
         "models": {
             DEMO_MODEL: {
                 "provider": provider,
@@ -102,6 +112,11 @@ def stack_config(
         "drain": f"{DRAIN}s",
         "lame_duck": "0s",  # no balancer to wait for
     }
+
+
+def with_keys(env: Mapping[str, str]) -> list[str]:
+    """Return the providers of the catalogue whose keys stand in the usual environment variables."""
+    return [name for name, preset in presets().items() if any(env.get(variable) for variable in preset.keys)]
 
 
 def context_of(checkpoint: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     pids: dict[str, list[int]]
 
 
+NAMED = 6  # models
+
+
 def welcome(ready: Ready, data_dir: Path) -> str:
     """Return the greeting printed when the stack is up; the curl line works as pasted."""
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "What is Tollgate?"}]})
@@ -30,7 +34,7 @@ Tollgate is ready.
 
   URL        {ready.url}/v1
   team key   {ready.team_key}
-  models     {", ".join(ready.models)}
+  models     {_some(ready.models)}
   console    {ready.url}/console
   admin key  {ready.admin_key}
 
@@ -41,3 +45,11 @@ Ask it something:
 
 Logs are in {data_dir / "logs"}. Ctrl-C ends it; the data stays.
 """
+
+
+def _some(models: list[str]) -> str:
+    """Return the models in words: ours first, then those of each provider whose key is set, by their number."""
+    own = [name for name in models if "/" not in name]
+    others = Counter(name.partition("/")[0] for name in models if "/" in name)
+    named = [*own[:NAMED], *([f"{len(own) - NAMED} more"] if len(own) > NAMED else [])]
+    return ", ".join((*named, *(f"{provider}/… ({count})" for provider, count in others.items())))

@@ -158,7 +158,7 @@ class Stack:
 
     def _configure(self, file: Section | None) -> Section:
         """Write the tollgate.yaml that the stack's processes read, and return it. Raises ConfigFaults."""
-        settings = stack_config(CHECKPOINT, self.engine_url, self.stores, self.known, file)
+        settings = stack_config(CHECKPOINT, self.engine_url, self.stores, self.known, file, os.environ)
         tree = joined(settings, file, self.folder.path)
         self._check(settings)
         write_privately(self.folder.settings, to_yaml(tree).encode())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.config.file import load_settings
 from gateway.config.tree import ConfigFaults, Fault, Node, Scalar, Section, read_tree, tree_of
 from gateway.dev.config import StackSecrets, joined, read_config_file, stack_config, text_at, to_yaml
+from gateway.dev.greeting import Ready, welcome
 
 KNOWN = StackSecrets("tgadmin-x-of-the-house", "pepper of the house here", engine_secret="secret of the engine")
 
@@ -43,6 +44,40 @@ def test_the_house_without_a_file_is_a_whole_configuration(checkpoint: Path, tmp
     assert settings.providers[model.provider].api_keys == ("secret of the engine",)
     assert (model.price.input, model.price.output, model.context) == (50_000_000, 100_000_000, 1024)
     assert settings.auto["auto"].small == settings.auto["auto"].large == ("tollgate-demo",)
+
+
+def test_providers_whose_keys_are_set_are_offered(checkpoint: Path, tmp_path: Path) -> None:
+    """With all their models that have a price, and no key in the file; a shell without the key reads the file too."""
+    path, env = tmp_path / "tollgate.yaml", {"ANTHROPIC_API_KEY": "sk-ant-secret", "GROQ_API_KEY": ""}
+    stores = {"database_url": "postgresql://u:p@127.0.0.1:2/t", "redis_url": "redis://:p@127.0.0.1:3/0"}
+    path.write_text(to_yaml(joined(stack_config(checkpoint, "http://h:1", stores, KNOWN, None, env), None, tmp_path)))
+    with_key, without = load_settings(path, env), load_settings(path, {})
+
+    assert "sk-ant" not in path.read_text()
+    assert (list(with_key.providers), with_key.providers["anthropic"].api_keys) == (
+        ["own", "anthropic"],
+        ("sk-ant-secret",),
+    )
+    assert "anthropic/claude-haiku-4-5" in with_key.models
+    assert list(without.models) == ["tollgate-demo"]
+
+
+def test_a_greeting_names_few_models(tmp_path: Path) -> None:
+    """Ours, and of a provider with hundreds how many."""
+    models = ["tollgate-demo", "auto", *(f"openai/m{number}" for number in range(80)), "groq/x"]
+    ready = Ready(
+        url="http://h",
+        team_id="t",
+        team_key="k",
+        admin_key="a",
+        models=models,
+        database_url="",
+        redis_url="",
+        engine_url="",
+        pids={},
+    )
+
+    assert "models     tollgate-demo, auto, openai/… (80), groq/… (1)\n" in welcome(ready, tmp_path)
 
 
 def test_a_file_lies_upon_the_house(checkpoint: Path, tmp_path: Path) -> None:
