@@ -18,8 +18,7 @@ from gateway.config.readers import dollars, integer, list_of, number, one_of, st
 from gateway.config.tree import Fault, Items, Node, Section, join, merge
 from gateway.core.settings import ProviderSettings
 from gateway.model_facts.claude_models import rules_of
-from gateway.model_facts.known_outputs import longest_output
-from gateway.model_facts.listed_models import ListedModel, NoPrice
+from gateway.model_facts.listed_models import ListedModel, NoPrice, longest_output
 from router.catalog.targets import Capability, ModelSpec, Tier
 from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, counter_of, encoding_of
 

@@ -1,4 +1,5 @@
-# The one handler that turns errors into answers.
+# The one handler that turns errors into answers; for a URL that no route has, with what to set: mostly its client has
+# the wrong base URL, or speaks another API by default.
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.core.store_errors import postgres_cannot_now
 from gateway.core.errors import EncodedBody
-from gateway.dialects.table import errors_for
+from gateway.dialects.table import ENDPOINTS, errors_for
 from gateway.http.exchange import LARGEST_BODY
-from gateway.http.unknown_urls import unknown_url
 from gateway.telemetry.refusals import Refusals
 from protocol.errors import BadRequest, MethodNotAllowed, Overloaded, ServiceError, TooLarge, UnknownUrl
 
@@ -69,3 +69,40 @@ def as_service_error(request: Request[Any, Any, Any], exc: Exception) -> Service
 def _dependency_unavailable(exc: Exception) -> ServiceError:
     log.warning("dependency_unavailable", error=repr(exc))
     return Overloaded("A part of the gateway that this request needs does not answer in time. Try again.", 2)
+
+
+NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
+NOT_STORED = "Responses are answered and not stored here. Send the items of the turns before in 'input'."
+NOT_SPOKEN = {
+    "/responses": NOT_STORED,
+    "/conversations": NOT_STORED,
+    "/assistants": f"The Assistants API {NEIGHBOURS}",
+    "/threads": f"The Assistants API {NEIGHBOURS}",
+    "/messages/batches": "Many messages at once go through POST /v1/batch, or /v1/files and /v1/batches.",
+}
+# What clients add to a base URL, some of them with the /v1.
+KNOWN = (
+    *(endpoint.path.removeprefix("/v1") for endpoint in ENDPOINTS),
+    *("/moderations", "/models", "/files", "/batches", "/messages/count_tokens", "/batch", "/usage"),
+)
+
+
+def unknown_url(method: str, path: str) -> str:
+    """Return the message for a path that no route serves, with where its client should go instead."""
+    return f"Unknown request URL: {method} {path}. {_advice(path)}"
+
+
+def _advice(path: str) -> str:
+    parts = [part for part in path.split("/") if part]
+    asked = "".join(f"/{part}" for part in parts if part != "v1")
+    if asked not in KNOWN:
+        for beginning, words in NOT_SPOKEN.items():
+            if f"{asked}/".startswith(f"{beginning}/"):
+                return words
+    for known in KNOWN:
+        if asked == known:
+            fault = "ends without its /v1" if "v1" not in parts else "has one /v1 too many"
+            return f"Is /v1{known} meant? The client's base URL {fault}."
+        if asked.endswith(known):
+            return f"Is /v1{known} meant? Base URLs end in /v1, or before it where a client adds it, as Anthropic's do."
+    return "GET /openapi.json lists what there is."

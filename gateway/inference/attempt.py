@@ -19,8 +19,7 @@ from gateway.upstreams.anthropic.request import CLAUDES_FIELDS, is_wish
 from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
 from gateway.upstreams.resilience.breakers import Permit
-from gateway.upstreams.resilience.deadline import Deadline
-from gateway.upstreams.resilience.retry import RetryBudget
+from gateway.upstreams.resilience.retry import Deadline, RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.droppable import without_fields
 from gateway.upstreams.wire.errors import UpstreamError

@@ -33,10 +33,9 @@ from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers, Permit
-from gateway.upstreams.resilience.deadline import Deadline
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.keys import TargetAway
-from gateway.upstreams.resilience.retry import OF_THE_KEY, RetryBudgets, next_pause
+from gateway.upstreams.resilience.retry import OF_THE_KEY, Deadline, RetryBudgets, next_pause
 from gateway.upstreams.wire.base import Resume
 from gateway.upstreams.wire.errors import (
     UpstreamFailure,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import structlog
 from litestar import Litestar
 from litestar.config.app import AppConfig
+from litestar.config.cors import CORSConfig
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
@@ -17,11 +18,10 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.settings import Settings
 from gateway.core.version import VERSION
-from gateway.http.connections import ConnectionLimit
-from gateway.http.cors import cors_of
 from gateway.http.direct import Direct
 from gateway.http.error_handler import render_error
 from gateway.http.exchange import LARGEST_BODY
+from gateway.http.http_protocol import ConnectionLimit
 from gateway.http.inference_port import InferencePort
 from gateway.http.middleware import Telemetry
 from gateway.http.routes import HANDLERS
@@ -30,6 +30,14 @@ from gateway.run.process import open_process
 from gateway.run.reload import Reloader
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
+
+# Of the answers' headers, those that clients look at.
+SHOWN = [
+    *("x-request-id", "request-id", "x-client-request-id", "retry-after", "x-should-retry"),
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+    *("x-cache", "x-model-used", "x-route-reason", "x-route-score", "content-disposition"),
+    *(f"x-tollgate-{what}" for what in ("dropped", "max-tokens", "overhead-ms", "queue-ms")),
+]
 
 log = structlog.get_logger()
 
@@ -88,3 +96,12 @@ def _without_chatter(config: AppConfig) -> AppConfig:
     """Leave logging to telemetry/."""
     config.logging_config = None
     return config
+
+
+def cors_of(settings: Settings) -> CORSConfig | None:
+    """Return what scripts of web pages may do (CORS); ``None``, which costs a call nothing, where none may.
+
+    A page calls with the key that it has; cookies play no part."""
+    if not settings.cors_origins:
+        return None
+    return CORSConfig(allow_origins=list(settings.cors_origins), expose_headers=SHOWN)

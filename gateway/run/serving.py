@@ -37,8 +37,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
 
     from gateway.config.file import load_settings
     from gateway.core.draining import Drain, DrainingServer
-    from gateway.http.connections import ConnectionLimit
-    from gateway.http.http_protocol import HttpProtocol
+    from gateway.http.http_protocol import ConnectionLimit, HttpProtocol
     from gateway.run.app import create_app
     from gateway.run.reload import Reloader
     from gateway.telemetry.logging import configure_logging

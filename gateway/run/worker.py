@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
+from gateway.batch.file_store import purge_files
+from gateway.batch.retention import purge_items
 from gateway.batch.running.runner import BatchRunner
 from gateway.config.file import load_settings
 from gateway.core.background import stop_all
@@ -21,15 +24,17 @@ from gateway.core.draining import HURRIED, Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
+from gateway.idempotency.store import purge_expired
 from gateway.inference.edition import Edition, Editions
 from gateway.inference.recalibrations import Recalibrations
+from gateway.reports.call_list import purge_refused
 from gateway.run.heartbeat import show_life
 from gateway.run.process import open_process
-from gateway.run.purger import Purger
 from gateway.run.reload import Read, Reloader
 from gateway.run.tuning import spare_what_stays
 from gateway.run.work_metrics import WorkMetrics
 from gateway.shadow.comparer import Comparer
+from gateway.storage.audit_log import purge_outcomes
 from gateway.storage.books import Books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
@@ -41,6 +46,7 @@ from gateway.webhooks.sender import Sender
 from protocol.serving.listening import raise_descriptor_limit
 from router.complexity.classifier import Complexity
 
+PURGE_EVERY = 60.0  # seconds between rounds of the purger
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
@@ -161,3 +167,41 @@ async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader) -> None:
         await hung_up.wait()
         hung_up.clear()
         await reloader.reload()
+
+
+class Purger:
+    """Erases what is past its time, in rounds until cancelled. Any number may: doing it twice changes nothing."""
+
+    def __init__(self, editions: Editions, database: Database, clock: Clock) -> None:
+        self._editions = editions
+        self._database = database
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Make a round every minute."""
+        while True:
+            await self.purge_once()
+            await asyncio.sleep(PURGE_EVERY)
+
+    async def purge_once(self) -> None:
+        """Erase a part of what is past its time. What fails holds up nothing else."""
+        retention = self._editions.current.settings.retention
+        async with _survived("stored answers"):
+            if purged := await purge_expired(self._database, self._clock):
+                log.info("stored_answers_purged", count=purged)
+        async with _survived("files"), self._database.begin() as connection:
+            await purge_files(connection)
+        async with _survived("batch items"), self._database.begin() as connection:
+            await purge_items(connection, retention.batch_files)
+        async with _survived("refused calls"), self._database.begin() as connection:
+            await purge_refused(connection, self._clock.now())
+        async with _survived("safety outcomes"), self._database.begin() as connection:
+            await purge_outcomes(connection, retention.usage)
+
+
+@asynccontextmanager
+async def _survived(what: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except POSTGRES_AWAY as exc:
+        log.warning("not_purged", what=what, error=repr(exc))

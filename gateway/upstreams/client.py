@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+import zlib
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -12,11 +13,11 @@ from msgspec.structs import replace
 from gateway.core.settings import DIRECT
 from gateway.upstreams.connection import Connection
 from gateway.upstreams.pool import Origin, Pool, place_of
-from gateway.upstreams.unpacking import Unpacker
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamTimeout
 
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
+UNPACKED_AT_ONCE = 64 * 1024  # bytes
 LONGEST_ERROR = 64 * 1024  # bytes of a failing reply that we read
 
 
@@ -135,3 +136,46 @@ def _head_of(request: UpstreamRequest, host: str, target: str) -> bytes:
     if head.count("\n") != len(lines) + 4 or head.count("\r") != len(lines) + 4:
         raise ValueError("a header's value may not have several lines")  # and the value is not told: it may be a key
     return head.encode("utf-8", "surrogateescape")
+
+
+class Unpacker:
+    """Unpacks one body of a content-encoding: gzip, or deflate with a header or without. Raises UpstreamError for
+    another, and for what is none."""
+
+    def __init__(self, encoding: str) -> None:
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise _broken()
+        self._is_gzip = encoding != "deflate"
+        self._packed = b""
+        self._stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+        self._has_begun = False
+
+    def feed(self, piece: bytes) -> None:
+        """Take in what came."""
+        self._packed += piece
+
+    def take(self) -> bytes:
+        """Return the next bytes; nothing when more must come first."""
+        while self._packed:
+            if self._stream.eof:  # gzip may go on with another member
+                self._stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            if not self._has_begun and not self._is_gzip and self._packed[0] & 0x0F != 8:  # no header of zlib's
+                self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
+            self._has_begun = True
+            try:
+                out = self._stream.decompress(self._packed, UNPACKED_AT_ONCE)
+            except zlib.error as exc:
+                raise _broken() from exc
+            self._packed = self._stream.unconsumed_tail or self._stream.unused_data
+            if out:
+                return out
+        return b""
+
+    def end(self) -> None:
+        """The body has ended: refuse one that is cut."""
+        if self._has_begun and not self._stream.eof:
+            raise _broken()
+
+
+def _broken() -> UpstreamError:
+    return UpstreamError("The upstream's answer is compressed in a way that cannot be read.", outcome="reset")

@@ -25,8 +25,7 @@ from gateway.accounts.team_keys import create_key
 from gateway.accounts.teams import create_team
 from gateway.core.client_addresses import Networks
 from gateway.core.settings import BreakerPolicy, OAuthClient, ProviderSettings, Retries, Settings, Timeouts
-from gateway.http.connections import LOOPBACK, ConnectionLimit
-from gateway.http.http_protocol import HttpProtocol
+from gateway.http.http_protocol import LOOPBACK, ConnectionLimit, HttpProtocol
 from gateway.run.app import create_app
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database

@@ -29,7 +29,7 @@ PACKAGES = (
     *("gateway.reports.csv_text", "gateway.reports.usage_period", "gpu_backend.server"),
 )
 NOT_OF_CALLERS = (  # they read what an operator says, or a name
-    *("gateway.http.unknown_urls", "gateway.upstreams.resilience"),
+    *("gateway.http.error_handler", "gateway.upstreams.resilience"),
     *("gpu_backend.server.checkpoint.model_source", "gpu_backend.server.checkpoint.model_registry"),
     *("gpu_backend.server.checkpoint.checkpoint", "gpu_backend.server.serving", "gpu_backend.server.settings"),
     "protocol.serving.listening",

@@ -449,7 +449,7 @@ BESIDE = {
     "gateway.moderation.output_watch._Unwatched": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
     "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
-    "gateway.upstreams.unpacking.Unpacker": "unpacks all of a piece before it takes the next",
+    "gateway.upstreams.client.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",
     "gateway.inference.cached_answers._Keeper": "drops what is longer than it keeps",
 }

@@ -1,10 +1,13 @@
-# Whether a failed attempt is followed by another, and when; and the budget that makes a storm of retries impossible.
+# Whether a failed attempt is followed by another, and when; the deadline over all of a call's attempts; and the budget
+# that makes a storm of retries impossible.
 # Pure: dice and time are arguments. dispatcher.py sleeps.
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+
+from msgspec import Struct
 
 from gateway.core.settings import ProviderSettings, Retries
 from gateway.upstreams.resilience.breaker import Verdict
@@ -130,3 +133,17 @@ class RetryBudgets:
     def all(self) -> Mapping[str, RetryBudget]:
         """Return the budgets by provider."""
         return self._budgets
+
+
+class Deadline(Struct, frozen=True):
+    """The moment, in monotonic seconds, at which a call's attempts end, however many there are."""
+
+    at: float
+
+    def left(self, now: float) -> float:
+        """Return the seconds left, never less than 0."""
+        return max(0.0, self.at - now)
+
+    def within(self, patience: float, now: float) -> float:
+        """Return the seconds that one attempt may take which would usually get ``patience``."""
+        return min(patience, self.left(now))

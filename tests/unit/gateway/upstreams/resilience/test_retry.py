@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from gateway.core.settings import Retries
 from gateway.upstreams.anthropic.request import Unsayable
 from gateway.upstreams.resilience.breaker import Verdict
-from gateway.upstreams.resilience.deadline import Deadline
-from gateway.upstreams.resilience.retry import BASE, BURST, CAP, OVER, RetryBudget, full_jitter, next_pause, verdict_of
+from gateway.upstreams.resilience.retry import (
+    BASE,
+    BURST,
+    CAP,
+    OVER,
+    Deadline,
+    RetryBudget,
+    full_jitter,
+    next_pause,
+    verdict_of,
+)
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 
 TWICE = Retries(attempts=2)
