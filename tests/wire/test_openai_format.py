@@ -541,3 +541,20 @@ def test_the_newer_api_of_azure_is_openais() -> None:
 
         assert built.url == "https://ours.openai.azure.com/openai/v1/chat/completions"
         assert built.headers["authorization"] == "Bearer k" and "api-key" not in built.headers
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2024-06-01", "max_tokens"),
+        ("2024-09-01-preview", "max_completion_tokens"),
+        ("2024-10-21", "max_completion_tokens"),
+        (None, "max_completion_tokens"),
+    ],
+)
+def test_an_older_version_of_azures_api_is_told_the_limit_by_its_older_name(version: str | None, name: str) -> None:
+    """It refuses the newer one in words alone, from which nothing is learned."""
+    request = ChatRequest(model="m", messages=(Message("user", "Hi"),), max_tokens=9)
+    built = OpenAIFormat().build_request(asking(request, api_version=version, quirks=Quirks("max_completion_tokens")))
+
+    assert {key: value for key, value in json.loads(built.body).items() if key.startswith("max_")} == {name: 9}

@@ -31,6 +31,7 @@ ENGINE_LACKS = (
 )  # fields of a chat that it takes and that change nothing there
 
 MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
+NEWER_LIMIT_SINCE = "2024-09-01"  # versions of Azure's API before this one refuse ``max_completion_tokens``, in words
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
 PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
@@ -89,6 +90,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
     """Return a chat as the target is asked it; the names of what it does not know go into ``dropped``."""
     if not asking.self_hosted and (limit := request.output_limit) is not None:
         is_newer = asking.quirks.output_limit == "max_completion_tokens"
+        is_newer = is_newer and (asking.api_version is None or asking.api_version >= NEWER_LIMIT_SINCE)
         limits = (None, limit) if is_newer else (limit, None)
         request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
     messages = tuple(map(_plain, request.messages))

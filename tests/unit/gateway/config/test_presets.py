@@ -122,6 +122,13 @@ def test_what_a_model_can_do_is_told_by_its_name(tmp_path: Path) -> None:
     assert not any("audio" in name or "realtime" in name or "image" in name for name in models)
 
 
+def test_a_snapshot_is_named_beside_all(tmp_path: Path) -> None:
+    """The library lists models once, and knows the price of a snapshot by its name."""
+    models = load(tmp_path, 'providers: {openai: {models: ["*", gpt-4o-2024-08-06]}}\n').models
+
+    assert models["openai/gpt-4o-2024-08-06"].price == models["openai/gpt-4o"].price
+
+
 def test_a_model_of_the_file_hides_the_offered_one(tmp_path: Path) -> None:
     """A price or an ability that the file knows better."""
     text = """\
