@@ -1,7 +1,7 @@
 # Many owners of leases on one Postgres and one Redis: what they ask of both with 2,000 teams of five keys, how soon all
 # serve again after everything was killed, and what one team at its cap does to itself and to the others.
 #
-#   python -m benchmarks.scale [--owners 50] [--teams 2000] [--keys 5] [--rate 400] [--seconds 20] [--quick]
+#   python -m benchmarks.scale [--owners 50] [--teams 2000] [--keys 5] [--rate 400] [--seconds 20] [--pooler 40]
 #
 # An owner is what a gateway process is to the stores: leases, rates, journal, flusher, sweeper and auditor, opened by
 # gateway.storage.books with connections of its own, but for the HTTP. Two processes hold all of them (scale_owners.py),
@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -32,6 +33,7 @@ from benchmarks.scale_owners import Place, keep_owners
 from benchmarks.scale_report import Load, Restart, report
 from benchmarks.stack import Server
 from gateway.dev.embedded import EmbeddedPostgres, EmbeddedValkey
+from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 
 PROCESSES = 2
 CALM = 5.0  # seconds in which owners only say that they live
@@ -49,6 +51,7 @@ class Options(Struct, frozen=True, kw_only=True):
     seconds: float
     crowd: int  # owners at the team that is at its cap
     callers: float  # calls a second of that team
+    pooler: int  # connections of a pooler between owners and Postgres; 0: none
 
 
 def main() -> None:
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--crowd", type=int, default=200, help="owners that serve the team at its cap")
     parser.add_argument("--callers", type=float, default=2000.0, help="calls a second of that team")
+    parser.add_argument("--pooler", type=int, default=0, help="PgBouncer before Postgres, with so many connections")
     parser.add_argument("--quick", action="store_true", help="six owners, twenty teams: does it run? Writes nothing")
     said = parser.parse_args()
     options = Options(
@@ -71,6 +75,7 @@ def main() -> None:
         seconds=3.0 if said.quick else said.seconds,
         crowd=10 if said.quick else said.crowd,
         callers=200.0 if said.quick else said.callers,
+        pooler=said.pooler,
     )
     with tempfile.TemporaryDirectory(prefix="tollgate-scale-") as folder:
         text = Bench(Path(folder), options).run()
@@ -98,6 +103,8 @@ class Bench:
         self.processes: list[BaseProcess] = []
         self.pipes: list[Connection] = []
         self.context = multiprocessing.get_context("spawn")
+        self.pooler = ExitStack()
+        self.pooled_url = ""
 
     def run(self) -> str:
         """Return the tables."""
@@ -119,6 +126,7 @@ class Bench:
             return report([calm, busy, capped], restart, options.owners, options.crowd, options.teams, options.keys)
         finally:
             self.end_owners()
+            self.pooler.close()
             self.valkey.stop()
             self.postgres.remove()
 
@@ -126,6 +134,11 @@ class Bench:
         """Start both, or start them again with what they have."""
         self.postgres.start()
         self.valkey.start()
+        if self.options.pooler and not self.pooled_url:
+            program = find_pgbouncer()
+            assert program is not None, "PgBouncer 1.21 or later is needed for --pooler"
+            way = running_pgbouncer(program, self.postgres.url, size=self.options.pooler)
+            self.pooled_url = self.pooler.enter_context(way)
 
     def start_owners(self, owners: int) -> list[Any]:
         """Start the processes that hold so many owners; return what each says once all of its own serve."""
@@ -134,7 +147,8 @@ class Bench:
             ours, theirs = self.context.Pipe()
             place = Place(
                 folder=str(self.folder / "owners"),
-                postgres=self.postgres.url,
+                postgres=self.pooled_url or self.postgres.url,
+                direct=self.postgres.url if self.pooled_url else None,
                 valkey=self.valkey.url,
                 owners=list(range(number, owners, PROCESSES)),
                 teams=self.options.teams,

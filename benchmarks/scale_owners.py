@@ -54,6 +54,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
     folder: str
     postgres: str
+    direct: str | None  # past a pooler, which ``postgres`` is then
     valkey: str
     owners: list[int]
     teams: int
@@ -126,7 +127,9 @@ class OpenCalls:
     async def open(self, stack: AsyncExitStack, number: int) -> float:
         """Open one owner, and return when it had let in its first call (monotonic seconds)."""
         place, clock = self.place, Clock()
-        database = Database(place.postgres, pool_size=3)  # as many as it uses at once: each more would be made anew
+        database = Database(
+            place.postgres, direct_url=place.direct, pool_size=3
+        )  # as many as it uses at once: each more would be made anew
         stack.push_async_callback(database.close)
         redis: Redis = Redis.from_url(place.valkey, socket_timeout=0.25, socket_connect_timeout=0.25)
         stack.push_async_callback(redis.aclose)

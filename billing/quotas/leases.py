@@ -144,11 +144,13 @@ class Leases:
         self._untold: dict[Room, None] = {}  # what was returned of them is to be told
         self._for_tomorrow: dict[str, None] = {}  # scopes used since noon, without a lease for tomorrow
         self._took = 0.0  # seconds, by the last answer to an ask
+        self._heard_at = 0.0  # monotonic seconds; when the database last answered anything
         self._forgotten = -1  # the last day whose rooms were let go: what they had used is not known any more
         self._held: dict[str, Held] = {}  # by request id
         self._waiting: dict[str, deque[_Waiting]] = {}  # by team, first come, first served
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._returning: asyncio.TimerHandle | None = None
+        self._returned_at = 0.0  # loop time; what was free of tight balances went back then
         self._telling: asyncio.Task[None] | None = None
         self._unread: dict[tuple[int, tuple[Need, ...]], _Look] = {}  # asks that were given up
         self._late: set[asyncio.Task[None]] = set()  # asks under way whose callers were answered without them
@@ -447,8 +449,8 @@ class Leases:
 
     @property
     def _pace(self) -> float:
-        """Seconds between asks for a tight balance, and until what is not used of it goes back. Many owners share one
-        database, and what it cannot answer in time costs it as much as what it can."""
+        """Seconds between asks for a tight balance, and between returns of what is not used of it. Many owners share
+        one database, and what it cannot answer in time costs it as much as what it can."""
         return min(LONGEST_PACE, max(self.living * OWNER_APART, ANSWERS_APART * self._took))
 
     async def _take(self, asked: Sequence[_Waiting]) -> Taken | None:
@@ -458,7 +460,7 @@ class Leases:
             return Taken(refused="clock")
         if self.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
-        asking = asyncio.create_task(self._draw(day, list(self._asks(asked))))
+        asking, began = asyncio.create_task(self._draw(day, list(self._asks(asked)))), self._clock.monotonic()
         try:
             async with running_timeout(ASK_WITHIN):
                 taken = await asyncio.shield(asking)
@@ -467,9 +469,7 @@ class Leases:
                 late = asyncio.create_task(self._hear_late(asking, day))
                 self._late.add(late)
                 late.add_done_callback(self._late.discard)
-            if not self.is_away:
-                log.error("leases_unreachable", error=repr(exc))
-            self.is_away = True
+            self.miss(began, exc)
             return None
         except asyncio.CancelledError:
             asking.cancel()
@@ -592,10 +592,11 @@ class Leases:
     def _return_soon(self) -> None:
         if self._returning is None:
             loop = asyncio.get_running_loop()
-            self._returning = loop.call_later(max(GIVE_BACK_AFTER, self._pace), self._return_tight)
+            at = max(loop.time() + GIVE_BACK_AFTER, self._returned_at + self._pace)
+            self._returning = loop.call_at(at, self._return_tight)
 
     def _return_tight(self) -> None:
-        self._returning = None
+        self._returning, self._returned_at = None, asyncio.get_running_loop().time()
         for room in self._tight:
             self._give_back(room, 0)
         self._tell_soon()
@@ -614,8 +615,17 @@ class Leases:
         except POSTGRES_AWAY as exc:  # it is told with the next turn
             log.info("returns_untold", error=repr(exc))
 
+    def miss(self, began: float, exc: BaseException) -> None:
+        """Take note of a statement, begun then (monotonic seconds), that has no answer in time. The database is away if
+        it has answered no other since: one scope whose row is locked, or much asked for, keeps no other from asking."""
+        if self._heard_at < began:
+            if not self.is_away:
+                log.error("leases_unreachable", error=repr(exc))
+            self.is_away = True
+
     def heard(self, sent: int, beat: int | None) -> None:
         """Take note of an acknowledgement. ``sent``: the highest that we knew when we asked."""
+        self._heard_at = self._clock.monotonic()
         if beat:  # else it was not counted: a look alone, or beside another statement of this process
             self.acknowledged = max(self.acknowledged, beat)
             self.on_beat(sent, beat)

@@ -89,14 +89,12 @@ class Owner:
         last, beating = loop.time(), None
         try:
             while True:
-                beating = beating or asyncio.create_task(self._beat_in_time())
+                beating, began = beating or asyncio.create_task(self._beat_in_time()), self._clock.monotonic()
                 try:
                     async with running_timeout(ANSWER_WITHIN):
                         await asyncio.shield(beating)
                 except POSTGRES_AWAY as exc:
-                    if not self._leases.is_away:
-                        log.error("leases_unreachable", error=repr(exc))
-                    self._leases.is_away = True
+                    self._leases.miss(began, exc)
                 if beating.done():
                     beating = None
                 now = loop.time()

@@ -104,8 +104,14 @@ class Authenticator:
             await asyncio.sleep(0.5)
 
     async def _listen(self) -> None:
-        connection = await asyncpg.connect(self._database.url, timeout=LOOKUP_WITHIN)
+        direct_url = self._database.direct_url
+        connection = await asyncpg.connect(direct_url or self._database.url, timeout=LOOKUP_WITHIN)
         try:
+            if (
+                direct_url is None
+                and await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
+            ):
+                raise ConnectionError("a pooler stands before Postgres: set database_direct_url")  # it hears nothing
             await connection.add_listener(ACCESS_CHANNEL, lambda *_: self.forget())
             await connection.add_listener(TIGHT_CHANNEL, lambda *said: self.on_tight(str(said[-1])))
             self.forget()

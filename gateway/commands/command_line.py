@@ -82,7 +82,8 @@ async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], A
 
 def open_database(settings: Settings, application_name: str = "tollgate cli") -> Database:
     """Return a way to Postgres for one command."""
-    return Database(settings.database_url, pool_size=1, application_name=application_name)
+    url, direct_url = settings.database_url, settings.database_direct_url
+    return Database(url, direct_url=direct_url, pool_size=1, application_name=application_name)
 
 
 def cli_actor() -> Act:

@@ -55,7 +55,7 @@ __all__ = ["ConfigFaults", "Fault", "load_settings"]
 DEFAULT_DATA_DIR = "/var/lib/tollgate"
 
 _ADMIN_KEYS = secrets(1, strong_secret)
-_POSTGRES = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
+_POSTGRES_URL = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
 _REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
 
 
@@ -88,7 +88,9 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
     if left_out and not catalogue.models and not faults:
         complain(root.node("providers") or tree, faults, "every model is left out, for no provider has a key: set one")
     settings = Settings(
-        database_url=_postgres_url(root),
+        database_url=root.need(
+            "database_url", _postgres, "", "where Postgres answers: postgresql://user:password@host:5432/db"
+        ),
         redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
@@ -119,9 +121,9 @@ def _optional(root: Fields) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _postgres_url(root: Fields) -> str:
-    found = root.need("database_url", _POSTGRES, "", "where Postgres answers: postgresql://user:password@host:5432/db")
-    return "postgresql://" + found.partition("://")[2] if found else ""
+def _postgres(node: Node, faults: Faults) -> str | None:
+    found = _POSTGRES_URL(node, faults)
+    return None if found is None else "postgresql://" + found.partition("://")[2]
 
 
 def _tracing(node: Node, faults: Faults) -> Tracing | None:
@@ -175,6 +177,7 @@ _SAFETY = struct_of(
 
 # What may be left out: then the default of Settings holds.
 _OPTIONAL: dict[str, Read[Any]] = {
+    "database_direct_url": _postgres,
     "metrics_keys": secrets(0, strong_secret),
     "other_key_peppers": secrets(0),
     "safety": _SAFETY,

@@ -194,6 +194,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """One gateway's, worker's or command's configuration."""
 
     database_url: str  # postgresql://…
+    database_direct_url: str | None = None  # past the pooler that ``database_url`` is then
     redis_url: str
     data_dir: Path
     admin_keys: tuple[str, ...]

@@ -98,7 +98,7 @@ class _Process:
     async def open(self, stack: AsyncExitStack) -> None:
         """Open what needs to be closed again, and make the rest."""
         settings, clock, catalog = self.settings, self.clock, self.settings.catalog()
-        self.database = Database(settings.database_url)
+        self.database = Database(settings.database_url, direct_url=settings.database_direct_url)
         stack.push_async_callback(self.database.close)
         self.redis = open_redis(settings.redis_url, timeout=0.25)
         stack.push_async_callback(self.redis.aclose)

@@ -18,8 +18,8 @@ from gateway.telemetry.metrics import Metrics
 
 # What is open, locked or derived since the start: another value needs a restart.
 UNTIL_RESTART = (
-    *("database_url", "redis_url", "data_dir", "admin_keys", "metrics_keys", "key_pepper", "other_key_peppers"),
-    *("journal_fsync", "tracing", "cors_origins", "drain", "lame_duck"),
+    *("database_url", "database_direct_url", "redis_url", "data_dir", "admin_keys", "metrics_keys", "key_pepper"),
+    *("other_key_peppers", "journal_fsync", "tracing", "cors_origins", "drain", "lame_duck"),
 )
 
 Read = Callable[[], Settings]  # raises ConfigFaults

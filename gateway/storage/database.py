@@ -22,16 +22,31 @@ POOL_TIMEOUT = 3.0  # seconds to wait for a free connection
 ANSWERS_WITHIN = 2.0  # seconds for the question whether Postgres answers, asked
 SILENT_FOR = 1.0  # seconds after Postgres last gave a sign of life
 
+# What is committed is freed from the journal: a killed server must still know it.
+SETTINGS = {
+    "synchronous_commit": "on",
+    "jit": "off",
+    "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",  # milliseconds, as the next
+    "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
+    "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",
+}
+
 T = TypeVar("T", bound=Struct)
 
 
 class Database:
     """Postgres, through a small pool. One object per process, closed by its creator or at the end of ``async with``."""
 
-    def __init__(self, url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> None:
+    def __init__(
+        self, url: str, *, direct_url: str | None = None, pool_size: int = 5, application_name: str = "tollgate"
+    ) -> None:
+        """``direct_url``: of Postgres itself, where ``url`` is a pooler that gives a connection for a transaction."""
         self.url = url
+        self.direct_url = direct_url
         self._heard = 0.0  # monotonic seconds; when a transaction last went through
-        self.engine = create_engine(url, pool_size=pool_size, application_name=application_name)
+        self.engine = create_engine(
+            url, pool_size=pool_size, application_name=application_name, is_pooler=direct_url is not None
+        )
         self._at_once = self.engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def __aenter__(self) -> Self:
@@ -47,19 +62,20 @@ class Database:
         POSTGRES_AWAY: after a few seconds where Postgres stands still, though a statement may take longer. No error
         that leaves it quotes a value.
         """
-        return self._begin(self.engine)
+        return self._begin(self.engine, is_greeted=True)
 
     def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection whose statements are transactions each, so that the server ends them without a word of
-        ours: what one locks is free as it ends. Raises what ``begin`` does.
+        ours: what one locks is free as it ends. Raises what ``begin`` does, and waits for a Postgres that stands still
+        as long as for a statement: its caller brings a deadline where that is too long.
         """
-        return self._begin(self._at_once)
+        return self._begin(self._at_once, is_greeted=False)
 
     @asynccontextmanager
-    async def _begin(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    async def _begin(self, engine: AsyncEngine, *, is_greeted: bool) -> AsyncIterator[AsyncConnection]:
         try:
             async with engine.begin() as connection:
-                if time.monotonic() - self._heard > SILENT_FOR:
+                if is_greeted and time.monotonic() - self._heard > SILENT_FOR:
                     await _greet(connection)
                 yield connection
             self._heard = time.monotonic()
@@ -87,20 +103,17 @@ async def _greet(connection: AsyncConnection) -> None:
         raise
 
 
-def create_engine(url: str, *, pool_size: int = 5, application_name: str = "tollgate") -> AsyncEngine:
+def create_engine(
+    url: str, *, pool_size: int = 5, application_name: str = "tollgate", is_pooler: bool = False
+) -> AsyncEngine:
     """Return an engine on asyncpg for a ``postgresql://`` URL.
 
-    The server ends what the client has given up: statements past the command timeout, and transactions left open.
+    The server ends what the client has given up: statements past the command timeout, and transactions left open. A
+    pooler lends its connections to others, too, and takes no settings for them: its role has them (docs/operations).
     """
-    server_settings = {
-        "application_name": application_name,
-        "jit": "off",
-        "timezone": "UTC",
-        "synchronous_commit": "on",  # what is committed is freed from the journal: a killed server must still know it
-        "statement_timeout": f"{round(COMMAND_TIMEOUT * 1000)}",
-        "lock_timeout": f"{round(COMMAND_TIMEOUT * 500)}",
-        "idle_in_transaction_session_timeout": f"{round(COMMAND_TIMEOUT * 3000)}",
-    }
+    server_settings = {"application_name": application_name, "timezone": "UTC"}
+    if not is_pooler:
+        server_settings |= SETTINGS
     return create_async_engine(
         make_url(url).set(drivername="postgresql+asyncpg"),
         pool_size=pool_size,

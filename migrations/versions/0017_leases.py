@@ -38,6 +38,8 @@ FACTS = {
 # Planned once in a connection, by the keys: to plan fifteen statements anew took most of a call's time, and a plan made
 # while the tables were small would read them whole for ever.
 PLANS = " SET plan_cache_mode = force_generic_plan SET enable_seqscan = off"
+# Those that the others alone call, and that so plan as they do: to set it again would take half of their time.
+INNER = ("make_balances", "draw", "count_beat", "commit_soon", "sums_of")
 
 FUNCTIONS = {
     # What a team or key may use of a day or a month; null: as much as it likes. The row that says so stays as it is
@@ -124,6 +126,26 @@ FUNCTIONS = {
             PERFORM set_config('synchronous_commit', 'off', true);
         END
     """,
+    # What rows have spent of a balance, and what lies unused in leases of owners that answer, but for one of them. Both
+    # by leases; on its own, for a plan that a session does not need is not made.
+    "sums_of(balance balances, asker text, moment timestamptz) RETURNS bigint[] LANGUAGE plpgsql": """
+        DECLARE
+            v_first date := CAST(rpad(balance.period, 10, '-01') AS date);
+            v_sums bigint[];
+        BEGIN
+            SELECT ARRAY[coalesce(sum(lease.spent), 0), coalesce(
+                sum(lease.granted - lease.returned - lease.spent) FILTER (
+                    WHERE lease.owner <> asker AND holder.ended_at IS NULL AND holder.seen_at > moment - interval '5 s'
+                ), 0
+            )]
+            INTO v_sums
+            FROM leases AS lease LEFT JOIN owners AS holder ON holder.id = lease.owner
+            WHERE lease.scope = balance.scope AND lease.unit = balance.unit AND lease.day >= v_first
+              AND lease.day < v_first + CASE length(balance.period)
+                  WHEN 7 THEN interval '1 month' ELSE interval '1 day' END;
+            RETURN v_sums;
+        END
+    """,
     # Draws room for an owner: for each ask, of all its rooms or of none, at least what it needs and at most what it
     # wants. Asks are served in their order. A look without a lock refuses what surely has no room.
     #
@@ -133,6 +155,10 @@ FUNCTIONS = {
     # not have it yet.
     #
     # A balance is tight where the share of what is left does not cover a hold: then nothing is given beyond the need.
+    #
+    # All asks are reckoned in arrays, between the two statements that lock the rows and the two that change them:
+    # statements for each ask would take ten times as long with the rows locked. ``v_amounts`` stands beside ``asks``,
+    # where the rooms of one ask are neighbours; the others stand beside the balances; booked is drawn and corrected.
     """take_room(
         owner text, day text, asks integer[], scopes text[], units text[], needs bigint[], wants bigint[],
         holds bigint[], share double precision, with_sums boolean, moment timestamptz, clock timestamptz
@@ -141,120 +167,150 @@ FUNCTIONS = {
             v_now timestamptz := coalesce(moment, clock_timestamp());
             v_day date := CAST(day AS date);
             v_periods text[] := ARRAY[day, left(day, 7)];
+            v_may_fit boolean;
+            v_is_known boolean;
             v_why text;
             v_beat bigint;
-            v_ask integer;
             v_scopes text[];
             v_units text[];
+            v_of text[];
+            v_caps bigint[];
+            v_booked bigint[];
+            v_since timestamptz[];
+            v_holds bigint[];
             v_amounts bigint[];
-            v_balance record;
+            v_from integer := 1;
+            v_to integer;
+            v_fits boolean;
+            v_left bigint;
+            v_least bigint;
+            v_is_tight boolean;
             v_given boolean := false;
             v_refused boolean := false;
-            v_tight boolean := false;
+            v_is_late boolean := false;
         BEGIN
-            IF EXISTS (
-                SELECT FROM unnest(asks, scopes, units, needs) AS room (ask, scope, unit, need)
+            SELECT bool_or(of_ask.fits), bool_and(of_ask.is_known) INTO v_may_fit, v_is_known
+            FROM (
+                SELECT bool_and(balance.cap IS NULL OR room.need <= 0 OR balance.tight_since IS NULL
+                                OR room.need <= left_of(balance)) AS fits,
+                       bool_and(balance.scope IS NOT NULL AND EXISTS (
+                           SELECT FROM leases AS lease
+                           WHERE lease.owner = take_room.owner AND lease.scope = room.scope AND lease.unit = room.unit
+                             AND lease.day = v_day
+                       )) AS is_known
+                FROM unnest(asks, scopes, units, needs) AS room (ask, scope, unit, need)
+                JOIN unnest(v_periods) AS part (period) ON room.unit = 'nanousd' OR part.period = day
                 LEFT JOIN balances AS balance ON balance.scope = room.scope AND balance.unit = room.unit
-                                             AND balance.period = ANY (v_periods)
+                                             AND balance.period = part.period
                 GROUP BY room.ask
-                HAVING coalesce(bool_and(balance.cap IS NULL OR room.need <= 0 OR balance.tight_since IS NULL
-                                         OR room.need <= left_of(balance)), true)
-            ) THEN
-                PERFORM FROM owners WHERE owners.id = owner AND ended_at IS NULL FOR KEY SHARE;
-                IF NOT FOUND THEN
-                    RETURN json_build_object('refused', 'ended');
-                END IF;
-                v_why := CASE
+            ) AS of_ask;
+            IF v_may_fit THEN
+                SELECT CASE
                     WHEN EXISTS (SELECT FROM closed_days WHERE closed_days.day >= v_day) THEN 'closed'
                     WHEN EXISTS (
                         SELECT FROM failovers WHERE v_now < failovers.found_at + interval '30 s' AND EXISTS (
-                            SELECT FROM owners
-                            WHERE owners.ended_at IS NULL AND owners.seen_at > failovers.found_at - interval '60 s'
-                              AND owners.started_at < failovers.found_at
-                              AND coalesce(owners.set_again_at, '-infinity') < failovers.found_at
+                            SELECT FROM owners AS late
+                            WHERE late.ended_at IS NULL AND late.seen_at > failovers.found_at - interval '60 s'
+                              AND late.started_at < failovers.found_at
+                              AND coalesce(late.set_again_at, '-infinity') < failovers.found_at
                         )
                     ) THEN 'recovering'
                     WHEN abs(extract(epoch FROM clock - v_now)) > 2
                      AND NOT EXISTS (SELECT FROM balances WHERE period = take_room.day) THEN 'clock'
-                END;
-                IF v_why IS NOT NULL THEN
+                END
+                INTO v_why
+                FROM owners WHERE owners.id = owner AND ended_at IS NULL FOR KEY SHARE;
+                IF NOT FOUND THEN
+                    RETURN json_build_object('refused', 'ended');
+                ELSIF v_why IS NOT NULL THEN
                     RETURN json_build_object('refused', v_why, 'beat', count_beat(owner, v_now));
                 END IF;
-                INSERT INTO leases (owner, scope, unit, day)
-                SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C", v_day
-                FROM unnest(scopes, units) AS room (scope, unit)
-                ORDER BY 2, 3
-                ON CONFLICT DO NOTHING;
+                IF NOT v_is_known THEN
+                    INSERT INTO leases (owner, scope, unit, day)
+                    SELECT DISTINCT take_room.owner, room.scope COLLATE "C", room.unit COLLATE "C", v_day
+                    FROM unnest(scopes, units) AS room (scope, unit)
+                    ORDER BY 2, 3
+                    ON CONFLICT DO NOTHING;
+                END IF;
                 PERFORM FROM leases AS lease
                 WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (scopes)
                 ORDER BY lease.scope, lease.unit
                 FOR NO KEY UPDATE;
-                PERFORM make_balances(scopes, units, array_fill(day, ARRAY[cardinality(scopes)]));
-                PERFORM FROM balances AS balance
-                WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
-                ORDER BY balance.scope, balance.unit, balance.period
-                FOR NO KEY UPDATE;
-                FOR v_ask IN SELECT DISTINCT unnest(asks) ORDER BY 1 LOOP
-                    SELECT array_agg(room.scope), array_agg(room.unit), array_agg(
-                        CASE
-                            WHEN room.is_tight THEN greatest(room.need, 0)
-                            WHEN room.left_over IS NULL THEN greatest(room.need, room.want, 0)
-                            ELSE greatest(room.need, least(room.want, floor(share * room.left_over)), 0)
-                        END
-                    )
-                    INTO v_scopes, v_units, v_amounts
-                    FROM (
-                        SELECT asked.scope, asked.unit, asked.need, asked.want,
-                               min(left_of(balance)) AS left_over,
-                               coalesce(bool_or(balance.cap IS NOT NULL AND (
-                                   balance.tight_since IS NOT NULL OR share * left_of(balance) < asked.hold
-                               )), false) AS is_tight
-                        FROM unnest(asks, scopes, units, needs, wants, holds)
-                                 AS asked (ask, scope, unit, need, want, hold)
-                        JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
-                                                AND balance.period = ANY (v_periods)
-                        WHERE asked.ask = v_ask
-                        GROUP BY asked.scope, asked.unit, asked.need, asked.want
-                    ) AS room
-                    HAVING bool_and(room.left_over IS NULL OR room.need <= 0 OR room.need <= room.left_over);
-                    IF v_amounts IS NULL THEN
-                        v_refused := true;
-                        CONTINUE;
-                    END IF;
-                    v_given := true;
-                    UPDATE leases AS lease SET granted = lease.granted + given.amount
-                    FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
-                    WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (v_scopes)
-                      AND lease.scope = given.scope AND lease.unit = given.unit AND given.amount > 0;
-                    UPDATE balances AS balance SET drawn = balance.drawn + given.amount
-                    FROM unnest(v_scopes, v_units, v_amounts) AS given (scope, unit, amount)
-                    WHERE balance.scope = ANY (v_scopes) AND balance.period = ANY (v_periods)
-                      AND balance.scope = given.scope AND balance.unit = given.unit AND given.amount > 0;
-                END LOOP;
-                FOR v_balance IN
-                    SELECT balance.scope, balance.unit, balance.period, max(asked.hold) AS hold,
-                           share * left_of(balance) AS part,
-                           balance.tight_since IS NOT NULL AS was_tight
-                    FROM unnest(scopes, units, holds) AS asked (scope, unit, hold)
-                    JOIN balances AS balance ON balance.scope = asked.scope AND balance.unit = asked.unit
-                                            AND balance.period = ANY (v_periods)
-                    WHERE balance.cap IS NOT NULL
-                    GROUP BY balance.scope, balance.unit, balance.period  -- the key: every column of it may be used
-                LOOP
-                    v_tight := v_tight OR v_balance.was_tight;
-                    IF v_balance.was_tight AND v_balance.part >= 2 * v_balance.hold
-                       OR NOT v_balance.was_tight AND v_balance.part < v_balance.hold THEN
-                        UPDATE balances AS balance
-                        SET tight_since = CASE WHEN v_balance.was_tight THEN NULL ELSE v_now END
-                        WHERE balance.scope = v_balance.scope AND balance.unit = v_balance.unit
-                          AND balance.period = v_balance.period;
-                        IF NOT v_balance.was_tight THEN
-                            PERFORM pg_notify('tollgate_leases', v_balance.scope);
+                IF NOT v_is_known THEN
+                    PERFORM make_balances(scopes, units, array_fill(day, ARRAY[cardinality(scopes)]));
+                END IF;
+                SELECT array_agg(book.scope), array_agg(book.unit), array_agg(book.period), array_agg(book.cap),
+                       array_agg(book.drawn + book.corrected), array_agg(book.tight_since)
+                INTO v_scopes, v_units, v_of, v_caps, v_booked, v_since
+                FROM (
+                    SELECT * FROM balances AS balance
+                    WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
+                    ORDER BY balance.scope, balance.unit, balance.period
+                    FOR NO KEY UPDATE
+                ) AS book;
+                WHILE v_from <= cardinality(asks) LOOP
+                    v_fits := true;
+                    v_to := v_from;
+                    WHILE asks[v_to] = asks[v_from] LOOP
+                        v_least := NULL;
+                        v_is_tight := false;
+                        FOR v_i IN 1 .. cardinality(v_scopes) LOOP
+                            IF v_scopes[v_i] = scopes[v_to] AND v_units[v_i] = units[v_to] THEN
+                                v_left := v_caps[v_i] - greatest(v_booked[v_i], 0);
+                                v_least := least(v_least, v_left);
+                                v_holds[v_i] := greatest(v_holds[v_i], holds[v_to]);
+                                v_is_tight := v_is_tight OR v_left IS NOT NULL
+                                    AND (v_since[v_i] IS NOT NULL OR share * v_left < holds[v_to]);
+                            END IF;
+                        END LOOP;
+                        v_fits := v_fits AND (v_least IS NULL OR needs[v_to] <= 0 OR needs[v_to] <= v_least);
+                        v_amounts[v_to] := CASE
+                            WHEN v_is_tight THEN greatest(needs[v_to], 0)
+                            WHEN v_least IS NULL THEN greatest(needs[v_to], wants[v_to], 0)
+                            ELSE greatest(needs[v_to], least(wants[v_to], floor(share * v_least)), 0)
+                        END;
+                        v_to := v_to + 1;
+                    END LOOP;
+                    v_given := v_given OR v_fits;
+                    v_refused := v_refused OR NOT v_fits;
+                    WHILE v_from < v_to LOOP
+                        IF NOT v_fits THEN
+                            v_amounts[v_from] := 0;
                         END IF;
+                        FOR v_i IN 1 .. cardinality(v_scopes) LOOP
+                            IF v_scopes[v_i] = scopes[v_from] AND v_units[v_i] = units[v_from] THEN
+                                v_booked[v_i] := v_booked[v_i] + v_amounts[v_from];
+                            END IF;
+                        END LOOP;
+                        v_from := v_from + 1;
+                    END LOOP;
+                END LOOP;
+                FOR v_i IN 1 .. cardinality(v_scopes) LOOP
+                    v_left := v_caps[v_i] - greatest(v_booked[v_i], 0);
+                    v_is_late := v_is_late OR v_since[v_i] IS NOT NULL;
+                    IF v_since[v_i] IS NOT NULL AND share * v_left >= 2 * v_holds[v_i] THEN
+                        v_since[v_i] := NULL;
+                    ELSIF v_since[v_i] IS NULL AND share * v_left < v_holds[v_i] THEN
+                        v_since[v_i] := v_now;
+                        PERFORM pg_notify('tollgate_leases', v_scopes[v_i]);
                     END IF;
                 END LOOP;
+                UPDATE leases AS lease SET granted = lease.granted + given.amount
+                FROM (
+                    SELECT room.scope, room.unit, CAST(sum(room.amount) AS bigint) AS amount
+                    FROM unnest(scopes, units, v_amounts) AS room (scope, unit, amount)
+                    GROUP BY room.scope, room.unit
+                ) AS given
+                WHERE lease.owner = take_room.owner AND lease.day = v_day AND lease.scope = ANY (scopes)
+                  AND lease.scope = given.scope AND lease.unit = given.unit AND given.amount > 0;
+                UPDATE balances AS balance SET drawn = book.booked - balance.corrected, tight_since = book.since
+                FROM unnest(v_scopes, v_units, v_of, v_booked, v_since) AS book (scope, unit, period, booked, since)
+                WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
+                  AND balance.scope = book.scope AND balance.unit = book.unit AND balance.period = book.period
+                  AND (balance.drawn + balance.corrected, balance.tight_since)
+                      IS DISTINCT FROM (book.booked, book.since);
                 v_beat := count_beat(owner, v_now);
-                IF v_tight THEN
+                IF v_is_late THEN
                     PERFORM commit_soon();
                 END IF;
             ELSE
@@ -262,7 +318,7 @@ FUNCTIONS = {
             END IF;
             RETURN json_build_object(
                 'beat', v_beat,
-                'is_late', v_given AND v_tight,
+                'is_late', v_given AND v_is_late,
                 'leases', (
                     SELECT json_agg(json_build_array(
                         lease.scope, lease.unit, lease.granted, lease.returned, lease.spent
@@ -273,23 +329,11 @@ FUNCTIONS = {
                 'balances', (
                     SELECT json_agg(json_build_array(
                         balance.scope, balance.unit, balance.period, balance.cap, balance.drawn, balance.corrected,
-                        extract(epoch FROM v_now - balance.tight_since), use.spent, use.unused
+                        extract(epoch FROM v_now - balance.tight_since), use.sums[1], use.sums[2]
                     ))
-                    FROM balances AS balance
-                    LEFT JOIN LATERAL (
-                        SELECT coalesce(sum(lease.spent), 0) AS spent,
-                               coalesce(sum(lease.granted - lease.returned - lease.spent) FILTER (
-                                   WHERE lease.owner <> take_room.owner AND holder.ended_at IS NULL
-                                     AND holder.seen_at > v_now - interval '5 s'
-                               ), 0) AS unused
-                        FROM leases AS lease LEFT JOIN owners AS holder ON holder.id = lease.owner
-                        WHERE lease.scope = balance.scope AND lease.unit = balance.unit
-                          AND CASE length(balance.period)
-                              WHEN 10 THEN lease.day = v_day
-                              ELSE lease.day >= CAST(balance.period || '-01' AS date)
-                               AND lease.day < CAST(balance.period || '-01' AS date) + interval '1 month'
-                              END
-                    ) AS use ON v_refused AND with_sums
+                    FROM balances AS balance, LATERAL (
+                        SELECT CASE WHEN v_refused AND with_sums THEN sums_of(balance, owner, v_now) END AS sums
+                    ) AS use
                     WHERE balance.scope = ANY (scopes) AND balance.period = ANY (v_periods)
                       AND balance.cap IS NOT NULL
                 )
@@ -567,7 +611,8 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE usage_records ADD CONSTRAINT usage_records_{name}_check CHECK ({fact}) NOT VALID")
     for declared, body in FUNCTIONS.items():
         head, _, language = declared.partition(" LANGUAGE ")
-        conflicts, plans = ("#variable_conflict use_column\n", PLANS) if language == "plpgsql" else ("", "")
+        conflicts = "#variable_conflict use_column\n" if language == "plpgsql" else ""
+        plans = PLANS if language == "plpgsql" and head.partition("(")[0] not in INNER else ""
         op.execute(f"CREATE FUNCTION {head} LANGUAGE {language}{plans} AS $${conflicts}{body}$$")
     op.execute(BEGIN_LEASES)
     op.execute(BEGIN_BALANCES)

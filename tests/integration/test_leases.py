@@ -190,6 +190,20 @@ async def test_streams_that_begin_together_ask_ever_less_often(house: House) -> 
     assert await house.drawn() <= 2 * 1000 * 100
 
 
+async def test_callers_near_a_cap_share_their_asks(house: House) -> None:
+    """Who comes while an ask is under way is in the next one: an ask and a wait for the disk, for one or for fifty."""
+    await house.limit(team=Limits(tokens_per_day=10_000))
+    leases = await house.process("a", living=50)
+    await house.hold(leases)
+    house.statements = 0
+    first = asyncio.create_task(house.hold(leases))
+    await asyncio.sleep(0.001)
+    await asyncio.gather(first, *(house.hold(leases) for _ in range(49)))
+
+    assert house.statements <= 4
+    assert await house.drawn() == 51 * 100
+
+
 async def test_a_need_above_the_share_is_granted(house: House) -> None:
     """One call may take what the cap has left, however small the share is."""
     await house.limit(team=Limits(tokens_per_day=1000))
@@ -608,6 +622,26 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     await house.hold(leases)
     assert len(asks) == 1
     assert not leases._unread
+
+
+async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callers are refused after their time; who asks for another scope is answered, as long as anything is."""
+    await house.limit(team=Limits(tokens_per_day=1000))
+    leases = await house.process("a")
+    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.2)
+    async with house.database.begin() as connection:
+        await connection.execute(text("UPDATE teams SET name = 'open' WHERE id = 'team_a'"))
+        await connection.execute(text("SELECT FROM teams WHERE id = 'team_a' FOR UPDATE"))
+        refusal = asyncio.create_task(house.refused(leases))
+        await asyncio.sleep(0.1)
+        await leases.set_again()
+        beat = await leases._store.give_back("a", [])
+        leases.heard(leases.acknowledged, beat)
+
+        assert (await refusal).is_unknown
+        assert not leases.is_away
 
 
 async def test_a_capped_scope_without_room_hears_so_at_once(house: House) -> None:

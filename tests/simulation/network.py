@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from billing.core.records import UsageRecord
 from billing.quotas.lease_store import Beat, Need, Taken, Told
+from billing.quotas.leases import DONE_WITHIN, LOOK_AGAIN
 from tests.simulation.sql_model import SqlModel, today_at
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ class Line:
         self.world = world
         self.process = process
         self.is_cut = False
-        self.trouble_at = -1e9  # loop time of the last thing that was not as it should be
+        self.trouble_at = -1e9  # loop time of the last thing that was not, or will not be, as it should be
+
+    def has_trouble(self, until: float) -> None:
+        """Note that not everything is as it should be, until a moment of the loop."""
+        self.trouble_at = max(self.trouble_at, until)
 
     def ask(self, verb: str, statement: Callable[[SqlModel, float], Any]) -> asyncio.Future[Any]:
         """Send a statement; the answer comes, or an error, or silence for ten seconds."""
@@ -56,7 +61,7 @@ class Line:
         fate = dice.random()
         go, times, is_heard = 0.0002 + 0.001 * dice.random(), 1, True
         if fate < trouble.any:
-            self.trouble_at = loop.elapsed
+            self.has_trouble(loop.elapsed)
             if fate < trouble.slow:
                 go = 3 * dice.random() ** 3
             elif (fate := fate - trouble.slow) < trouble.lost:
@@ -68,6 +73,8 @@ class Line:
             elif fate - trouble.unheard < trouble.late:
                 self._fail(answer, 0.5)
                 go = 60 * dice.random() ** 4
+                if verb == "take":  # what it draws is looked for after pauses that grow, and found then
+                    self.has_trouble(loop.elapsed + min(2 * go + LOOK_AGAIN, DONE_WITHIN))
             else:
                 times = 2
                 if verb == "take":  # it may draw each time, so it is said again only after an error
@@ -109,7 +116,7 @@ class Line:
             answer.set_result(told)
 
     def _fail(self, answer: asyncio.Future[Any], after: float) -> None:
-        self.trouble_at = self.world.loop.elapsed
+        self.has_trouble(self.world.loop.elapsed)
         self.world.loop.call_later(after, _refuse, answer, context=self.world.context)
 
 

@@ -165,7 +165,7 @@ async def _cut(world: World) -> None:
         process.line.is_cut = True
         await asyncio.sleep(world.dice.choice((0.1, 2, 12, 45)))
         process.line.is_cut = False
-        process.line.trouble_at = world.loop.elapsed
+        process.line.has_trouble(world.loop.elapsed)
         world.note("joined", process.name)
 
 
