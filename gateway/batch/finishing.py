@@ -17,6 +17,7 @@ from gateway.batch.claims import STILL_OURS, ClaimedItem
 from gateway.batch.results import error_of, response_of
 from gateway.batch.store import end_batch
 from gateway.core.clock import Clock
+from gateway.dialects.table import FOR_BATCHES
 from protocol.errors import ServiceError
 
 
@@ -39,7 +40,8 @@ def failed_result(
     claim: ClaimedItem, request_id: str, error: ServiceError, *, is_upstreams_fault: bool = False
 ) -> ItemResult:
     """Return the end of an item whose answer is an error, as the endpoint would say it."""
-    response = response_of(error.status, request_id, msgspec.json.encode(error.body()))
+    told = FOR_BATCHES[claim.endpoint].errors.body(error, request_id)
+    response = response_of(error.status, request_id, msgspec.json.encode(told))
     return ItemResult(
         claim=claim,
         status="failed",

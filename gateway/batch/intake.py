@@ -50,10 +50,12 @@ _FIELD = re.compile(r"`\$\.?([^`\[]*)")
 class Intake:
     """Checks the requests of one batch. ``faults`` holds the first of what is wrong; then nothing of it runs."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, body_name: str | None = None) -> None:
         self.faults: list[Fault] = []
         self.count = 0
         self._endpoint = endpoint
+        self._body_name = body_name or "body"
+        self._takes_bare = body_name is None
         self._line = 0
         self._models: set[str] = set()  # up to two of them
         self._seen: set[bytes] = set()  # digests of custom ids: 16 bytes each, however long they are
@@ -129,17 +131,21 @@ class Intake:
         return self._item(said.custom_id, body, model)
 
     def _read_request(self, said: Raw) -> Item | None:
+        name, bare = self._body_name, " or bare" if self._takes_bare else ""
         try:
             fields = _FIELDS.decode(said)
-            if "body" in fields and fields.keys() <= {"custom_id", "body"}:
+            if name in fields and fields.keys() <= {"custom_id", name}:
                 custom_id = msgspec.json.decode(fields.get("custom_id", Raw(b"null")), type=str | None)
-                body = bytes(fields["body"])
-                model = _model_of(body)
+                body = bytes(fields[name])
+                model = _model_of(body, name)
                 _refuse_duplicates(bytes(said), body)
-                return self._item(str(self._line) if custom_id is None else custom_id, body, model)
+                if custom_id is not None or self._takes_bare:
+                    return self._item(str(self._line) if custom_id is None else custom_id, body, model)
         except msgspec.DecodeError as exc:
-            told = f"A request is an object, with custom_id and body or bare: {exc}"
+            told = f"A request is an object, with custom_id and {name}{bare}: {exc}"
             raise _Faulty("invalid_request", told) from exc
+        if not self._takes_bare:
+            raise _Faulty("invalid_request", f"A request has 'custom_id' and '{name}', and nothing else")
         return self._item(str(self._line), bytes(said), _model_of(bytes(said)))
 
     def _item(self, custom_id: str, body: bytes, model: str) -> Item | None:
@@ -157,14 +163,14 @@ class Intake:
         return Item(custom_id, body) if self.count <= MOST_REQUESTS else None
 
 
-def _model_of(body: bytes) -> str:
+def _model_of(body: bytes, name: str = "body") -> str:
     """Return the model that a body names. Raises _Faulty."""
     try:
         model = _BODY.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _Faulty("invalid_body", f"'body' must be a JSON object that names a model: {exc}", "body") from exc
+        raise _Faulty("invalid_body", f"'{name}' must be a JSON object that names a model: {exc}", name) from exc
     if not 1 <= len(model) <= LONGEST_MODEL or "\x00" in model:
-        raise _Faulty("invalid_body", f"'model' has 1 to {LONGEST_MODEL} characters, none of them NUL", "body")
+        raise _Faulty("invalid_body", f"'model' has 1 to {LONGEST_MODEL} characters, none of them NUL", name)
     return model
 
 

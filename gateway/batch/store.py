@@ -200,20 +200,33 @@ async def batch_of_output(connection: AsyncConnection, file_id: str) -> Batch | 
 
 
 async def list_batches(
-    connection: AsyncConnection, team_id: str | None, *, after: str | None, limit: int, status: str | None = None
+    connection: AsyncConnection,
+    team_id: str | None,
+    *,
+    after: str | None,
+    limit: int,
+    before: str | None = None,
+    status: str | None = None,
+    endpoint: str | None = None,
 ) -> list[Batch]:
-    """Return a team's batches, or everyone's, newest first; ``after`` is the last id already seen."""
+    """Return a team's batches, or everyone's, newest first; ``after`` is the last id already seen, ``before`` the
+    first, where the nearest of those above it are wanted."""
     table = batches.c
     own = [] if team_id is None else [table.team_id == team_id]
-    query = select(batches).where(*own, *([] if status is None else [table.status == status]))
-    if after is not None:
-        made = select(table.created_at).where(table.id == after, *own).scalar_subquery()
-        query = query.where(tuple_(table.created_at, table.id) < tuple_(made, literal(after)))
-    newest = query.order_by(table.created_at.desc(), table.id.desc())
-    rows = (await connection.execute(newest.limit(limit))).mappings().all()
-    if after is not None and not rows and team_id is not None:
-        await check_seen(connection, batches, team_id, after)
-    return [from_row(Batch, row) for row in rows]
+    facts = ((table.status, status), (table.endpoint, endpoint))
+    wanted = [*own, *(column == fact for column, fact in facts if fact is not None)]
+    query = select(batches).where(*wanted)
+    place, is_above = tuple_(table.created_at, table.id), before is not None
+    if (seen := after or before) is not None:
+        made = select(table.created_at).where(table.id == seen, *own).scalar_subquery()
+        edge = tuple_(made, literal(seen))
+        query = query.where(place > edge if is_above else place < edge)
+    order = [column.asc() if is_above else column.desc() for column in (table.created_at, table.id)]
+    rows = (await connection.execute(query.order_by(*order).limit(limit))).mappings().all()
+    if seen is not None and not rows and team_id is not None:
+        await check_seen(connection, batches, team_id, seen)
+    found = [from_row(Batch, row) for row in rows]
+    return found[::-1] if is_above else found
 
 
 async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None:

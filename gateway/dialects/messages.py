@@ -86,6 +86,6 @@ ENDPOINT = ApiEndpoint(
     writer=MessagesWriter,
     errors=ANTHROPIC_ERRORS,
     limit_headers=lambda held, now: rate_limit_headers(held) | anthropic_limit_headers(held, now),
-    is_for_batches=False,
+    is_for_batches=True,
     route_field="messages",
 )

@@ -35,13 +35,15 @@ class BatchSubmission:
         self._database = database
         self._clock = clock
 
-    async def submit(self, caller: Caller, new: NewBatch) -> Batch:
+    async def submit(self, caller: Caller, new: NewBatch, body_name: str | None = None) -> Batch:
         """Check and store a batch whose requests came with it; it runs from now on. Raises BadRequest, naming lines.
+
+        ``body_name``: what each request calls its body, where none may be bare.
 
         Raises BatchQueueFull and StorageFull where the team has no room for it.
         """
         callback_url = await self._check_head(new)
-        intake = Intake(new.endpoint)
+        intake = Intake(new.endpoint, body_name)
         items = []
         for place, said in enumerate(new.requests):
             if place % AT_ONCE == 0:

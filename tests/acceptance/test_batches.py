@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -599,3 +600,104 @@ def test_a_line_tells_what_its_upstream_was_not_told(client: httpx.Client) -> No
 
     assert odd["response"]["dropped"] == ["colour"]
     assert "dropped" not in plain["response"]
+
+
+@pytest.fixture
+def anthropic_client(house: FaultHouse, key: str) -> Iterator[Any]:
+    """The team's client in Anthropic's own package."""
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=house.gateways[0].url, api_key=key, max_retries=0) as client:
+        yield client
+
+
+def message(text: str, model: str = "instant", **more: Any) -> dict[str, Any]:
+    """Return what a message asks for."""
+    return {"model": model, "max_tokens": 48, "messages": [{"role": "user", "content": text}], **more}
+
+
+def test_messages_come_in_batches_of_anthropics_shape(anthropic_client: Any, client: httpx.Client) -> None:
+    """Created, watched, listed, read and deleted by its own package; an error has its own shape, too."""
+    batches = anthropic_client.messages.batches
+    requests: Any = [{"custom_id": f"m{number}", "params": message(f"Question {number}?")} for number in range(3)]
+    requests += [{"custom_id": "hot", "params": message("Too hot.", temperature=9)}]
+    requests += [{"custom_id": "streamed", "params": message("Live?", stream=True)}]
+    made = batches.create(requests=requests)
+    until(lambda: batches.retrieve(made.id).processing_status == "ended", within=60)
+    batch, results = batches.retrieve(made.id), {one.custom_id: one.result for one in batches.results(made.id)}
+    ours = seen(client, made.id)
+    page = batches.list(limit=1)
+    deleted = batches.delete(made.id)
+
+    assert made.type == "message_batch" and made.request_counts.processing == 5
+    counts = {"processing": 0, "succeeded": 3, "errored": 2, "canceled": 0, "expired": 0}
+    assert batch.request_counts.to_dict() == counts and batch.ended_at and not batch.cancel_initiated_at
+    assert ours["endpoint"] == "/v1/messages" and ours["usage"] == batch.to_dict()["usage"]
+    succeeded = [results[f"m{number}"] for number in range(3)]
+    assert all(one.type == "succeeded" and one.message.content[0].text for one in succeeded)
+    assert sum(one.message.usage.output_tokens for one in succeeded) == ours["usage"]["output_tokens"]
+    assert [results[name].error.error.type for name in ("hot", "streamed")] == ["invalid_request_error"] * 2
+    assert "temperature" in results["hot"].error.error.message
+    assert page.data[0].id == made.id and (deleted.id, deleted.type) == (made.id, "message_batch_deleted")
+    assert client.get(f"/v1/batch/{made.id}").status_code == 404
+
+
+def test_a_batch_of_messages_is_cancelled(anthropic_client: Any) -> None:
+    """What never ran says so; what runs is not deleted."""
+    from anthropic import BadRequestError
+
+    batches = anthropic_client.beta.messages.batches  # its query says beta=true
+    asked: Any = [{"custom_id": f"m{number}", "params": message("Long?", "lengthy")} for number in range(60)]
+    made = batches.create(requests=asked, betas=["interleaved-thinking-2025-05-14"])
+    with pytest.raises(BadRequestError, match="Cancel it first"):
+        batches.delete(made.id)
+    with pytest.raises(BadRequestError, match="has not ended"):
+        anthropic_client.get(f"/v1/messages/batches/{made.id}/results", cast_to=object)
+    cancelled = batches.cancel(made.id)
+    until(lambda: batches.retrieve(made.id).processing_status == "ended", within=60)
+    counts = batches.retrieve(made.id).request_counts
+    kinds = [one.result.type for one in batches.results(made.id)]
+
+    assert cancelled.processing_status in ("canceling", "ended") and cancelled.cancel_initiated_at
+    assert kinds.count("canceled") == counts.canceled > 0 and len(kinds) == 60
+    assert counts.succeeded == kinds.count("succeeded") and counts.processing == 0
+
+
+def test_pages_of_message_batches_go_both_ways(anthropic_client: Any, client: httpx.Client) -> None:
+    """Those of other endpoints are none of them."""
+    batches = anthropic_client.messages.batches
+    client.post("/v1/batch", json={"requests": [chat("Another kind.")]}).raise_for_status()
+    made = [batches.create(requests=[{"custom_id": "a", "params": message("Hi")}]).id for _ in range(3)]
+    newest = batches.list(limit=2)
+    older = batches.list(limit=1, after_id=newest.last_id)
+    newer = batches.list(limit=2, before_id=made[0])
+    pages = [one.id for one in islice(batches.list(limit=1), 3)]
+
+    assert [one.id for one in newest.data] == [made[2], made[1]] == [one.id for one in newer.data] and newest.has_more
+    assert older.data[0].id == made[0] and pages == made[::-1]
+
+
+@pytest.mark.parametrize(
+    ("requests", "words"),
+    [
+        ([message("Bare.")], "'custom_id' and 'params'"),
+        ([{"params": message("Unnamed.")}], "'custom_id' and 'params'"),
+        ([{"custom_id": "a", "params": {}}], "names a model"),
+        ([{"custom_id": "a", "params": message("Twice.")}] * 2, "used before"),
+        ([], "no request"),
+    ],
+)
+def test_a_message_batch_that_is_wrong_is_refused_whole(client: httpx.Client, requests: Any, words: str) -> None:
+    """In Anthropic's shape of errors, in its own words for the fields."""
+    answer = client.post("/v1/messages/batches", json={"requests": requests})
+
+    assert answer.status_code == 400 and answer.json()["type"] == "error"
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_chats_batch_is_none_of_messages(client: httpx.Client) -> None:
+    """The one knows nothing of the other's shape."""
+    made = client.post("/v1/batch", json={"requests": [chat("Hi")]}).json()["batch_id"]
+    answer = client.get(f"/v1/messages/batches/{made}")
+
+    assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"

@@ -143,6 +143,7 @@ ELSEWHERE = {
     "protocol.decoding.decode": "test_decoding",
     "protocol.decoding.decode_with_extra": "test_decoding",
     "protocol.decoding.decode_with_unread": "test_decoding",
+    "gateway.http.routes.batch.decode_requests": "measured as decode_batch",
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",

@@ -110,7 +110,8 @@ class ItemRunner:
         async def keep(reply: Reply, ending: Ending) -> None:
             record: UsageRecord = reply.record
             if isinstance(ending, ContentPolicyViolation):
-                response = response_of(ending.status, call.request_id, msgspec.json.encode(ending.body()))
+                told = BY_NAME[call.endpoint].errors.body(ending, call.request_id)
+                response = response_of(ending.status, call.request_id, msgspec.json.encode(told))
             else:
                 assert isinstance(ending, tuple)
                 dropped = BY_NAME[call.endpoint].names_of(reply.dropped)

@@ -10,6 +10,7 @@ from gateway.http.routes import (
     count_tokens,
     files,
     health,
+    message_batches,
     models,
     moderations,
     route,
@@ -19,7 +20,7 @@ from gateway.http.routes import (
 from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
 
 MODULES = (
-    *(count_tokens, models, moderations, route, shadow, batch, files, usage, calls),
+    *(count_tokens, models, moderations, route, shadow, batch, message_batches, files, usage, calls),
     *(teams, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Response, get, post
@@ -29,6 +29,9 @@ JSONL = "application/jsonl"
 MOST_VALUES = 2_000_000  # in one submission: 40 for each request
 
 
+New = TypeVar("New", bound=Struct)  # with requests, a list of Raw
+
+
 class _Whole(Struct):
     requests: Raw
 
@@ -50,6 +53,11 @@ async def post_batch(request: AnyRequest) -> Response[bytes]:
 
 
 def decode_batch(body: bytes) -> NewBatch:
+    """Decode a batch in our own shape."""
+    return decode_requests(body, NewBatch)
+
+
+def decode_requests(body: bytes, kind: type[New]) -> New:
     """Decode a batch without looking into its requests: they are many, and each is looked at by itself."""
     if has_more_values(body, MOST_VALUES):
         raise TooLarge("The body holds more values than fit into one submission. Send it as a file, or in parts.")
@@ -57,9 +65,9 @@ def decode_batch(body: bytes) -> NewBatch:
         requests = _WHOLE.decode(body).requests
         each = _REQUESTS.decode(requests)
     except (msgspec.DecodeError, RecursionError):
-        decode(body, NewBatch)  # raises with our message
+        decode(body, kind)  # raises with our message
         raise BadRequest("The body is not valid JSON.", code="invalid_json") from None
-    return replace(decode(body.replace(bytes(requests), b"[]", 1), NewBatch), requests=each)
+    return replace(decode(body.replace(bytes(requests), b"[]", 1), kind), requests=each)
 
 
 @get("/v1/batch", guards=[team_guard], summary="List batches", query=("after", "limit"))

@@ -58,7 +58,9 @@ def test_no_other_file_names_the_path_of_an_endpoint() -> None:
 def test_rows_are_told_apart_by_path_and_by_name() -> None:
     """Two rows of one path or one name would hide each other."""
     assert len({endpoint.path for endpoint in ENDPOINTS}) == len(BY_NAME) == len(ENDPOINTS)
-    assert FOR_BATCHES.keys() == {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
+    assert FOR_BATCHES.keys() == {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
+    }
 
 
 def test_no_other_file_looks_how_a_path_begins() -> None:
