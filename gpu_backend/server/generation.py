@@ -167,7 +167,7 @@ class Generation:
         if self._first_token is None:
             self._first_token = now
         if (last := self._last_tokens.get(reply)) is not None:
-            self._gaps.add(now - last)
+            self._gaps.observe(now - last)
         self._last_tokens[reply] = now
 
     def _with_prompt_scores(self, piece: Piece | None, event: NewTokens) -> Piece | None:

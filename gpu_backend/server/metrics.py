@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,7 +14,6 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import HistogramMetricFamily, Metric
 
 from gpu_backend.server.client.engine_metrics import LABELS, EngineCollector, EngineReading
 from gpu_backend.server.wire import UsageBody
@@ -44,25 +41,13 @@ HISTOGRAMS = {
     "prefill": ("vllm:request_prefill_time_seconds", "From the first step to the first token."),
     "decode": ("vllm:request_decode_time_seconds", "From the first token to the last."),
     "inference": ("vllm:request_inference_time_seconds", "From the first step to the last token."),
+    "gap": ("vllm:inter_token_latency_seconds", "Between a reply's tokens that came one after the other."),
     "token": ("vllm:request_time_per_output_token_seconds", "The mean of a request's tokens after the first."),
 }
 LENGTHS = {
     "prompt_length": ("vllm:request_prompt_tokens", "Prompt tokens of a request."),
     "reply_length": ("vllm:request_generation_tokens", "Tokens of a request's replies, all together."),
 }
-
-
-@dataclass(slots=True)
-class TokenGaps:
-    """Counts seconds between a reply's tokens in the buckets of ``SECONDS``: there are too many for a Histogram."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one; it takes a fraction of a microsecond."""
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.seconds += seconds
 
 
 class Metrics:
@@ -105,7 +90,6 @@ class Metrics:
         )
         self._tenants: dict[str, _Tenant] = {}
         self._of("")
-        self.registry.register(_GapCollector(model_name, self._tenants))
 
     def count_generation(
         self,
@@ -132,9 +116,9 @@ class Metrics:
             self._finished.labels(self._model_name, own.name, reason).inc()
         self._count_call(own, usage, latency)
 
-    def gaps_of(self, tenant: str) -> TokenGaps:
-        """Return where the times between a tenant's tokens are counted."""
-        return self._of(tenant).gaps
+    def gaps_of(self, tenant: str) -> Histogram:
+        """Return where the seconds between a tenant's tokens are counted."""
+        return self._of(tenant).histograms["gap"]
 
     def count_given_up(self, num_replies: int, tenant: str = "") -> None:
         """Record replies whose client left, or that failed, before their end."""
@@ -188,24 +172,3 @@ class _Tenant:
     name: str
     counters: Mapping[str, Counter]
     histograms: Mapping[str, Histogram]
-    gaps: TokenGaps = field(default_factory=TokenGaps)
-
-
-class _GapCollector:
-    """Shows what ``TokenGaps`` have counted."""
-
-    def __init__(self, model_name: str, tenants: Mapping[str, _Tenant]) -> None:
-        self._model_name = model_name
-        self._tenants = tenants
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds",
-            "Between a reply's tokens that came one after the other.",
-            labels=TENANT_LABELS,
-        )
-        for own in {tenant.name: tenant for tenant in self._tenants.values()}.values():
-            bounds = [*map(str, SECONDS), "+Inf"]
-            buckets = list(zip(bounds, map(float, accumulate(own.gaps.counts)), strict=True))
-            family.add_metric([self._model_name, own.name], buckets, own.gaps.seconds)
-        yield family
