@@ -22,10 +22,8 @@ class Placement:
     dtype: torch.dtype
     batch_invariant: bool
 
-    def of(
-        self, model: ModelConfig, num_blocks: int, max_model_len: int, cache_dtype: torch.dtype
-    ) -> Grouping | PagedLayouts:
-        """Return it for a model whose cache keeps numbers as ``cache_dtype``, in blocks up to the null block."""
+    def of(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
+        """Return it for a model whose cache has blocks up to the null block."""
         if ops.uses_triton(self.device):
             return self.layouts(model, max_model_len)
         return Grouping(
@@ -36,7 +34,6 @@ class Placement:
             self.dtype,
             window=max(model.windows),
             batch_invariant=self.batch_invariant,
-            cache_dtype=cache_dtype,
         )
 
     def layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:

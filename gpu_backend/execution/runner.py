@@ -102,9 +102,7 @@ class Runner:
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
-            self._grouping = self._placement.of(
-                self.model_config, self.num_blocks + 1, self.max_model_len, self._cache_dtype
-            )
+            self._grouping = self._placement.of(self.model_config, self.num_blocks + 1, self.max_model_len)
             longest = -(-self.max_model_len // self.block_size)
             self._device_state = DeviceState(
                 config.steps.max_num_seqs,
@@ -117,9 +115,7 @@ class Runner:
             self._counts = TokenCounts(config.steps.max_num_seqs, model_config.vocab_size, self.device)
             self.graphs = self._make_graphs(config)
             if self._draft_model is not None:
-                placement = self._placement.of(
-                    self._draft_model.config, self.num_blocks + 1, self.max_model_len, self._cache_dtype
-                )
+                placement = self._placement.of(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
                 graphs = self._draft_graphs if self.graphs is not None else None
                 self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
 
@@ -295,7 +291,7 @@ class Runner:
         cache = self._empty_cache(blocks, self.dtype)
         tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
-        placement = self._placement.of(self.model_config, blocks, count, self.dtype)
+        placement = self._placement.of(self.model_config, blocks, count)
         self._model.hidden_states(build_tensors(StepPlan(0, (step,)), placement, self.device), cache)
         return tuple(scales_from(layer) for layer in cache.unbind(0))
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention, reference_decoding
 from gpu_backend.kernels.layout.grouping import AttentionGroup
-from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
@@ -98,23 +97,23 @@ def _is_small_batch(x: Tensor, weight: Tensor) -> bool:
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    parts: Sequence[Part | AttentionGroup | PagedLayout],
+    groups: Sequence[AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
-    ``parts`` say where the sequences lie; Triton takes layouts, plain torch all three,
+    ``groups`` say where the sequences lie; Triton takes layouts, plain torch both,
     but of layouts only those of one query length.
     """
     if not uses_triton(query.device):
-        return reference_attention.paged_attention(query, kv_cache, parts, scale, window, kv_scales)
+        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales)
     from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     out = query.new_empty(query.shape)
-    for layout in parts:
+    for layout in groups:
         assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
         triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])

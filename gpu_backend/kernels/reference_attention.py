@@ -1,9 +1,9 @@
 # Attention over the paged KV cache in plain torch. No Python loop runs per token: it loops over groups of sequences of
-# similar shape, whose blocks are gathered, or contiguous already.
+# similar shape, whose blocks are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.layout.grouping import AttentionGroup
-from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
 
@@ -22,7 +21,7 @@ FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's se
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
-    groups: Sequence[Part | AttentionGroup | PagedLayout],
+    groups: Sequence[AttentionGroup | PagedLayout],
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
@@ -33,13 +32,10 @@ def paged_attention(
     that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
     """
     attended: list[Tensor] = []
-    if parts := [group for group in groups if isinstance(group, Part)]:
-        attended += _attend_contiguous(query, kv_cache, kv_scales, parts, scale)
-    for group in groups[len(parts) :]:
+    for group in groups:
         if isinstance(group, PagedLayout):
             attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window))
             continue
-        assert isinstance(group, AttentionGroup), "copies side by side come first"
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
         attend = _attend_one_each if mask.shape[2] == 1 else _attend_several_each
@@ -74,21 +70,6 @@ def _attend_padded(
     attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
     attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
     return attended.reshape(-1, heads, head_dim)
-
-
-def _attend_contiguous(
-    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, parts: Sequence[Part], scale: float
-) -> Iterator[Tensor]:
-    """One query each, of sequences whose keys and values are contiguous; theirs are the first rows."""
-    _, heads, head_dim = query.shape
-    scaled = query[: parts[-1].rows.stop].float() * scale
-    for part in parts:
-        key, value = part.keys_and_values(kv_cache, kv_scales)
-        scores = torch.bmm(scaled[part.rows].view(len(key), -1, head_dim), key)
-        if part.mask is not None:
-            mask = part.mask.narrow(2, part.start, part.end - part.start)
-            scores.view(len(mask), -1, mask.shape[2]).add_(mask)
-        yield torch.bmm(scores.softmax(-1), value).view(-1, heads, head_dim).to(query.dtype)
 
 
 def _attend_one_each(

@@ -76,7 +76,7 @@ class CacheConfig:
     kv_cache_dtype: str = "auto"  # auto: that of the model; fp8: half the bytes, with a scale for each key head
     num_kv_blocks: int | None = None  # None: from the sizes below
     gpu_memory_share: float = 0.9  # of the device's memory, weights included
-    cpu_kv_bytes: int = 256 * 1024 * 1024  # most for the CPU's KV cache; copies of decodes take up to half more
+    cpu_kv_bytes: int = 256 * 1024 * 1024  # most for the CPU's KV cache
     host_kv_bytes: int = 0  # of host memory, for cached blocks that the device has no room for
 
     def __post_init__(self) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels.layout.grouping import AttentionGroup, Grouping, by_shape
-from gpu_backend.kernels.layout.kv_copies import Part
 from gpu_backend.kernels.layout.paged import PagedLayout, PagedLayouts
 from gpu_backend.kernels.layout.upload import integers
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
@@ -25,7 +24,7 @@ class StepTensors:
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
-    groups: tuple[Part | AttentionGroup | PagedLayout, ...]  # layouts on a GPU
+    groups: tuple[AttentionGroup | PagedLayout, ...]  # layouts on a GPU
     fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
     samplers: tuple[SequenceStep, ...]  # sequences that get a next token
     sample_rows: Tensor | None  # the rows of each one's last known token and drafts; None: all rows, in order
@@ -39,15 +38,7 @@ def build_tensors(plan: StepPlan, grouping: Grouping | PagedLayouts, device: tor
     """Lay a plan out for the device."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
     starts = [step.start for step in plan.sequences]
-    copies = grouping.contiguous_kv if isinstance(grouping, Grouping) else None
-    order: list[int] = []
-    if copies is not None:
-        owners = [step.sequence_id for step in plan.sequences]
-        order += copies.arrange(owners, starts, query_lens, [step.block_table for step in plan.sequences])
-    num_copied = len(order)
-    if num_copied < len(query_lens):
-        copied = set(order)
-        order += [index for index in by_shape(query_lens, starts) if index not in copied]
+    order = by_shape(query_lens, starts)
     steps = [plan.sequences[i] for i in order]
     query_lens = [query_lens[i] for i in order]
     starts = [starts[i] for i in order]
@@ -58,16 +49,13 @@ def build_tensors(plan: StepPlan, grouping: Grouping | PagedLayouts, device: tor
     samplers = [step for step in steps if step.samples]
     columns = token_ids, positions, slots, [step.row for step in samplers], fresh
     on_device = integers(list(chain(*columns)), device).split(list(map(len, columns)))
-    parts = copies.parts if copies is not None else []
-    if copies is not None and parts:
-        copies.rooms.begin_step(on_device[2][:num_copied])
     placed = list(zip(steps, accumulate(query_lens, initial=0), strict=False))  # with the first row of each
     return StepTensors(
         steps=tuple(steps),
         token_ids=on_device[0],  # those that are unknown are put in their places before any is read
         positions=on_device[1],
         slots=on_device[2],
-        groups=(*parts, *grouping.groups(query_lens[num_copied:], on_device[1], tables[num_copied:], num_copied)),
+        groups=grouping.groups(query_lens, on_device[1], tables),
         fresh_blocks=on_device[4] if fresh else None,
         samplers=tuple(samplers),
         sampled_to=on_device[3],

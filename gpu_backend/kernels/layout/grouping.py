@@ -10,14 +10,12 @@ from itertools import chain, groupby
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.layout.contiguous_kv import ContiguousKv
 from gpu_backend.kernels.layout.upload import integers
 
 # A group may be padded by a quarter, or by about as much work as another call costs.
 WASTE_SHARE = 0.25
 DECODES_WASTE_SHARE = 1.0  # with one query each nothing but the mask is padded
 WASTE_ALLOWED = 64  # query rows × blocks
-COPIED_SHARE = 0.5  # of the cache's bytes: as many at most do contiguous copies take
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,7 @@ class Grouping:
     """Makes the groups of each step. ``null_block`` is one that holds zeros for ever; it pads the block tables.
 
     ``window`` is how many tokens a query looks back to, itself included, in layers with a sliding window; 0: no such.
-    ``batch_invariant`` groups nothing: each query has a call of its own. ``cache_dtype`` is what the cache keeps
-    numbers as, if not as ``dtype``.
+    ``batch_invariant`` groups nothing: each query has a call of its own.
     """
 
     def __init__(
@@ -55,17 +52,11 @@ class Grouping:
         dtype: torch.dtype,
         window: int = 0,
         batch_invariant: bool = False,
-        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.block_size = block_size
         self._null_block = null_block
         self._device = device
         self._batch_invariant = batch_invariant
-        # A window's queries see few blocks, and where nothing is grouped, no contiguous copies are multiplied.
-        plain = window == 0 and not batch_invariant
-        share = COPIED_SHARE * (cache_dtype or dtype).itemsize / torch.float32.itemsize
-        tokens = int(share * null_block) * block_size
-        self.contiguous_kv = ContiguousKv(tokens, null_block, block_size) if plain else None
         # The mask of position p is the window of this row that begins p + 1 before the first -inf.
         self._reach = -(-max_model_len // block_size) * block_size
         self._stair = torch.zeros(2 * self._reach, device=device, dtype=dtype)
@@ -80,14 +71,13 @@ class Grouping:
         query_lens: Sequence[int],
         positions: Tensor,
         block_tables: Sequence[Sequence[int]],
-        first_row: int = 0,
     ) -> tuple[AttentionGroup, ...]:
         """Group sequences in their given order, which ``by_shape`` makes a good one.
 
-        ``positions`` (tokens,) are those of all the step's queries, of which theirs begin at ``first_row``; a block
-        table covers its sequence up to the last of them.
+        ``positions`` (tokens,) are those of all the step's queries; a block table covers its sequence up to the last of
+        them.
         """
-        groups, row, first = [], first_row, 0
+        groups, row, first = [], 0, 0
         if self._batch_invariant:
             block_tables = self._cut(positions.tolist(), query_lens, block_tables)
             return tuple(self._group(row, (1,), positions, (table,)) for row, table in enumerate(block_tables))

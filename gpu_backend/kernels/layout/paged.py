@@ -85,14 +85,13 @@ class PagedLayouts:
         query_lens: Sequence[int],
         positions: Tensor,
         block_tables: Sequence[Sequence[int]],
-        first_row: int = 0,
     ) -> tuple[PagedLayout, ...]:
         """Lay out sequences that are sorted by query length: with one query each, with a few, and with many.
 
-        ``positions`` (tokens,) are those of all the step's queries, of which theirs begin at ``first_row``; a block
-        table covers its sequence up to the last of them.
+        ``positions`` (tokens,) are those of all the step's queries; a block table covers its sequence up to the last of
+        them.
         """
-        layouts, row, first = [], first_row, 0
+        layouts, row, first = [], 0, 0
         for most in (1, self._small_tile_queries, max(query_lens, default=0)):
             last = bisect_right(query_lens, most)
             if first < last:
