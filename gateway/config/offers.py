@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.fields import Faults
 from gateway.config.models import read_model
-from gateway.config.tree import Node, Section, tree_of
+from gateway.config.tree import Fault, Node, Section, tree_of
 from gateway.core.settings import ProviderSettings
 from gateway.model_facts.known_abilities import embeds, is_offered, sees
 from router.catalog.targets import Capability, ModelSpec
@@ -26,6 +26,12 @@ def read_offers(
     for provider in providers.values():
         at = root.get(provider.name)
         line = at.key_lines.get("models", at.line) if isinstance(at, Section) else 0
+        if not (provider.models and provider.endpoints):
+            continue  # it offers nothing, or where it answers is a fault already
+        if not _has_prices(provider):
+            words = "no prices are known of this provider: offer its models under `models`, each with its price"
+            faults.append(Fault(line, f"providers.{provider.name}.models", words))
+            continue
         for model in dict.fromkeys((*_named(provider), *all_priced(provider)[0])):
             name = f"{provider.name}/{model}"
             if name in taken:
@@ -52,6 +58,12 @@ def all_priced(provider: ProviderSettings) -> tuple[list[str], list[str]]:
         return is_offered(model) and (makers is None or model.startswith(makers))
 
     return list(filter(may, priced)), list(filter(may, unpriced))
+
+
+def _has_prices(provider: ProviderSettings) -> bool:
+    from gateway.model_facts.price_library import knows_provider
+
+    return not provider.self_hosted and knows_provider(provider.endpoints[0].base_url)
 
 
 def _prefix(provider: ProviderSettings) -> str:

@@ -32,6 +32,7 @@ from gateway.config.readers import (
 )
 from gateway.config.tree import Node, Scalar, Section
 from gateway.core.settings import (
+    DIRECT,
     DROPPABLE,
     BreakerPolicy,
     Egress,
@@ -116,7 +117,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
         headers=fields.get("headers", _headers, {}),
-        egress=Egress(fields.find("proxy", _proxy), fields.find("ca_file", _ca_file)),
+        egress=_egress(fields),
         models=fields.get("models", _offered, nothing),
         api_version=api_version,
         endpoints=endpoints,
@@ -149,6 +150,11 @@ def _headers(node: Node, faults: Faults) -> dict[str, str] | None:
                 complain(each, faults, "a header's value is one line of printable ASCII")
             found[name.lower()] = value
     return found
+
+
+def _egress(fields: Fields) -> Egress:
+    proxy, ca_file = fields.find("proxy", _proxy), fields.find("ca_file", _ca_file)
+    return Egress(proxy, ca_file) if proxy or ca_file else DIRECT  # by which a usual request is known at a glance
 
 
 def _proxy(node: Node, faults: Faults) -> str | None:

@@ -57,6 +57,14 @@ def listed_model(model: str, *, provider: str, base_url: str, at: datetime | Non
     return NoPrice(f"the price library does not know {model}")
 
 
+def knows_provider(base_url: str) -> bool:
+    """Whether the library has prices of the provider at ``base_url``."""
+    try:
+        return bool(get_snapshot().find_provider(None, None, base_url))
+    except LookupError:
+        return False
+
+
 def listed_names(*, base_url: str, prefix: str = "", at: datetime | None = None) -> tuple[list[str], list[str]]:
     """Return the models that the library lists for the provider at ``base_url``: those with a price that is known, and
     those without. ``prefix``: what the provider's own names begin with, and the library's do not.
@@ -64,10 +72,9 @@ def listed_names(*, base_url: str, prefix: str = "", at: datetime | None = None)
     Some listings stand under a name that the provider has not: they are none of either.
     """
     priced, unpriced = list[str](), list[str]()
-    try:
-        provider = get_snapshot().find_provider(None, None, base_url)
-    except LookupError:
+    if not knows_provider(base_url):
         return priced, unpriced
+    provider = get_snapshot().find_provider(None, None, base_url)
     today = (at or datetime.now(UTC)).astimezone(UTC).date()
     for model in provider.models:
         if provider.find_model(prefix + model.id) is not model:

@@ -18,6 +18,8 @@ SomeRequest = TypeVar("SomeRequest", bound=Request)
 
 def without_fields(request: SomeRequest, names: Collection[str]) -> tuple[SomeRequest, tuple[str, ...]]:
     """Return a request without these of its fields, and the names of those that it had."""
+    if not names:
+        return request, ()
     gone = tuple(name for name in DROPPABLE if name in names and _is_said(request, name))
     return (replace(request, **dict.fromkeys(gone)), gone) if gone else (request, ())
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.offers import all_priced
 from gateway.config.presets import presets
-from gateway.core.settings import Settings
+from gateway.core.settings import DIRECT, Settings
 from router.catalog.targets import Capability, Endpoint
 
 HEAD = """\
@@ -40,6 +40,7 @@ def test_a_name_and_a_key_are_enough(tmp_path: Path) -> None:
     groq = settings.providers["groq"]
 
     assert (groq.format, groq.api_keys) == ("openai", ("sk-groq_api_key",))
+    assert groq.egress is DIRECT
     assert groq.endpoints == (Endpoint("global", "https://api.groq.com/openai/v1"),)
     assert "store" in groq.drop_fields
     assert settings.providers["xai"].api_keys == ("sk-xai_api_key",)
@@ -147,6 +148,9 @@ aliases: {gpt: openai/gpt-4o-mini}
     [
         ("providers: {mine: {preset: grok}}", "providers.mine.preset", "did you mean `groq`?"),
         ("providers: {groq: {models: [nothing-like-it]}}", "models.groq/nothing-like-it.price", "does not know"),
+        ('providers: {ollama: {models: "*"}}', "providers.ollama.models", "each with its price"),
+        ('providers: {mine: {format: openai, models: "*"}}', "providers.mine.endpoints", "missing"),
+        ("providers: {vllm: {models: [gpt-oss-20b]}}", "providers.vllm.models", "each with its price"),
         ("providers: {groq: {models: []}}", "providers.groq.models", "at least 1"),
         ("providers: {groq: {drop_fields: [messages]}}", "providers.groq.drop_fields[0]", "expected one of seed"),
         ("providers: {groq: {headers: {Authorization: x}}}", "providers.groq.headers.Authorization", "api_keys"),
