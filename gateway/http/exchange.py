@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from litestar import Request, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.serializers import to_json
 from gateway.core.clock import Clock
@@ -15,6 +17,7 @@ from gateway.core.parts import Parts
 from gateway.core.principals import Admin, Caller
 from gateway.overload.body_memory import BodyRoom
 from gateway.storage.audit_log import Act
+from gateway.storage.database import Database
 from gateway.telemetry.tracing import Tracer
 from protocol.errors import BadRequest, invalid_value
 from protocol.serving.off_loop import HEAVY, off_loop
@@ -69,6 +72,11 @@ def part_of(request: AnyRequest, kind: type[T]) -> T:
     """Return the part of this process that is a ``kind``."""
     parts: Parts = request.app.state.parts
     return parts.get(kind)
+
+
+def transaction(request: AnyRequest) -> AbstractAsyncContextManager[AsyncConnection]:
+    """Return a transaction in Postgres: a connection inside the block, committed at its end."""
+    return part_of(request, Database).begin()
 
 
 def is_traced(request: AnyRequest) -> bool:

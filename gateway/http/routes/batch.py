@@ -20,7 +20,16 @@ from gateway.batch.views import batch_view, openai_view
 from gateway.core.clock import Clock
 from gateway.http.batch_submission import BatchSubmission
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, answer, caller_of, openai_page, part_of, read_body, read_query
+from gateway.http.exchange import (
+    AnyRequest,
+    answer,
+    caller_of,
+    openai_page,
+    part_of,
+    read_body,
+    read_query,
+    transaction,
+)
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge
@@ -138,19 +147,19 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
     """List batches of all teams, or of ``team_id``, newest first, also by ``status`` (OpenAI's words)."""
     query, limit = read_query(request)
     team_id, status = query.get("team_id"), query.get("status")
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
     return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
 
 
 async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
     query, limit = read_query(request)
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
     return openai_page(found, limit, view)
@@ -158,9 +167,8 @@ async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
 
 async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
     edition = edition_of(request)
-    database = part_of(request, Database)
     clock = part_of(request, Clock)
     keep = edition.settings.retention.batch_files
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         batch = await cancel_batch(connection, clock, caller_of(request).team.id, batch_id, keep)
     return answer(view(batch))

@@ -6,11 +6,10 @@ from litestar import Response, get
 from litestar.params import FromPath
 
 from gateway.accounts.auth import admin_guard, team_guard
-from gateway.http.exchange import AnyRequest, answer, caller_of, now_of, part_of, read_parameters
+from gateway.http.exchange import AnyRequest, answer, caller_of, now_of, part_of, read_parameters, transaction
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.call_filter import NAMES, read_filter
 from gateway.reports.call_list import list_calls, show_call
-from gateway.storage.database import Database
 
 
 @get("/v1/calls", guards=[team_guard], summary="List a team's calls", query=NAMES)
@@ -24,7 +23,7 @@ async def get_calls(request: AnyRequest) -> Response[bytes]:
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.key_id)
     wanted = read_filter(read_parameters(request), now_of(request), caller.team.id)
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(await list_calls(connection, wanted))
 
 
@@ -33,7 +32,7 @@ async def get_call(request: AnyRequest, request_id: FromPath[str]) -> Response[b
     """Show all that is known of one of the team's calls, by the x-request-id of its answer."""
     caller = caller_of(request)
     part_of(request, ReadLimit).take(caller.key_id)
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(await show_call(connection, request_id, caller.team.id))
 
 
@@ -42,12 +41,12 @@ async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
     """List calls of all teams, or of ``team_id``, newest first; the other parameters are those of ``/v1/calls``."""
     query = read_parameters(request)
     wanted = read_filter(query, now_of(request), query.get("team_id"))
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(await list_calls(connection, wanted))
 
 
 @get("/admin/calls/{request_id:str}", guards=[admin_guard], summary="Show one call of any team")
 async def get_call_of_any(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show all that is known of one call, by the x-request-id of its answer."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(await show_call(connection, request_id))

@@ -27,6 +27,7 @@ from gateway.http.exchange import (
     part_of,
     read_parameters,
     read_whole,
+    transaction,
 )
 from gateway.http.routes.batch import JSONL
 from gateway.storage.database import Database
@@ -74,7 +75,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
     limit = read_whole(query["limit"], "limit", 1, LONGEST_LIST) if "limit" in query else LONGEST_PAGE
     if query.get("order", "desc") not in ("asc", "desc"):
         raise invalid_value("order", "is asc or desc")
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         found = await list_files(
             connection,
             caller_of(request).team.id,
@@ -89,7 +90,7 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
 @get("/v1/files/{file_id:str}", guards=[team_guard], summary="Show a file")
 async def get_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a file."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(file_view(await get_file(connection, caller_of(request).team.id, file_id)))
 
 
@@ -111,6 +112,6 @@ async def get_content(request: AnyRequest, file_id: FromPath[str]) -> Stream:
 @delete("/v1/files/{file_id:str}", guards=[team_guard], status_code=200, summary="Delete a file")
 async def delete_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Delete a file with its contents, for ever."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await delete_file(connection, caller_of(request).team.id, file_id)
     return answer({"id": file_id, "object": "file", "deleted": True})

@@ -13,11 +13,10 @@ from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, answer, part_of, principal_of, read_parameters
+from gateway.http.exchange import AnyRequest, answer, part_of, principal_of, read_parameters, transaction
 from gateway.http.routes.usage import team_in_question
 from gateway.inference.recalibrations import Recalibrations
 from gateway.shadow.store import comparisons_of, counts_of
-from gateway.storage.database import Database
 from protocol.errors import NotFound
 from router.catalog.catalog import Catalog, ShadowTraffic
 from router.complexity.classifier import Complexity
@@ -38,7 +37,6 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     ``route``: its name, or an alias of it; default ``auto``. An admin adds ``team_id``.
     """
     edition = edition_of(request)
-    database = part_of(request, Database)
     complexity = part_of(request, Complexity)
     clock = part_of(request, Clock)
     recalibrations = part_of(request, Recalibrations)
@@ -50,7 +48,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     catalog = edition.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
     if (route := edition.catalog.auto.get(name)) is None or name not in catalog.auto:
         raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)
         comparisons = await comparisons_of(connection, team_id, name, route, complexity.version)

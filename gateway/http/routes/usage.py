@@ -27,12 +27,12 @@ from gateway.http.exchange import (
     principal_of,
     read_parameters,
     read_query,
+    transaction,
 )
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv
-from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
 
 ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
@@ -53,7 +53,6 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     """
     edition = edition_of(request)
     clock = part_of(request, Clock)
-    database = part_of(request, Database)
     query = read_parameters(request)
     asked = read_period(query, clock.today())
     caller = principal_of(request)
@@ -67,7 +66,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
             code="invalid_value",
         )
     team_id = team_in_question(caller, query.get("team_id"))
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         usage = await usage_with_analysis(
             connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin)
         )
@@ -89,12 +88,11 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     """
     edition = edition_of(request)
     clock = part_of(request, Clock)
-    database = part_of(request, Database)
     query = read_parameters(request)
     first, last = read_span(query, clock.today())
     analysis = read_analysis(query, edition.settings, edition.catalog) or Analysis(None)
     is_csv = _wants_csv(query)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         report = await admin_report(connection, analysis, edition.catalog, first, last)
     return _csv(report_csv(report)) if is_csv else answer(report)
 
@@ -112,10 +110,9 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     page before, ``limit`` at most 1000.
     """
     clock = part_of(request, Clock)
-    database = part_of(request, Database)
     query, limit = read_query(request)
     first, last = read_span(query, clock.today())
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         return answer(await admin_usage(connection, first, last, after=query.get("after"), limit=limit))
 
 
@@ -155,7 +152,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     scopes = {f"team:{team.id}": team.limits, f"key:{caller.key_id}": caller.key_limits}
     unavailable, rooms = None, dict[str, Any]()
     with contextlib.suppress(*POSTGRES_AWAY):
-        async with asyncio.timeout(ASK_WITHIN), part_of(request, Database).begin() as connection:
+        async with asyncio.timeout(ASK_WITHIN), transaction(request) as connection:
             room = await silent_room(connection, f"team:{team.id}")
             rooms = {scope: budgets_view(one) for scope, one in (await scope_rooms(connection, scopes)).items()}
         unavailable = {

@@ -10,9 +10,8 @@ from litestar.params import FromPath
 from gateway.accounts.auth import admin_guard
 from gateway.accounts.serializers import moment_of
 from gateway.core.clock import Clock
-from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_parameters
+from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_parameters, transaction
 from gateway.storage.audit_log import record_act
-from gateway.storage.database import Database
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.shared import Watched
 from protocol.errors import NotFound
@@ -67,7 +66,7 @@ async def write_down(request: AnyRequest, action: str, watched: Watched) -> None
     """Enter an act into the audit log."""
     provider, endpoint, model = watched.labels
     details = {"provider": provider, "endpoint": endpoint, "model": model}
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await record_act(connection, act_of(request), action, subject=watched.id, details=details)
 
 

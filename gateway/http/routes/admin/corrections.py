@@ -11,9 +11,8 @@ from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.core.days import read_day
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_query
+from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_query, transaction
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid
-from gateway.storage.database import Database
 from protocol.decoding import decode
 
 
@@ -21,10 +20,9 @@ from protocol.decoding import decode
 async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Record tokens and dollars, signed, besides a team's calls of a UTC day. Entries are only added, never changed."""
     edition = edition_of(request)
-    database = part_of(request, Database)
     clock = part_of(request, Clock)
     new = decode(await request.body(), NewCorrection)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         booked = await book_correction(connection, new, act_of(request), clock, edition.catalog.models)
     return answer(correction_view(booked), 201)
 
@@ -43,7 +41,7 @@ async def get_corrections(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     first, last = (read_day(query[name], name) if name in query else None for name in ("from", "to"))
     before = read_uuid(query["before"], "before") if "before" in query else None
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
         found = await list_corrections(

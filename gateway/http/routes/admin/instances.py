@@ -12,8 +12,7 @@ from gateway.accounts.serializers import dollars, moment
 from gateway.core.clock import Clock
 from gateway.fleet.instances import STALE_AFTER
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, answer, part_of, read_parameters
-from gateway.storage.database import Database
+from gateway.http.exchange import AnyRequest, answer, part_of, read_parameters, transaction
 from router.catalog.catalog import Catalog
 
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
@@ -24,10 +23,9 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
     """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone."""
     edition = edition_of(request)
     clock = part_of(request, Clock)
-    database = part_of(request, Database)
     read_parameters(request)
     now = clock.now()
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         seen = await last_looks(connection, now - REMEMBERED)
     return answer({"instances": [instance_view(one, now, edition.catalog) for one in without_replaced(seen, now)]})
 

@@ -13,9 +13,8 @@ from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_ke
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query, read_whole
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query, read_whole, transaction
 from gateway.storage.audit_log import list_acts
-from gateway.storage.database import Database
 from protocol.decoding import decode
 from protocol.errors import NotFound
 
@@ -24,10 +23,9 @@ from protocol.errors import NotFound
 async def post_team(request: AnyRequest) -> Response[bytes]:
     """Create a team with its limits; each limit is optional: absent or null is none."""
     edition = edition_of(request)
-    database = part_of(request, Database)
     new = await with_checked_webhook(decode(await request.body(), NewTeam), edition.settings.callbacks_allow)
     check_safety(new.safety, edition.settings.safety)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         record = await create_team(connection, new, act_of(request), edition.catalog.names())
     return answer(team_view(record), 201)
 
@@ -36,7 +34,7 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
 async def get_teams(request: AnyRequest) -> Response[bytes]:
     """List teams in the order of their ids. ``after``: the last id of the page before; ``limit``: at most 1000."""
     query, limit = read_query(request)
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         records = await list_teams(connection, after=query.get("after"), limit=limit + 1)
     return answer(list_view([team_view(record) for record in records], limit))
 
@@ -44,7 +42,7 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
 @get("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Show a team")
 async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Show a team and its limits."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(team_view(await get_team(connection, team_id)))
 
 
@@ -52,13 +50,11 @@ async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[
 async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Change what the body names and leave the rest; null takes a limit away, ``suspended`` shuts the team out."""
     edition = edition_of(request)
-    database = part_of(request, Database)
-    auth = part_of(request, Authenticator)
     changes = await with_checked_webhook(decode(await request.body(), TeamPatch), edition.settings.callbacks_allow)
     check_safety(changes.safety, edition.settings.safety)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         record = await update_team(connection, team_id, changes, act_of(request), edition.catalog.names())
-    auth.forget()  # other gateways are notified a moment later
+    part_of(request, Authenticator).forget()  # other gateways are notified a moment later
     return answer(team_view(record))
 
 
@@ -66,10 +62,9 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
 async def post_key(request: AnyRequest) -> Response[bytes]:
     """Create a key of a team. The answer is the only one that ever shows it."""
     edition = edition_of(request)
-    database = part_of(request, Database)
     clock = part_of(request, Clock)
     new = decode(await request.body(), NewKey)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         made = await create_key(connection, edition.settings.key_pepper, new, act_of(request), clock.now())
     return answer(made_view(made, now_of(request)), 201)
 
@@ -78,7 +73,7 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
 async def get_keys(request: AnyRequest) -> Response[bytes]:
     """List keys, of one team with ``team_id``; never the keys themselves."""
     query, limit = read_query(request)
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
         records = await list_keys(connection, team_id=query.get("team_id"), after=query.get("after"), limit=limit + 1)
@@ -88,7 +83,7 @@ async def get_keys(request: AnyRequest) -> Response[bytes]:
 @get("/admin/keys/{key_id:str}", guards=[admin_guard], summary="Show a key")
 async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a key."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(key_view(await get_key(connection, key_id), now_of(request)))
 
 
@@ -102,25 +97,21 @@ async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[by
 async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Make a key like this one; this one works for ``overlap`` (24h) longer. An overlap of 0 ends it at once."""
     edition = edition_of(request)
-    database = part_of(request, Database)
     clock = part_of(request, Clock)
-    auth = part_of(request, Authenticator)
     body = await request.body()
     rotation = decode(body, Rotation) if body.strip() else Rotation()
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         made = await rotate_key(connection, edition.settings.key_pepper, key_id, rotation, act_of(request), clock.now())
-    auth.forget()
+    part_of(request, Authenticator).forget()
     return answer(made_view(made, now_of(request)), 201)
 
 
 @delete("/admin/keys/{key_id:str}", guards=[admin_guard], status_code=200, summary="Revoke a key")
 async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """End a key for ever. Every gateway refuses it within a second."""
-    database = part_of(request, Database)
-    auth = part_of(request, Authenticator)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         record = await revoke_key(connection, key_id, act_of(request))
-    auth.forget()
+    part_of(request, Authenticator).forget()
     return answer(key_view(record, now_of(request)))
 
 
@@ -134,7 +125,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
     """List what admins did and what the safety checks found, newest first. ``before``: the last id already seen."""
     query, limit = read_query(request)
     before = read_whole(query["before"], "before", 1, 2**63 - 1) if "before" in query else None
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         entries = await list_acts(
             connection, team_id=query.get("team_id"), action=query.get("action"), before=before, limit=limit + 1
         )
@@ -144,7 +135,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
 @get("/admin/usage-records/{request_id:str}", guards=[admin_guard], summary="Show a usage record")
 async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show the ledger's row of one call, by the x-request-id of its answer."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         row = await find_row(connection, request_id)
     if row is None:
         raise NotFound(

@@ -11,10 +11,9 @@ from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret,
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query
+from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query, transaction
 from gateway.outbox.store import find_callback, list_callbacks, reopen
 from gateway.storage.audit_log import record_act
-from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
 from protocol.errors import NotFound, invalid_value
 
@@ -28,10 +27,9 @@ from protocol.errors import NotFound, invalid_value
 async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Make a secret that signs the team's callbacks. No other answer ever shows it; two may be valid."""
     edition = edition_of(request)
-    database = part_of(request, Database)
     settings = edition.settings
     sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         made = await create_secret(connection, sealer, team_id, act_of(request))
     view = webhook_secret_view(made.record)
     return answer({"object": view["object"], "id": view["id"], "secret": made.secret, **view}, 201)
@@ -40,7 +38,7 @@ async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Re
 @get("/admin/teams/{team_id:str}/webhook-secrets", guards=[admin_guard], summary="List a team's webhook secrets")
 async def get_webhook_secrets(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """List the team's secrets, oldest first; never the secrets themselves."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await get_team(connection, team_id)
         records = await list_secrets(connection, team_id)
     return answer(list_view([webhook_secret_view(record) for record in records], len(records)))
@@ -56,7 +54,7 @@ async def remove_webhook_secret(
     request: AnyRequest, team_id: FromPath[str], secret_id: FromPath[str]
 ) -> Response[bytes]:
     """End a secret: nothing is signed with it any more. Without any secret the team's callbacks wait."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await delete_secret(connection, team_id, secret_id, act_of(request))
     return answer({"object": "webhook_secret", "id": secret_id, "deleted": True})
 
@@ -67,7 +65,7 @@ async def get_callbacks(request: AnyRequest) -> Response[bytes]:
     query, limit = read_query(request)
     if query.get("state", "undelivered") != "undelivered":
         raise invalid_value("state", "can be undelivered; leave it out for all")
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         if "team_id" in query:
             await get_team(connection, query["team_id"])
         rows = await list_callbacks(
@@ -83,7 +81,7 @@ async def get_callbacks(request: AnyRequest) -> Response[bytes]:
 @get("/admin/callbacks/{callback_id:str}", guards=[admin_guard], summary="Show a callback")
 async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Response[bytes]:
     """Show a callback: its state, tries, last status and last error."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         row = await find_callback(connection, callback_id)
     if row is None:
         raise unknown_callback(callback_id)
@@ -98,9 +96,8 @@ async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Respo
 )
 async def post_redelivery(request: AnyRequest, callback_id: FromPath[str]) -> Response[bytes]:
     """Have a callback delivered again under the same webhook-id, whatever became of it; tried for another 24 hours."""
-    database = part_of(request, Database)
     clock = part_of(request, Clock)
-    async with database.begin() as connection:
+    async with transaction(request) as connection:
         row = await reopen(connection, callback_id, clock.now())
         if row is None:
             raise unknown_callback(callback_id)
