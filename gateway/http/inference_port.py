@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from litestar import Request
 from msgspec import Struct
+from prometheus_client import Gauge
 
 from billing.core.holds import Hold
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import KeepEnding
-from gateway.core.settings import Settings
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.idempotency.stored_answers import StoredAnswer
 from protocol.errors import ServiceError
@@ -73,64 +73,20 @@ class OpenReply(ReplyFacts, Protocol):
         """End it, however far it is."""
 
 
-class Gauge(Protocol):
-    """Calls being answered, as metrics show them."""
-
-    def inc(self) -> None:
-        """One more."""
-
-    def dec(self) -> None:
-        """One less."""
-
-
-class AnswersCalls(Protocol):
-    """Answers calls."""
-
-    async def answer(self, call: Call, client: Client, keep_ending: KeepEnding[OpenReply] | None) -> OpenReply:
-        """Return the open reply to ``call``. ``keep_ending`` is called with its end before its account closes."""
-
-
-class AnswersOnce(Protocol):
-    """Answers calls that have an Idempotency-Key."""
-
-    async def answer(
-        self, call: Call, run: RunCall, write_error: Callable[[ServiceError], bytes], scope: Any, send: Send
-    ) -> None:
-        """Run ``call``, or replay what was stored."""
-
-
-class EditionPort(Protocol):
-    """What a call goes by that begins now."""
-
-    @property
-    def settings(self) -> Settings:
-        """The configuration."""
-
-    @property
-    def inference(self) -> AnswersCalls:
-        """The pipeline."""
-
-    @property
-    def answered_once(self) -> AnswersOnce:
-        """The same, for calls that have an Idempotency-Key."""
-
-
-class EditionsPort(Protocol):
-    """The editions of the configuration."""
-
-    @property
-    def current(self) -> EditionPort:
-        """That of calls that begin now."""
+AnswerCall = Callable[[Call, Client, KeepEnding[OpenReply] | None], Awaitable[OpenReply]]
+AnswerOnce = Callable[[Call, RunCall, Callable[[ServiceError], bytes], Any, Send], Awaitable[None]]
 
 
 class InferencePort(Struct, frozen=True, eq=False):
-    """The pipeline as its routes see it."""
+    """The pipeline as its routes see it, for calls that begin under one edition of the configuration."""
 
-    editions: EditionsPort
+    keep_alive: float  # seconds of silence until a stream says a comment; 0: never
+    answer: AnswerCall  # keeps the end of the reply, if told how, before its account closes
+    answer_once: AnswerOnce  # calls that have an Idempotency-Key: runs them, or replays what was stored
     in_flight: Gauge
     note_refusal: Callable[[dict[str, Any], ServiceError], None]
 
 
 def inference_of(request: Request[Any, Any, Any]) -> InferencePort:
-    """Return the pipeline of the app that serves ``request``."""
+    """Return the pipeline of the app that serves ``request``, for a call that begins now."""
     return request.app.state.inference

@@ -36,9 +36,7 @@ class ReplyResponse:
     """
 
     def __init__(self, inference: InferencePort, call: Call, writer: ReplyWriter) -> None:
-        self._edition = inference.editions.current
-        self._in_flight = inference.in_flight
-        self._note_refusal = inference.note_refusal
+        self._inference = inference
         self._call = call
         self._writer = writer
         self._scope: Any = None  # of the request, once it is answered
@@ -52,8 +50,7 @@ class ReplyResponse:
             if call.idempotency_key is None:
                 await self._run(call, self._writer, send, client)
             else:
-                once = self._edition.answered_once
-                await once.answer(call, self._run_and_keep, self._write_error, scope, send)
+                await self._inference.answer_once(call, self._run_and_keep, self._write_error, scope, send)
 
     def _run(
         self,
@@ -79,9 +76,9 @@ class ReplyResponse:
     async def _send_whole(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
-        self._in_flight.inc()
+        self._inference.in_flight.inc()
         try:
-            reply = await self._edition.inference.answer(call, client, keep_ending)
+            reply = await self._inference.answer(call, client, keep_ending)
             try:
                 whole, usage = await reply.collect()
                 body = writer.whole(reply, whole, usage)
@@ -90,15 +87,15 @@ class ReplyResponse:
             finally:
                 _close_reply(reply, client)
         finally:
-            self._in_flight.dec()
+            self._inference.in_flight.dec()
 
     async def _stream(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
-        sender = StreamSender(send, self._edition.settings.keep_alive)
-        self._in_flight.inc()
+        sender = StreamSender(send, self._inference.keep_alive)
+        self._inference.in_flight.inc()
         try:
-            reply = await self._edition.inference.answer(call, client, keep_ending)
+            reply = await self._inference.answer(call, client, keep_ending)
             try:
                 await sender.begin(reply_headers(reply))
                 async for events in reply.pieces():
@@ -117,13 +114,13 @@ class ReplyResponse:
             log.exception("reply_failed", request_id=self._call.request_id)
             await sender.send(self._write_error(ServiceError("The answer broke off inside the gateway.")))
         finally:
-            self._in_flight.dec()
+            self._inference.in_flight.dec()
             sender.close()
         await sender.end()
 
     def _write_error(self, error: ServiceError) -> bytes:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
-        self._note_refusal(self._scope, error)
+        self._inference.note_refusal(self._scope, error)
         return self._writer.error(error)
 
 

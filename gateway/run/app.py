@@ -25,7 +25,7 @@ from gateway.http.http_protocol import ConnectionLimit
 from gateway.http.inference_port import InferencePort
 from gateway.http.middleware import Telemetry
 from gateway.http.routes import HANDLERS
-from gateway.inference.edition import Editions
+from gateway.inference.edition import Edition, Editions
 from gateway.run.process import open_process
 from gateway.run.reload import Reloader
 from gateway.telemetry.metrics import Metrics
@@ -57,7 +57,18 @@ def create_app(
         async with open_process(settings, clock, drain) as parts:
             editions, metrics, refusals = parts.get(Editions), parts.get(Metrics), parts.get(Refusals)
             app.state.parts, app.state.editions = parts, editions
-            app.state.inference = InferencePort(editions, metrics.in_flight, refusals.note)
+
+            def follow(edition: Edition) -> None:
+                app.state.inference = InferencePort(
+                    edition.settings.keep_alive,
+                    edition.inference.answer,
+                    edition.answered_once.answer,
+                    metrics.in_flight,
+                    refusals.note,
+                )
+
+            follow(editions.current)
+            editions.follow(follow)
             if reloader is not None:
                 reloader.begin(editions, metrics, clock)
             if connections is not None:
