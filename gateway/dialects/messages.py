@@ -19,6 +19,12 @@ from protocol.messages_to_chat import to_chat
 AnyMessage = TypeVar("AnyMessage", bound=MessagesRequest)
 # How the types of tools begin that the upstream runs.
 UPSTREAMS_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+# Fields of a request that cannot be said here, and without which it would mean something else.
+MEANT = {
+    "thread": "Nothing of a conversation is kept here: send all of its turns in 'messages'.",
+    "compaction": "What it costs is in no price that is known here. Have a message of its own sum up the conversation.",
+    "billing_policy": "Calls are billed to the team whose key they carry. Leave it out.",
+}
 LONGEST_BETA, MOST_BETAS = 100, 64  # characters of a name, and names
 
 
@@ -67,7 +73,11 @@ def with_betas(asked: AnyMessage, header: str | None) -> AnyMessage:
 
 
 def as_chat(asked: MessagesRequest, extra: dict[str, Any]) -> Asked:
-    """Return a message as the chat that it is, beside itself."""
+    """Return a message as the chat that it is, beside itself. Raises UnsupportedParameter for what has no place there
+    and is no wish."""
+    for name in MEANT.keys() & extra.keys():
+        if extra[name] is not None:
+            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {MEANT[name]}", param=name)
     if asked.top_k is not None:
         extra["top_k"] = asked.top_k  # our own engine knows it; it has no place in a chat completion
     return Asked(to_chat(asked), extra, asked)

@@ -89,6 +89,18 @@ def test_anthropics_clients_are_told_in_their_own_words(house: House, upstream: 
     assert DROPPED not in claude.headers and (upstream.requests[-1].body or {})["top_k"] == 5
 
 
+@pytest.mark.parametrize("name", ["thread", "compaction", "billing_policy"])
+def test_what_would_mean_something_else_is_refused_by_its_name(
+    house: House, upstream: ScriptedUpstream, name: str
+) -> None:
+    """Without its thread a turn has no conversation before it: leaving that out would be another question."""
+    body = {"model": "claude", "max_tokens": 9, "messages": [USER]}
+    answer, plain = post(house, "messages", body | {name: {"type": "x"}}), post(house, "messages", body | {name: None})
+
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"'{name}' is not supported")
+    assert plain.status_code == 200 and len(upstream.requests) == 1
+
+
 def test_a_limit_that_was_lowered_is_told(house: House, upstream: ScriptedUpstream) -> None:
     """No answer is cut short without a word; thinking stays within the lowered limit."""
     thinking = {"type": "enabled", "budget_tokens": 31_999}
