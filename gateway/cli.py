@@ -195,6 +195,18 @@ def check_config(file: Annotated[Path, typer.Argument(help="tollgate.yaml")]) ->
     typer.echo(f"{file}: fine: {len(settings.models)} models at {len(settings.providers)} providers")
 
 
+@app.command("import")
+def import_config(
+    file: Annotated[Path, typer.Argument(help="LiteLLM's config.yaml, or Portkey's config as JSON")],
+    out: Annotated[Path, typer.Option(help="The file to write; it must not be there yet")] = Path("tollgate.yaml"),
+    name: Annotated[str, typer.Option(help="What callers ask for, where the file does not say: Portkey's")] = "default",
+) -> None:
+    """Write another gateway's configuration as tollgate.yaml, and say line by line what is not in it."""
+    from gateway.commands.import_config import import_file
+
+    raise typer.Exit(import_file(file, out, name))
+
+
 @app.command("complexity")
 def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
