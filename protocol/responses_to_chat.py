@@ -51,15 +51,16 @@ LOGPROBS = "message.output_text.logprobs"
 Thought = ThinkingBlock | RedactedThinkingBlock
 
 
-def to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Return the same request as a chat completion. Raises BadRequest for items that lack what their type needs."""
+def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> ChatRequest:
+    """Return the same request as a chat completion, after the items of the turns ``before``. What it only refers to is
+    left out. Raises BadRequest for items that lack what their type needs."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     instructions = (Message("system", request.instructions),) if request.instructions else ()
     tools = _offered(request)
     wants_scores = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return ChatRequest(
         model=request.model,
-        messages=(*instructions, *_messages(request.input)),
+        messages=(*instructions, *_messages(before, request.input)),
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -79,10 +80,14 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _messages(given: str | tuple[InputItem, ...]) -> tuple[Message, ...]:
+def _messages(before: tuple[InputItem, ...], given: str | tuple[InputItem, ...]) -> tuple[Message, ...]:
     if isinstance(given, str):
-        return (Message("user", given),)
+        if not before:
+            return (Message("user", given),)
+        given = (InputItem(role="user", content=given),)
     turns = _Turns()
+    for item in before:
+        turns.add(item, "previous_response_id")
     for place, item in enumerate(given):
         turns.add(item, f"input[{place}]")
     return turns.all()
@@ -108,8 +113,7 @@ class _Turns:
     def add(self, item: InputItem, where: str) -> None:
         """Take in the next item. Raises BadRequest."""
         if item.type == "item_reference":
-            words = "Items are not stored here. Send the item itself; clients do where they are set to 'store': false."
-            raise invalid_param(where, words)
+            return
         if item.type in ("function_call_output", "custom_tool_call_output"):
             self._end()
             self._add_output(item, where)

@@ -184,7 +184,10 @@ _OPTIONAL: dict[str, Read[Any]] = {
     "quotas": struct_of(QuotaSettings, {"standalone_share": number(0, 1, above=True)}),
     "queue": struct_of(QueueSettings, {"per_team": integer(0), "wait": duration}),
     "batch": struct_of(BatchLimits, {"queued_tokens": integer(1), "stored_bytes": integer(1)}),
-    "retention": struct_of(Retention, dict.fromkeys(("usage", "batch_files", "idempotency"), duration)),
+    "retention": struct_of(
+        Retention,
+        dict.fromkeys(("usage", "batch_files", "idempotency"), duration) | {"responses": duration_or_zero},
+    ),
     "tracing": _tracing,
     "trusted_proxies": list_of(network, what="ranges"),
     "drain": duration_or_zero,
@@ -196,5 +199,6 @@ _ALONE: dict[tuple[str, str], Read[Any]] = {
     ("callbacks", "allow"): list_of(network, what="ranges"),
     ("journal", "fsync"): one_of("never", "interval", "always"),
     ("connections", "per_address"): integer(0),
+    ("responses", "stored_bytes"): integer(0),
     ("cors", "origins"): list_of(origin, what="origins"),
 }

@@ -11,6 +11,7 @@
 #   │   └── AnswerNotKept          idempotency_answer_not_kept: it was given once, and was too long to be kept
 #   ├── CallTakenOver         503  another gateway runs the call now, and this one's answer does not count
 #   ├── StoredAnswerUnreadable 500 idempotency_answer_unreadable
+#   ├── StoredResponseUnreadable 500 stored_response_unreadable
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
 #   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
 #   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
@@ -97,6 +98,14 @@ class StoredAnswerUnreadable(ServiceError):
 
     status = 500
     code = "idempotency_answer_unreadable"
+    usual_headers = DO_NOT_RETRY
+
+
+class StoredResponseUnreadable(ServiceError):
+    """A stored response was changed, or sealed under another pepper."""
+
+    status = 500
+    code = "stored_response_unreadable"
     usual_headers = DO_NOT_RETRY
 
 

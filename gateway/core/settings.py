@@ -145,6 +145,7 @@ class Retention(Struct, frozen=True, kw_only=True):
     usage: float = 400 * 86400.0
     batch_files: float = 30 * 86400.0
     idempotency: float = 86400.0
+    responses: float = 30 * 86400.0  # 0: none is stored
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True):
@@ -215,6 +216,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     journal_fsync: Literal["never", "interval", "always"] = "never"
     batch: BatchLimits = BatchLimits()
     retention: Retention = Retention()
+    responses_stored_bytes: int = 20_000_000_000  # of each team
     cache: CacheSettings = CacheSettings()
     tracing: Tracing | None = None
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()

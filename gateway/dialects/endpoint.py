@@ -32,6 +32,7 @@ class ReplyFacts(Protocol):
     """What a writer tells of the reply that it writes."""
 
     call: Call
+    dropped: tuple[str, ...]  # fields of the request that had no effect, as a chat calls them
 
     @property
     def target(self) -> Target:
@@ -93,6 +94,7 @@ class Asked(Struct, frozen=True):
     extra: dict[str, Any]
     native: NativeRequest | None = None  # the body in its API's own form, where that is not the pipeline's
     unread: tuple[str, ...] = ()  # names of fields further inside that are unknown to us
+    goes_on: bool = False  # whether stored items are to be read before it is whole
 
 
 class ApiEndpoint(Struct, frozen=True, kw_only=True):
@@ -112,6 +114,7 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     field_names: Mapping[str, str] = {}  # of fields that a chat calls otherwise, by a chat's names
     limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
     tells_unread: bool = True  # of fields inside of items that are unknown to us; else those mean nothing there
+    has_memory: bool = False  # what it answers may be stored, and gone on from
     is_for_batches: bool
     route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
     route_signs: frozenset[str] = frozenset()  # other fields, each of which tells it from endpoints of the same one

@@ -1,5 +1,5 @@
-# OpenAI's Responses API, without what it stores: what is checked of a request, which chat it is, and its row in the
-# table of endpoints.
+# OpenAI's Responses API: what is checked of a request, which chat it is, and its row in the table of endpoints. What it
+# stores is gateway/stored_responses/'s.
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import ServiceError, UnsupportedParameter
 from protocol.response_tools import offered_tools
-from protocol.responses import AllowedTools, CustomChoice, FunctionChoice, ResponsesRequest, ResponsesTool
+from protocol.responses import AllowedTools, CustomChoice, FunctionChoice, InputItem, ResponsesRequest, ResponsesTool
 from protocol.responses_to_chat import SEAL, to_chat
 
-RESEND = "Responses are not stored here: send the items of the turns before in 'input'."
+RESEND = "send the items of the turns before in 'input'."
 # Fields that change what is answered and cannot be kept to, with what would be right.
 UNSUPPORTED: Mapping[str, str] = {
     "background": "Leave it out, and wait for the answer or its stream; or send the request in a batch.",
-    "conversation": RESEND,
-    "previous_response_id": RESEND,
+    "conversation": "Go on from a response by its 'previous_response_id', or send the items of the turns in 'input'.",
     "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
 }
 # What a chat calls the same, in errors that come from further in and in names of what was left out.
@@ -52,9 +51,8 @@ def check_response(asked: ResponsesRequest) -> None:
     require(len(names) <= MOST_TOOLS, "tools", f"'tools' holds more than {MOST_TOOLS} tools. Send fewer.")
     require(len(names) == len(set(names)), "tools", "Two of 'tools' have one name. Give each its own.")
     _check_choice(asked, frozenset(names))
-    for name in ("background", "previous_response_id"):
-        if getattr(asked, name):
-            raise _unsupported(name)
+    if asked.background:
+        raise _unsupported("background")
     said = "".join(item.arguments or "" for item in asked.input if not isinstance(item, str))
     is_short = not has_more_values(said.encode("utf-8", "replace"), MAX_VALUES)
     require(is_short, "input", f"'input' holds calls whose arguments have more than {MAX_VALUES} values.")
@@ -94,15 +92,26 @@ def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
         if extra.pop(name):
             raise _unsupported(name)
     extra |= dict(_untold(asked))
-    chat = to_chat(asked)
+    if goes_on(asked):  # the items before and those referred to are known later
+        return Asked(to_chat(asked), extra, asked, goes_on=True)
+    return as_chat_after((), asked, extra)
+
+
+def goes_on(asked: ResponsesRequest) -> bool:
+    """Whether a request needs stored items."""
+    refers = not isinstance(asked.input, str) and any(item.type == "item_reference" for item in asked.input)
+    return asked.previous_response_id is not None or refers
+
+
+def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
+    """Return a request after the items of the turns ``before``. Raises BadRequest."""
+    chat = to_chat(asked, before)
     require(bool(chat.messages), "input", "'input' holds nothing that a model could read.")
     return Asked(chat, extra, asked)
 
 
 def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
     """Yield what is left out, as nothing here can do it and the answer means the same without."""
-    if asked.store:
-        yield "store", True
     if asked.truncation == "auto":
         yield "truncation", "auto"
     if asked.reasoning is not None and (asked.reasoning.summary or asked.reasoning.generate_summary):
@@ -129,7 +138,11 @@ ENDPOINT = ApiEndpoint(
     name="responses",
     operation="create_response",
     summary="Answer items of a conversation",
-    description="Answer a text or the items of a conversation, whole or as a stream of events. Nothing is stored.",
+    description=(
+        "Answer a text or the items of a conversation, whole or as a stream of events. The response is stored unless "
+        "``store`` is false."
+    ),
+    has_memory=True,
     body_type=ResponsesRequest,
     check=check_response,
     translate=as_chat,

@@ -8,6 +8,7 @@ import msgspec
 
 from billing.core.money import to_text
 from gateway.calls.as_events import events_of
+from gateway.calls.hooks import Ending
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.dialects.output_items import OutputItems
 from protocol.chat import FinishReason
@@ -29,6 +30,9 @@ class ResponsesWriter:
     def __init__(self, request: ResponsesRequest, request_id: str, created: int) -> None:
         self._request = request
         self._id = request_id.replace("-", "")
+        self.is_stored = False  # whether what is answered is to be stored
+        self._ahead = b""  # what was written of a stream before its end,
+        self._final: dict[str, Any] | None = None  # once that is settled
         self._created = created
         self._tools = {offered.called: offered for offered in offered_tools(request)}
         self._items = OutputItems(self._id, self._tools)
@@ -36,18 +40,38 @@ class ResponsesWriter:
         self._model_used: str | None = None  # known once there is a reply
         self._number = 0  # of the next event
 
+    @property
+    def response_id(self) -> str:
+        """The id of the response."""
+        return "resp_" + self._id
+
+    def settle(self, reply: ReplyFacts, ending: Ending) -> dict[str, Any]:
+        """Return the response as it will be at its end, which is then written so."""
+        if isinstance(ending, list):
+            self._ahead = self.pieces(reply, ending[:-1])
+            self._final = self._ended(self._items, reply)
+        else:
+            assert isinstance(ending, tuple)
+            self._final = self._whole(reply, *ending)
+        return self._final
+
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``response`` object."""
+        return msgspec.json.encode(self._final or self._whole(reply, whole, usage))
+
+    def _whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> dict[str, Any]:
         items = OutputItems(self._id, self._tools)
         for event in events_of(whole, usage):
             if isinstance(event, Delta):
                 items.add(event)
         self._model_used = reply.target.model.name
         self._usage = usage_object(usage, reply.record.cost_nanousd)
-        return msgspec.json.encode(self._ended(items, reply))
+        return self._ended(items, reply)
 
     def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the events for what came together, and the whole response at the end."""
+        if self._final is not None:
+            return self._ahead + self._end()
         out: list[bytes] = []
         if self._model_used is None:
             self._model_used = reply.target.model.name
@@ -60,9 +84,13 @@ class ResponsesWriter:
                 case UsageReport(usage):
                     self._usage = usage_object(usage, reply.record.cost_nanousd)
                 case ReplyEnd():
-                    response = self._ended(self._items, reply)
-                    out.append(self._event({"type": f"response.{response['status']}", "response": response}))
+                    self._final = self._ended(self._items, reply)
+                    out.append(self._end())
         return b"".join(out)
+
+    def _end(self) -> bytes:
+        assert self._final is not None
+        return self._event({"type": f"response.{self._final['status']}", "response": self._final})
 
     def error(self, error: ServiceError) -> bytes:
         """Return the events by which clients learn that a response failed."""
@@ -122,9 +150,9 @@ class ResponsesWriter:
             "user": asked.user,
             "safety_identifier": asked.safety_identifier,
             "prompt_cache_key": asked.prompt_cache_key,
-            "store": False,  # whatever was asked: nothing is
+            "store": self.is_stored,
             "background": False,
-            "previous_response_id": None,
+            "previous_response_id": asked.previous_response_id,
         }
 
 

@@ -72,10 +72,9 @@ def _dependency_unavailable(exc: Exception) -> ServiceError:
 
 
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
-NOT_STORED = "Responses are answered and not stored here. Send the items of the turns before in 'input'."
+NO_CONVERSATIONS = "Conversations are not kept here. Go on from a response by its id in 'previous_response_id'."
 NOT_SPOKEN = {
-    "/responses": NOT_STORED,
-    "/conversations": NOT_STORED,
+    "/conversations": NO_CONVERSATIONS,
     "/assistants": f"The Assistants API {NEIGHBOURS}",
     "/threads": f"The Assistants API {NEIGHBOURS}",
     "/messages/batches": "Many messages at once go through POST /v1/batch, or /v1/files and /v1/batches.",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -115,8 +115,9 @@ def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
     return query, limit
 
 
-def read_parameters(request: AnyRequest) -> dict[str, str]:
-    """Return the query's parameters; each is one of its handler's ``query`` and comes once. Raises BadRequest."""
+def read_parameters(request: AnyRequest, repeated: Container[str] = ()) -> dict[str, str]:
+    """Return the query's parameters; each is one of its handler's ``query`` and comes once, but for those ``repeated``.
+    Raises BadRequest."""
     known = request.route_handler.opt.get("query", ())
     query: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
@@ -126,7 +127,7 @@ def read_parameters(request: AnyRequest) -> dict[str, str]:
                 param=name[:50],
                 code="unknown_parameter",
             )
-        if name in query:
+        if name in query and name not in repeated:
             raise invalid_value(name, "appears twice. Send it once")
         if not value.isprintable():
             raise invalid_value(name, "holds characters that cannot be shown")

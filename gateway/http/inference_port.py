@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from litestar import Request
@@ -13,7 +13,7 @@ from prometheus_client import Gauge
 from billing.core.holds import Hold
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
-from gateway.calls.hooks import KeepEnding
+from gateway.calls.hooks import Ending, KeepEnding
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.idempotency.stored_answers import StoredAnswer
 from protocol.errors import ServiceError
@@ -24,6 +24,7 @@ from protocol.usage import Usage
 from router.catalog.targets import Route
 
 Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]  # stores an answer before its account closes
+BeforeEnd = Callable[[ReplyFacts, Ending], Awaitable[None]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 RunCall = Callable[[Call, Send, Keep], Awaitable[None]]
 
@@ -55,10 +56,6 @@ class OpenReply(ReplyFacts, Protocol):
     @property
     def log(self) -> Waits:
         """Where its time went."""
-
-    @property
-    def dropped(self) -> Sequence[str]:
-        """Fields that its upstream was not sent."""
 
     def pieces(self) -> AsyncIterator[list[Event]]:
         """Yield the events as they arrive."""

@@ -8,13 +8,22 @@ from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import options_of, read_idempotency_key, routing_options
 from gateway.http.exchange import AnyRequest, caller_of, is_traced, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
+from gateway.stored_responses.memory import ResponseMemory
 from router.catalog.targets import Tier
 
 
 async def read_call(request: AnyRequest, endpoint: ApiEndpoint) -> Call:
     """Decode and check a request's body, and return the call that it makes. Raises BadRequest and its kin."""
     asked, size = await read_body(request, lambda body: endpoint.read(body, lambda model: note_model(request, model)))
+    asked, size = await recalled(request, endpoint, asked, size)
     return call_of(request, endpoint, asked, size)
+
+
+async def recalled(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> tuple[Asked, int]:
+    """Return what a body of ``size`` bytes asks, with the stored items that it goes on from. Raises BadRequest."""
+    if not endpoint.has_memory:
+        return asked, size
+    return await part_of(request, ResponseMemory).recall(caller_of(request).team.id, asked, size)
 
 
 def note_model(request: AnyRequest, model: str) -> None:

@@ -14,7 +14,7 @@ from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
 from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.dialects.table import BY_NAME
-from gateway.http.inference_port import InferencePort, Keep, OpenReply
+from gateway.http.inference_port import BeforeEnd, InferencePort, Keep, OpenReply
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
 from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, StoredAnswer
 from protocol.errors import ServiceError
@@ -35,10 +35,13 @@ class ReplyResponse:
     This is the one way to answer an inference call: an Idempotency-Key is honoured here, whatever the route.
     """
 
-    def __init__(self, inference: InferencePort, call: Call, writer: ReplyWriter) -> None:
+    def __init__(
+        self, inference: InferencePort, call: Call, writer: ReplyWriter, before_end: BeforeEnd | None = None
+    ) -> None:
         self._inference = inference
         self._call = call
         self._writer = writer
+        self._before_end = before_end  # what is done once the reply is whole, before its end is written
         self._scope: Any = None  # of the request, once it is answered
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -68,6 +71,8 @@ class ReplyResponse:
         recorder = RecordingWriter(self._writer)
 
         async def keep_ending(reply: OpenReply, ending: Ending) -> None:
+            if self._before_end is not None:
+                await self._before_end(reply, ending)
             recorder.end(reply, ending)
             await keep(recorder.answer(reply), reply.record)
 
@@ -81,6 +86,8 @@ class ReplyResponse:
             reply = await self._inference.answer(call, client, keep_ending)
             try:
                 whole, usage = await reply.collect()
+                if self._before_end is not None and keep_ending is None:
+                    await self._before_end(reply, (whole, usage))
                 body = writer.whole(reply, whole, usage)
                 await send({"type": "http.response.start", "status": 200, "headers": answer_headers(reply, body)})
                 await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -99,6 +106,8 @@ class ReplyResponse:
             try:
                 await sender.begin(reply_headers(reply))
                 async for events in reply.pieces():
+                    if self._before_end is not None and keep_ending is None and type(events[-1]) is ReplyEnd:
+                        await self._before_end(reply, events)
                     if body := writer.pieces(reply, events):
                         await sender.send(body, is_last=type(events[-1]) is ReplyEnd)
             finally:

@@ -54,6 +54,8 @@ from gateway.storage.readiness import Readiness
 from gateway.storage.redis_client import open_redis
 from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
+from gateway.stored_responses.memory import ResponseMemory
+from gateway.stored_responses.store import ResponseStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
@@ -149,6 +151,7 @@ class _Process:
         self.limiter.follow(edition.providers, targets, edition.settings.queue)
         self.books.follow(edition.settings)
         self.idempotency.follow(edition.settings.retention.idempotency)
+        self.memory.follow(edition.settings.retention.responses, edition.settings.responses_stored_bytes)
         self.watcher.follow(edition)
         self.engines.follow(edition)
         self.sampler.follow(edition.catalog)
@@ -170,7 +173,7 @@ class _Process:
         return Parts(
             *(self.editions, self.clock, self.database, self.books, self.client, self.breakers, self.budgets),
             *(self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
-            *(self.refusals, self.drain, BodyRoom(), ReadLimit(self.clock.monotonic), self.idempotency),
+            *(self.refusals, self.drain, BodyRoom(), ReadLimit(self.clock.monotonic), self.idempotency, self.memory),
             *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
             *(() if self.tracer is None else (self.tracer,)),
         )
@@ -201,6 +204,9 @@ class _Process:
         self.idempotency = IdempotencyStore(self.database, self.clock, sealer, retention=keep)
         self.cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
         self.cache_store = CacheStore(self.redis, self.clock)
+        response_sealer = Sealer(settings.key_pepper, "responses", *settings.other_key_peppers)
+        responses = ResponseStore(self.database, self.clock, response_sealer, settings.retention.responses)
+        self.memory = ResponseMemory(responses, self.clock, settings.responses_stored_bytes)
 
     def _make_policy(self) -> None:
         self.policy_events = PolicyEvents(self.database)

@@ -38,6 +38,7 @@ from gateway.storage.audit_log import purge_outcomes
 from gateway.storage.books import Books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
+from gateway.stored_responses.store import purge_responses
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.webhooks.budget_alerts import BudgetAlerts
@@ -189,6 +190,9 @@ class Purger:
         async with _survived("stored answers"):
             if purged := await purge_expired(self._database, self._clock):
                 log.info("stored_answers_purged", count=purged)
+        async with _survived("stored responses"):
+            if purged := await purge_responses(self._database, self._clock, retention.responses):
+                log.info("stored_responses_purged", count=purged)
         async with _survived("files"), self._database.begin() as connection:
             await purge_files(connection)
         async with _survived("batch items"), self._database.begin() as connection:

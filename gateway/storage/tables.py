@@ -263,6 +263,20 @@ idempotency = Table(
     Index("idempotency_running_idx", "request_id", postgresql_where=text("lease_until IS NOT NULL")),
 )
 
+# Responses that their callers go on from or read again, one turn of a conversation each.
+stored_responses = Table(
+    "stored_responses",
+    metadata,
+    Column("id", Text, primary_key=True),  # "resp_…"
+    Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), nullable=False),
+    Column("previous_id", Text),  # of the turn before; null: the first
+    Column("sealed", LargeBinary, nullable=False),  # input items and response, compressed and encrypted
+    Column("conversation_bytes", BigInteger, nullable=False),  # of this turn and those before it, in JSON
+    since(),
+    Index("stored_responses_team_id_created_at_idx", "team_id", "created_at"),
+    Index("stored_responses_created_at_idx", "created_at"),
+)
+
 # Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less
 # than the threshold is used: then it may be reached again.
 budget_alerts = Table(

@@ -32,8 +32,7 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/responses/resp_1", "Responses are answered and not stored here"),
-        ("/v1/conversations", "Responses are answered and not stored here"),
+        ("/v1/conversations", "Go on from a response by its id"),
         ("/v1/v1/responses", "Is /v1/responses meant? The client's base URL has one /v1 too many."),
         ("/v1/assistants", "The Assistants API"),
         ("/v1/messages/batches", "POST /v1/batch, or /v1/files and /v1/batches"),

@@ -16,6 +16,7 @@ import pytest
 from gateway.dev.embedded import EmbeddedPostgres
 from gateway.inference import idempotency
 from gateway.run.processes import descendants_of
+from gateway.stored_responses import memory
 from tests.support.fault_service import freeze
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -155,3 +156,25 @@ def test_with_postgres_back_the_same_key_runs(fragile: House, upstream: Scripted
     answer = ask(fragile, headers)
 
     assert answer.status_code == 200 and ask(fragile, headers).content == answer.content
+
+
+def test_a_response_is_answered_that_cannot_be_stored(
+    fragile: House, postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres frozen: it says that it is not stored, a conversation cannot go on, and later all is well."""
+    monkeypatch.setattr(memory, "STORE_WITHIN", 0.3)
+    monkeypatch.setattr(memory, "READ_WITHIN", 0.3)
+    asked: dict[str, Any] = {"model": "small", "input": "Say something."}
+    assert postgres.pid is not None
+    with fragile.client() as client:
+        first = client.post("/v1/responses", json=asked).json()
+        more = asked | {"previous_response_id": first["id"]}
+        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 3.0)
+        time.sleep(0.2)
+        answer = client.post("/v1/responses", json=asked)
+        after = client.post("/v1/responses", json=more)
+        frozen.wait()
+        until(lambda: client.post("/v1/responses", json=more).json().get("store") is True)
+
+    assert first["store"] is True and (answer.status_code, answer.json()["store"]) == (200, False)
+    assert after.status_code == 503 and "Nothing was run" in after.json()["error"]["message"]

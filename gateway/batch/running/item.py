@@ -86,6 +86,9 @@ class ItemRunner:
         options, extensions = options_of(asked, caller, {}, "batch")
         if getattr(asked.request, "stream", None):
             raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
+        if asked.goes_on:
+            words = "A request of a batch cannot go on from what is stored. Send the items of the turns before."
+            raise BadRequest(words, param="input")
         call = Call(
             request_id=request_id,
             caller=caller,
@@ -94,7 +97,7 @@ class ItemRunner:
             native=asked.native,
             routing=routing_options(self._recalibrations, caller, options, Tier.BATCH, extensions),
             priority=options.priority,
-            extra=asked.extra,
+            extra=asked.extra | ({"store": True} if getattr(asked.native, "store", None) else {}),  # no line is
             understood=extensions.understood,
             cache=options.cache or caller.cache,
             unread=asked.unread,

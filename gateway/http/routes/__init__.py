@@ -13,6 +13,7 @@ from gateway.http.routes import (
     message_batches,
     models,
     moderations,
+    responses,
     route,
     shadow,
     usage,
@@ -20,7 +21,7 @@ from gateway.http.routes import (
 from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
 
 MODULES = (
-    *(count_tokens, models, moderations, route, shadow, batch, message_batches, files, usage, calls),
+    *(count_tokens, models, moderations, route, shadow, responses, batch, message_batches, files, usage, calls),
     *(teams, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [

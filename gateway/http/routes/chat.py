@@ -10,10 +10,11 @@ from gateway.accounts.auth import team_guard
 from gateway.dialects.endpoint import ApiEndpoint
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS
-from gateway.http.exchange import AnyRequest
+from gateway.http.exchange import AnyRequest, part_of
 from gateway.http.inference_port import inference_of
 from gateway.http.inference_requests import read_call
 from gateway.http.responses import ReplyResponse
+from gateway.stored_responses.memory import ResponseMemory
 
 
 def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
@@ -21,7 +22,9 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
 
     async def answer_call(request: AnyRequest) -> ASGIApp:
         call = await read_call(request, endpoint)
-        return ReplyResponse(inference_of(request), call, endpoint.writer_of(call))
+        writer = endpoint.writer_of(call)
+        before_end = part_of(request, ResponseMemory).before_end(call, writer) if endpoint.has_memory else None
+        return ReplyResponse(inference_of(request), call, writer, before_end)
 
     answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
     declare = post(

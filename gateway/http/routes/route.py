@@ -20,7 +20,7 @@ from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS, endpoint_of_body
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, read_body
-from gateway.http.inference_requests import call_of, note_model
+from gateway.http.inference_requests import call_of, note_model, recalled
 from gateway.inference.admission import legs_of
 from protocol.decoding import decode_with_extra
 from protocol.serving.off_loop import off_loop
@@ -48,6 +48,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     request, and costs nothing.
     """
     (endpoint, asked), size = await read_body(request, partial(_read, request))
+    asked, size = await recalled(request, endpoint, asked, size)
     call = call_of(request, endpoint, asked, size)
     edition = edition_of(request)
     chooser = edition.inference.chooser

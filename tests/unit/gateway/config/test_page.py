@@ -34,6 +34,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
             "callbacks_allow": "callbacks.allow",
             "connections_per_address": "connections.per_address",
             "cors_origins": "cors.origins",
+            "responses_stored_bytes": "responses.stored_bytes",
             "journal_fsync": "journal.fsync",
             "left_out": None,
         },

@@ -1,0 +1,1 @@
+# Responses that were stored: read again, gone on from, deleted.

@@ -1,0 +1,153 @@
+# Stored responses in Postgres: one row for each turn, sealed, and a conversation as the chain of its turns. One
+# statement per verb. A row counts for as long as the retention says, whatever it was when the row was made.
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+from sqlalchemy import TextClause, text
+
+from gateway.core.clock import Clock
+from gateway.core.errors import StoredResponseUnreadable
+from gateway.storage.database import Database
+from gateway.storage.encryption import Sealer, Unsealable
+from gateway.stored_responses.turns import LARGEST, Turn, seal, unseal
+from protocol.chat import MOST_MESSAGES
+from protocol.serving.off_loop import in_parallel
+
+HEAVY = 256 * 1024  # bytes; longer turns are packed beside the event loop
+PURGED_AT_ONCE = 500  # rows in one transaction
+
+Chain = list[tuple[str, Turn]]  # by their responses' ids, the oldest first
+
+log = structlog.get_logger(__name__)
+
+
+class ResponseStore:
+    """The stored responses of all teams."""
+
+    def __init__(self, database: Database, clock: Clock, sealer: Sealer, retention: float) -> None:
+        self.retention = retention  # seconds; 0: nothing is stored, and nothing found
+        self._database = database
+        self._clock = clock
+        self._sealer = sealer
+
+    async def put(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> int:
+        """Store a turn; return the bytes that it takes, 0 where it makes its conversation too long to be stored."""
+        plain = msgspec.json.encode(turn)
+        if len(plain) > LARGEST:
+            return 0
+        sealed = await in_parallel(len(plain), HEAVY, partial(seal, self._sealer, team_id, response_id, plain))
+        values = {
+            "id": response_id,
+            "team_id": team_id,
+            "previous_id": previous_id,
+            "sealed": sealed,
+            "size": len(plain),
+            "most": LARGEST,
+            "now": self._clock.moment(),
+        }
+        async with self._database.at_once() as connection:
+            is_stored = (await connection.execute(PUT, values)).one_or_none() is not None
+        return len(sealed) if is_stored else 0
+
+    async def find(self, team_id: str, response_ids: Collection[str]) -> dict[str, Turn]:
+        """Return those of a team's turns that are there, by their responses' ids. Raises StoredResponseUnreadable."""
+        rows = await self._rows(FIND, team_id, ids=sorted(response_ids))
+        return {row.id: await self._opened(team_id, row) for row in rows}
+
+    async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
+        """Return a turn and those before it; and the id of one that is missing among them, ``None`` if none is. Raises
+        StoredResponseUnreadable."""
+        rows = await self._rows(CONVERSATION, team_id, id=response_id, most=MOST_MESSAGES)
+        chain = [(row.id, await self._opened(team_id, row)) for row in rows]
+        return chain, (rows[0].previous_id if rows else response_id)
+
+    async def delete(self, team_id: str, response_id: str) -> bool:
+        """Delete a response for ever; whether it was there."""
+        return bool(await self._rows(DELETE, team_id, id=response_id))
+
+    async def bytes_of(self, team_id: str) -> int:
+        """Return what a team's rows take."""
+        return int((await self._rows(BYTES, team_id))[0].bytes)
+
+    async def _rows(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
+        values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self.retention)}
+        async with self._database.at_once() as connection:
+            return list((await connection.execute(statement, values)).all())
+
+    async def _opened(self, team_id: str, row: Any) -> Turn:
+        open_it = partial(unseal, self._sealer, team_id, row.id, row.sealed)
+        try:
+            return await in_parallel(len(row.sealed), HEAVY, open_it)
+        except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
+            log.error("stored_response_unreadable", team_id=team_id, response_id=row.id, error=repr(exc))
+            raise StoredResponseUnreadable(
+                f"The stored response '{row.id}' cannot be read any more. Send the items of its turns in 'input'."
+            ) from exc
+
+
+async def purge_responses(database: Database, clock: Clock, retention: float) -> int:
+    """Delete the responses that are past their time; return how many."""
+    purged = 0
+    while True:
+        values = {"until": clock.moment() - timedelta(seconds=retention), "limit": PURGED_AT_ONCE}
+        async with database.begin() as connection:
+            count = (await connection.execute(PURGE, values)).rowcount
+        purged += count
+        if count < PURGED_AT_ONCE:
+            return purged
+
+
+# Storing twice changes nothing. A conversation's bytes are those of its turns in JSON.
+PUT = text("""
+    WITH before AS (
+        SELECT coalesce((SELECT conversation_bytes FROM stored_responses
+                         WHERE id = CAST(:previous_id AS text) AND team_id = :team_id), 0) AS bytes
+    )
+    INSERT INTO stored_responses (id, team_id, previous_id, sealed, conversation_bytes, created_at)
+    SELECT :id, :team_id, CAST(:previous_id AS text), CAST(:sealed AS bytea),
+           before.bytes + CAST(:size AS bigint), CAST(:now AS timestamptz)
+    FROM before WHERE before.bytes + CAST(:size AS bigint) <= CAST(:most AS bigint)
+    ON CONFLICT (id) DO UPDATE SET sealed = excluded.sealed
+    WHERE stored_responses.team_id = excluded.team_id
+    RETURNING 1
+""")
+
+FIND = text("""
+    SELECT id, sealed FROM stored_responses
+    WHERE id = ANY(CAST(:ids AS text[])) AND team_id = :team_id AND created_at > :since
+""")
+
+CONVERSATION = text("""
+    WITH RECURSIVE turns AS (
+        SELECT id, previous_id, sealed, 1 AS back FROM stored_responses
+        WHERE id = :id AND team_id = :team_id AND created_at > :since
+        UNION ALL
+        SELECT older.id, older.previous_id, older.sealed, turns.back + 1
+        FROM turns JOIN stored_responses AS older ON older.id = turns.previous_id
+        WHERE older.team_id = :team_id AND older.created_at > :since AND turns.back < :most
+    )
+    SELECT id, previous_id, sealed FROM turns ORDER BY back DESC
+""")
+
+DELETE = text("""
+    DELETE FROM stored_responses WHERE id = :id AND team_id = :team_id AND created_at > :since RETURNING 1
+""")
+
+BYTES = text("""
+    SELECT coalesce(sum(octet_length(sealed)), 0) AS bytes FROM stored_responses
+    WHERE team_id = :team_id AND created_at > :since
+""")
+
+PURGE = text("""
+    DELETE FROM stored_responses WHERE id IN (
+        SELECT id FROM stored_responses WHERE created_at <= :until LIMIT :limit FOR UPDATE SKIP LOCKED
+    )
+""")

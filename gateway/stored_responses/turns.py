@@ -1,0 +1,85 @@
+# A stored turn: the items that one response was asked with and the response itself, how it is sealed into its row, and
+# what the next turn takes from it.
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.storage.encryption import Sealer
+from protocol.responses import InputItem, ResponsesRequest
+
+LARGEST = 16 * 1024 * 1024  # bytes of a turn and those before it, in JSON; a longer conversation is not stored
+
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})\d{4,}")  # an item's id has its response's
+
+
+class Turn(Struct, frozen=True):
+    """What a row holds."""
+
+    input: tuple[InputItem, ...]  # of this turn alone
+    response: Raw  # a ``response`` object
+
+    def output(self) -> tuple[InputItem, ...]:
+        """Return what was answered, as the same items sent back by a client would be read."""
+        return msgspec.json.decode(self.response, type=_Answered).output
+
+
+class _Answered(Struct):
+    output: tuple[InputItem, ...]
+
+
+def own_items(asked: ResponsesRequest) -> tuple[InputItem, ...]:
+    """Return the input of a request as items."""
+    given = asked.input
+    return (InputItem(role="user", content=given),) if isinstance(given, str) else given
+
+
+def response_of_item(item_id: str | None) -> str | None:
+    """Return the id of the response that an output item is of, by the item's."""
+    found = _ITEM.fullmatch(item_id or "")
+    return f"resp_{found[1]}" if found else None
+
+
+def seal(sealer: Sealer, team_id: str, response_id: str, turn: bytes) -> bytes:
+    """Return a turn's JSON as its row has it: made small first, because sealed bytes compress no more."""
+    return sealer.seal(zlib.compress(turn, 1), f"{team_id}\n{response_id}")
+
+
+def unseal(sealer: Sealer, team_id: str, response_id: str, sealed: bytes) -> Turn:
+    """Return the turn that was sealed. Raises Unsealable, zlib.error or MsgspecError."""
+    plain = zlib.decompress(sealer.unseal(sealed, f"{team_id}\n{response_id}"))
+    return msgspec.json.decode(plain, type=Turn)
+
+
+def told_items(turns: Sequence[tuple[str, Turn]]) -> list[dict[str, Any]]:
+    """Return the items that the last of a conversation's turns, told with their responses' ids, was asked with: each
+    with an id, and its content in parts."""
+    told: list[dict[str, Any]] = []
+    for response_id, turn in turns:
+        suffix = response_id.removeprefix("resp_")
+        told += [_told(item, f"in_{suffix}{place:04}") for place, item in enumerate(turn.input)]
+        if response_id != turns[-1][0]:
+            told += msgspec.json.decode(turn.response)["output"]
+    return told
+
+
+def _told(item: InputItem, own_id: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"id": own_id, "type": item.type} | msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        said["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
+    for part in said.get("content") or ():
+        if part["type"] == "output_text":
+            part["annotations"] = []
+        elif part["type"] == "input_image":
+            part.setdefault("detail", "auto")
+    if item.type == "reasoning":
+        said.setdefault("summary", [])
+    else:
+        said.setdefault("status", "completed")
+    return said
