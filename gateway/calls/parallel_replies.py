@@ -93,7 +93,8 @@ class ParallelReplies:
     has one, then feed it. ``first`` holds the events that have come already."""
 
     def __init__(self, answers: Sequence[Answering]) -> None:
-        self.failure: UpstreamFailure | None = None
+        faults = (answer.events.failure for answer in answers if answer.events is not None)
+        self.failure: UpstreamFailure | None = next(filter(None, faults), None)  # it came with a first token
         self._answers = list(answers)
         self._usages: list[Usage | None] = [None] * len(answers)
         self._open = set(range(len(answers)))
