@@ -77,12 +77,20 @@ NOT_SPOKEN = {
     "/conversations": NO_CONVERSATIONS,
     "/assistants": f"The Assistants API {NEIGHBOURS}",
     "/threads": f"The Assistants API {NEIGHBOURS}",
-    "/messages/batches": "Many messages at once go through POST /v1/batch, or /v1/files and /v1/batches.",
 }
 # What clients add to a base URL, some of them with the /v1.
 KNOWN = (
     *(endpoint.path.removeprefix("/v1") for endpoint in ENDPOINTS),
-    *("/moderations", "/models", "/files", "/batches", "/messages/count_tokens", "/batch", "/usage"),
+    *(
+        "/moderations",
+        "/models",
+        "/files",
+        "/batches",
+        "/messages/batches",
+        "/messages/count_tokens",
+        "/batch",
+        "/usage",
+    ),
 )
 
 

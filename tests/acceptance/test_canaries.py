@@ -229,13 +229,17 @@ def knock_everywhere(client: httpx.Client) -> None:
 
 
 def send_batches(client: httpx.Client, talk: dict[str, Any]) -> None:
-    """Have the same answered as a batch of ours and as one of OpenAI's, from a file."""
+    """Have the same answered as a batch of ours, as one of OpenAI's, from a file, and as one of Anthropic's."""
     line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": talk}
     ours = client.post("/v1/batch", json={"requests": [{"custom_id": "one", "body": talk}]}).raise_for_status().json()
     upload = {"file": ("in.jsonl", json.dumps(line).encode())}
     file = client.post("/v1/files", files=upload, data={"purpose": "batch"}).raise_for_status().json()
     wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     theirs = client.post("/v1/batches", json=wanted).raise_for_status().json()
+    messages = {"requests": [{"custom_id": "one", "params": talk}]}
+    third = client.post("/v1/messages/batches", json=messages).raise_for_status().json()
+    until(lambda: client.get(f"/v1/messages/batches/{third['id']}").json()["ended_at"], within=60)
+    assert ANSWERED in client.get(f"/v1/messages/batches/{third['id']}/results").text
     for batch in (ours["batch_id"], theirs["id"]):
         until(lambda batch=batch: client.get(f"/v1/batch/{batch}").json()["ended_at"], within=60)
         assert ANSWERED in client.get(f"/v1/batch/{batch}/results").text

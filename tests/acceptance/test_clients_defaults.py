@@ -35,7 +35,7 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
         ("/v1/conversations", "Go on from a response by its id"),
         ("/v1/v1/responses", "Is /v1/responses meant? The client's base URL has one /v1 too many."),
         ("/v1/assistants", "The Assistants API"),
-        ("/v1/messages/batches", "POST /v1/batch, or /v1/files and /v1/batches"),
+        ("/messages/batches", "Is /v1/messages/batches meant? The client's base URL ends without its /v1."),
         ("/chat/completions", "Is /v1/chat/completions meant? The client's base URL ends without its /v1."),
         ("/v1/v1/chat/completions", "Is /v1/chat/completions meant? The client's base URL has one /v1 too many."),
         ("/v1/chat/completions/chat/completions", "Is /v1/chat/completions meant? Base URLs end in /v1"),
