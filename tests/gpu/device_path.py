@@ -12,6 +12,8 @@ import torch
 
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution import graphs, runner
+from gpu_backend.execution.device_step import DeviceStep
+from gpu_backend.execution.graphs import Drawing
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.models.config import load_model_config
@@ -51,6 +53,28 @@ def sampling_parameters(setting: Setting) -> str:
     lists = [key for key in card.compiled if key[0] == "shortlist_kernel"]
     require(len(lists) <= 2, f"{len(lists)} kernels for 1, 2 and 4 log-probabilities")
     return f"{len(card.compiled)} kernels compiled"
+
+
+def one_asks_for_more(setting: Setting) -> str:
+    """A reply that is penalised and reported is sampled by itself, the others by their graph; what it says is counted
+    where it is drawn, and nothing waits for it.
+    """
+    sampled: list[int] = []
+    sample_others = DeviceStep._sample_others
+
+    def note(step: DeviceStep, drawing: Drawing) -> None:
+        sampled.append(len(drawing.where))
+        sample_others(step, drawing)
+
+    asked = [
+        _ask(1, 9, temperature=0.9),
+        _ask(2, 9),
+        _ask(3, 9, repetition_penalty=1.3, presence_penalty=1, logprobs=1),
+    ]
+    with patch.object(DeviceStep, "_sample_others", note):
+        card, _ = _compare(setting, asked)
+    require(len(sampled) > 2 and set(sampled) == {1}, f"sampled by themselves: {sampled}")
+    return f"{len(sampled)} steps, {card.replays} replays"
 
 
 def swaps(setting: Setting) -> str:
@@ -177,6 +201,7 @@ def _raise(loop: EngineLoop, plan: StepPlan, error: Exception, launched: float) 
 CHECKS = (
     Check("device path: decodes", decodes, FLOAT32),
     Check("device path: sampling parameters", sampling_parameters, FLOAT32, long=FLOAT32),
+    Check("device path: one asks for more", one_asks_for_more, FLOAT32, long=FLOAT32),
     Check("device path: swaps", swaps, FLOAT32, long=FLOAT32),
     Check("device path: drafts", drafts, FLOAT32, long=FLOAT32),
     Check("device path: drafts ahead", drafts_ahead, FLOAT32, long=FLOAT32),
