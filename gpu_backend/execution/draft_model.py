@@ -20,6 +20,7 @@ from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.device_step import to_host
 from gpu_backend.execution.graph_sizes import draws_plainly
 from gpu_backend.execution.graphs import DecodeGraphs
+from gpu_backend.execution.kv_format import KvFormat
 from gpu_backend.execution.loading import open_weights
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayouts
@@ -55,9 +56,8 @@ class DraftModel:
         self._block_size = config.cache.block_size
         self._max_num_seqs = config.steps.max_num_seqs
         self._device = device
-        self._dtype = dtype
         self.share = self.config.products_per_token / target.products_per_token
-        self.block_bytes = self.config.kv_floats_per_token * config.cache.block_size * dtype.itemsize
+        self.kv = KvFormat(self.config, config.cache.block_size, dtype, device)
 
     def make_room(
         self,
@@ -71,9 +71,7 @@ class DraftModel:
 
         ``counts`` are of the tokens that penalised steps follow, of any plan before it is to be completed.
         """
-        config = self.config
-        shape = (config.num_layers, num_blocks + 2, self._block_size, 2, config.num_kv_heads, config.head_dim)
-        self.kv_cache = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self.kv_cache = self.kv.empty(num_blocks + 2)
         self._grouping = placement
         self._counts = counts
         longest = -(-max_model_len // self._block_size)

@@ -16,6 +16,7 @@ from gpu_backend.execution.draft_model import DraftModel
 from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, GraphCapture
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
+from gpu_backend.execution.kv_format import KvFormat
 from gpu_backend.execution.loading import load_part
 from gpu_backend.execution.placement import Placement
 from gpu_backend.execution.timer import Timer
@@ -29,7 +30,6 @@ from gpu_backend.hardware.capacity import affordable_blocks, possible_length, re
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
-from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.config import ModelConfig
 from gpu_backend.models.errors import UnsupportedModel
@@ -50,14 +50,12 @@ from gpu_backend.step.plan import (
     StepPlan,
     StepResult,
 )
-from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
 
 if TYPE_CHECKING:
     from gpu_backend.execution.ranks import Ranks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
 
 
 class Runner:
@@ -85,20 +83,20 @@ class Runner:
             self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
             self._batch_invariant = config.device.batch_invariant
             self._placement = Placement(self.block_size, self.device, self.dtype, config.device.batch_invariant)
-            self._kv_scales: tuple[KvScales, ...] | None = None
+            self._kv = KvFormat(self.model_config, self.block_size, self.dtype, self.device)
             if config.cache.kv_cache_dtype == "fp8":
-                self._kv_scales = self._measure_kv_scales(min(requested, TOKENS_TO_MEASURE))
+                self._kv = self._kv.in_float8(self._model, self._placement, requested)
             drafts = config.speculation.speculative_method == "draft" and self._leads
             self._draft_model = DraftModel(config, model_config, self.device, self.dtype, requested) if drafts else None
-            bytes_of_both = self._block_bytes + (self._draft_model.block_bytes if self._draft_model is not None else 0)
+            bytes_of_both = self._kv.block_bytes + (self._draft_model.kv.block_bytes if self._draft_model else 0)
             self.num_blocks = config.cache.num_kv_blocks or affordable_blocks(
                 config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, requested
             )
             self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
             # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
             # block, zeros for ever, pads block tables.
-            self.kv_cache = self._empty_cache(self.num_blocks + 1, self._cache_dtype)
-            self.num_host_blocks = config.cache.host_kv_bytes // self._block_bytes
+            self.kv_cache = self._kv.empty(self.num_blocks + 2)
+            self.num_host_blocks = config.cache.host_kv_bytes // self._kv.block_bytes
             self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
             self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
             self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
@@ -193,7 +191,7 @@ class Runner:
                 # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
                 self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
             places, masks = self._begin_sampling(tensors.samplers) if self._leads else ([], None)
-            hidden = self._model.hidden_states(tensors, self.kv_cache, self._kv_scales)
+            hidden = self._model.hidden_states(tensors, self.kv_cache, self._kv.scales)
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))
         return DeviceStep(
@@ -237,7 +235,7 @@ class Runner:
         """
         lengths: tuple[int, ...] = ()
         if isinstance(self._grouping, PagedLayouts):
-            scales = self._kv_scales[0] if self._kv_scales is not None else None
+            scales = self._kv.scales[0] if self._kv.scales is not None else None
             compile_attention_for(self.model_config, self._grouping, self.kv_cache[0], self.dtype, scales)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
             own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
@@ -246,7 +244,7 @@ class Runner:
             self.run(plan)
         if self.graphs is not None and self._ranks is None:
             self.graphs.warm_up()
-        kv_bytes = self._all_layers.kv_floats_per_token * self._cache_dtype.itemsize
+        kv_bytes = self._all_layers.kv_floats_per_token * self._kv.number.itemsize
         self._roofline = measure_roofline(self._all_layers, self._model, kv_bytes, self.device)
 
     def _make_graphs(self, config: EngineConfig) -> DecodeGraphs | None:
@@ -257,7 +255,7 @@ class Runner:
             return None
         drafts = 0 if config.speculation.speculative_method == "off" else config.speculation.num_speculative_tokens
         layouts = self._placement.layouts(self.model_config, self.max_model_len)
-        scales, graph_capture = self._kv_scales, self._graph_capture()
+        scales, graph_capture = self._kv.scales, self._graph_capture()
         return DecodeGraphs(
             self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, drafts, self._ranks
         )
@@ -278,31 +276,6 @@ class Runner:
     def measure_copies(self) -> float | None:
         """Return the seconds that a block's way to host memory or back takes; None without any such memory."""
         return seconds_per_copy(self._host_cache, min(self.num_host_blocks, self.num_blocks), self.device)
-
-    def _empty_cache(self, num_blocks: int, dtype: torch.dtype) -> Tensor:
-        """Return a cache of zeros with one block more than is handed out."""
-        model = self.model_config
-        shape = (model.num_layers, num_blocks + 1, self.block_size, 2, model.num_kv_heads, model.head_dim)
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _measure_kv_scales(self, count: int) -> tuple[KvScales, ...]:
-        """Return each layer's scales by the keys and values of tokens from all over the vocabulary."""
-        blocks = -(-count // self.block_size)
-        cache = self._empty_cache(blocks, self.dtype)
-        tokens = tuple(i * self.model_config.vocab_size // count for i in range(count))
-        step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
-        placement = self._placement.of(self.model_config, blocks, count)
-        self._model.hidden_states(build_tensors(StepPlan(0, (step,)), placement, self.device), cache)
-        return tuple(scales_from(layer) for layer in cache.unbind(0))
-
-    @property
-    def _block_bytes(self) -> int:
-        return self.model_config.kv_floats_per_token * self.block_size * self._cache_dtype.itemsize
-
-    @property
-    def _cache_dtype(self) -> torch.dtype:
-        """What a number of the KV cache is kept as; the bytes of float8 are plain bytes to everything but attention."""
-        return self.dtype if self._kv_scales is None else torch.uint8
 
 
 def _choose_device(name: str, rank: int) -> torch.device:

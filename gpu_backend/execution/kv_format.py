@@ -1,0 +1,57 @@
+# What a KV cache is made of: its shape, what a number is kept as, and what a block takes; for a model, and for its
+# draft model in the same blocks. The scales of a float8 cache follow from some tokens that go through the model.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gpu_backend.execution.placement import Placement
+from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
+from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.layers import Decoder
+from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.step_tensors import build_tensors
+
+TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How the keys and values of a model that computes in ``dtype`` are kept: as that, or with ``scales`` in float8."""
+
+    model: ModelConfig
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+    scales: tuple[KvScales, ...] | None = None  # of each layer
+
+    @property
+    def number(self) -> torch.dtype:
+        """What a number is kept as; the bytes of float8 are plain bytes to everything but attention."""
+        return self.dtype if self.scales is None else torch.uint8
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, all layers of it."""
+        return self.model.kv_floats_per_token * self.block_size * self.number.itemsize
+
+    def empty(self, num_blocks: int) -> Tensor:
+        """Return a cache of zeros."""
+        model = self.model
+        shape = (model.num_layers, num_blocks, self.block_size, 2, model.num_kv_heads, model.head_dim)
+        return torch.zeros(shape, dtype=self.number, device=self.device)
+
+    def in_float8(self, model: Decoder, placement: Placement, longest: int) -> KvFormat:
+        """Return it with each layer's scales by the keys and values of tokens from all over the vocabulary."""
+        count = min(longest, TOKENS_TO_MEASURE)
+        blocks = -(-count // self.block_size)
+        cache = self.empty(blocks + 1)
+        tokens = tuple(i * self.model.vocab_size // count for i in range(count))
+        step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
+        where = placement.of(self.model, blocks, count)
+        model.hidden_states(build_tensors(StepPlan(0, (step,)), where, self.device), cache)
+        return replace(self, scales=tuple(scales_from(layer) for layer in cache.unbind(0)))
