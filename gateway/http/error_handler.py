@@ -82,12 +82,12 @@ NOT_SPOKEN = {
 KNOWN = (
     *(endpoint.path.removeprefix("/v1") for endpoint in ENDPOINTS),
     *(
+        "/messages/batches",
+        "/messages/count_tokens",
         "/moderations",
         "/models",
         "/files",
         "/batches",
-        "/messages/batches",
-        "/messages/count_tokens",
         "/batch",
         "/usage",
     ),
