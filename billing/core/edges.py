@@ -39,6 +39,9 @@ class Database(Protocol):
         """Give a connection whose statements are transactions each: what one locks is free as it ends, without another
         statement."""
 
+    def in_time(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """The same, for a caller with a deadline of his own."""
+
 
 async def fetch_within(
     connection: AsyncConnection, query: TextClause, values: Mapping[str, Any], seconds: float

@@ -110,7 +110,10 @@ class LeaseStore(Protocol):
 
 
 class PostgresLeases:
-    """The same, on Postgres. ``uses_server_time`` False: by the clock, for tests."""
+    """The same, on Postgres. Who beats, asks or gives back has a deadline of his own.
+
+    ``uses_server_time`` False: by the clock, for tests.
+    """
 
     def __init__(self, database: Database, clock: Clock, *, uses_server_time: bool = True) -> None:
         self._database = database
@@ -131,7 +134,7 @@ class PostgresLeases:
             "moment": self._moment(),
             "alive": ALIVE,
         }
-        async with self._database.at_once() as connection:
+        async with self._database.in_time() as connection:
             row = (await connection.execute(BEAT, values)).one_or_none()
         if row is None:
             return None
@@ -155,7 +158,7 @@ class PostgresLeases:
             "moment": self._moment(),
             "clock": datetime.fromtimestamp(self._clock.now(), UTC),
         }
-        async with self._database.at_once() as connection:
+        async with self._database.in_time() as connection:
             taken = _decode_taken((await connection.execute(TAKE, values)).scalar_one())
             if taken.is_late:
                 await connection.execute(REACH_THE_DISK)
@@ -180,7 +183,7 @@ class PostgresLeases:
             "is_all": is_all,
             "moment": self._moment(),
         }
-        async with self._database.at_once() as connection:
+        async with self._database.in_time() as connection:
             return (await connection.execute(TELL, values)).scalar_one()
 
     async def found_failover(self, known: float | None) -> float:

@@ -66,9 +66,13 @@ class Database:
 
     def at_once(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Give a connection whose statements are transactions each, so that the server ends them without a word of
-        ours: what one locks is free as it ends. Raises what ``begin`` does, and waits for a Postgres that stands still
-        as long as for a statement: its caller brings a deadline where that is too long.
+        ours: what one locks is free as it ends. Raises what ``begin`` does.
         """
+        return self._begin(self._at_once, is_greeted=True)
+
+    def in_time(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """The same, for a caller with a deadline of his own, who gives a Postgres up that stands still: it is not asked
+        first whether it answers."""
         return self._begin(self._at_once, is_greeted=False)
 
     @asynccontextmanager

@@ -63,6 +63,24 @@ async def test_a_database_that_just_answered_is_not_asked(database: Database, mo
     assert asked == []
 
 
+async def test_who_has_a_deadline_asks_nothing_first(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at rest says one thing a second, that it lives, and gives it up in time by itself."""
+    asked: list[object] = []
+
+    async def greet(connection: object) -> None:
+        asked.append(connection)
+
+    monkeypatch.setattr(module, "SILENT_FOR", 0.0)
+    monkeypatch.setattr(module, "_greet", greet)
+    async with database.in_time() as connection:
+        await connection.execute(text("SELECT 1"))
+    assert asked == []
+    async with database.at_once() as connection:
+        await connection.execute(text("SELECT 1"))
+
+    assert len(asked) == 1
+
+
 SECRET = "CANARY-never-told"
 REFUSED = {
     "a constraint": "INSERT INTO refusing VALUES (:said, 1)",

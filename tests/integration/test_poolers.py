@@ -58,6 +58,8 @@ class AnyConnection:
         """Give them all: each statement is a transaction of its own."""
         yield self
 
+    in_time = at_once
+
     async def execute(self, statement: Any, values: Any = None) -> Any:
         """Execute one."""
         async with self._dice.choice(self.ways).at_once() as connection:

@@ -150,7 +150,7 @@ class OneTransaction:
         """Give the connection."""
         yield self.connection
 
-    at_once = begin
+    at_once = in_time = begin
 
 
 class Seat:
