@@ -15,7 +15,8 @@ from gateway.core.clock import Clock
 PREFIX = "tollgate:{cache}"
 DEADLINE = 0.05  # seconds that a call waits for its answer
 PUT_WITHIN = 0.25  # seconds, behind the calls
-AWAY_FOR = 1.0  # seconds for which a Redis that did not answer is left alone
+AWAY_AFTER = 3  # failures, one after the other: a busy moment is none
+AWAY_FOR = 1.0  # seconds for which a Redis that did not answer is then left alone
 
 SCRIPT = resources.files(__package__).joinpath("keep.lua").read_text()
 
@@ -29,11 +30,12 @@ class CacheStore:
         self._redis = redis
         self._keep = redis.register_script(SCRIPT)
         self._clock = clock
+        self._failures = 0  # since it last answered
         self._away_until = 0.0  # monotonic seconds
 
     @property
     def is_away(self) -> bool:
-        """Whether Redis has just failed to answer."""
+        """Whether Redis has just failed to answer, again and again."""
         return self._clock.monotonic() < self._away_until
 
     async def find(self, place: Place) -> bytes | None:
@@ -43,6 +45,7 @@ class CacheStore:
         try:
             async with asyncio.timeout(DEADLINE):
                 found = await self._redis.get(f"{PREFIX}:answer:{place.scope}:{place.name}")
+                self._failures = 0
                 return found if isinstance(found, bytes) else None
         except Exception as exc:  # the library raises anything where an answer makes no sense
             self._note_away(exc)
@@ -64,5 +67,7 @@ class CacheStore:
             return False
 
     def _note_away(self, exc: Exception) -> None:
-        self._away_until = self._clock.monotonic() + AWAY_FOR
-        log.warning("cache_away", error=repr(exc))
+        self._failures += 1
+        if self._failures >= AWAY_AFTER:
+            self._away_until = self._clock.monotonic() + AWAY_FOR
+            log.warning("cache_away", error=repr(exc))

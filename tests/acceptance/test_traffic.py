@@ -61,9 +61,9 @@ def ask(house: House, text: str = "Hi", **more: Any) -> httpx.Response:
 
 def test_providers_share_a_model_and_stand_in_for_each_other(traffic: House, upstream: ScriptedUpstream) -> None:
     """About as the weights say; when one fails the other answers, and the row says who."""
-    seen = Counter(traffic.record_of(ask(traffic, f"call {n}"))["provider"] for n in range(40))
+    seen = Counter(traffic.record_of(ask(traffic, f"call {n}"))["provider"] for n in range(24))
     upstream.script("status=500", model="small")
-    answers = [ask(traffic, f"again {n}") for n in range(6)]
+    answers = [ask(traffic, f"again {n}") for n in range(4)]
 
     assert seen["upstream"] > seen["second"] > 0
     assert {answer.status_code for answer in answers} == {200}
@@ -73,7 +73,7 @@ def test_providers_share_a_model_and_stand_in_for_each_other(traffic: House, ups
 
 def test_a_conversation_stays_at_its_provider(traffic: House, upstream: ScriptedUpstream) -> None:
     """From its second turn on: there its prompt is cached."""
-    for number in range(8):
+    for number in range(4):
         turns = [{"role": "user", "content": f"topic {number}"}, {"role": "assistant", "content": "Yes."}]
         asked = []
         for more in ("And?", "More?", "Why?"):
