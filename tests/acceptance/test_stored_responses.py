@@ -241,15 +241,18 @@ def test_an_answer_that_cannot_be_stored_is_given_all_the_same(
 
 
 def test_a_team_stores_no_more_than_its_bytes(house: House, client: httpx.Client, tmp_path: Path) -> None:
-    """``responses.stored_bytes``: beyond, answers are given and not stored."""
+    """``responses.stored_bytes``: beyond, answers are given and not stored. What was stored, any gateway has."""
     key = asyncio.run(make_team(house.settings, f"team_{uuid.uuid4().hex}"))
     settings = replace(house.settings, responses_stored_bytes=1, data_dir=tmp_path)
     with serving(settings) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as other:
         first, second = (other.post(URL, json=ASK) for _ in range(2))
-        read = other.get(f"{URL}/{first.json()['id']}")
+        with house.client(key) as elsewhere:  # another gateway
+            read = elsewhere.get(f"{URL}/{first.json()['id']}")
+            after = elsewhere.post(URL, json=ASK | {"previous_response_id": first.json()["id"]})
 
     assert [answer.json()["store"] for answer in (first, second)] == [True, False]
-    assert read.status_code == 200 and second.headers[DROPPED] == "store"
+    assert second.headers[DROPPED] == "store"
+    assert (read.status_code, read.json(), after.json()["store"]) == (200, first.json(), True)
 
 
 def test_a_long_conversation_is_answered_and_not_stored(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
