@@ -73,7 +73,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     raw = await request.body()
     body = await off_loop(len(raw), lambda: _read(raw, TokenizeBody, front))
     text = await off_loop(len(raw), lambda: _text_of(body, front))
-    adds = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    adds = body.messages is None and body.add_special_tokens is not False
     codec = front.checkpoint.codec
     try:
         tokens = await in_parallel(
@@ -133,6 +133,9 @@ def _text_of(body: TokenizeBody, front: Front) -> str:
     if body.prompt is not None:
         return body.prompt
     assert body.messages is not None
+    if body.add_special_tokens:
+        words = "'add_special_tokens' is for a 'prompt': a conversation has those that its template writes."
+        raise UnsupportedParameter(words, param="add_special_tokens")
     if not body.add_generation_prompt:
         words = "'add_generation_prompt' is true here: a conversation ends where the assistant's turn begins."
         raise UnsupportedParameter(words, param="add_generation_prompt")

@@ -58,6 +58,7 @@ def test_each_prompt_of_a_completion_is_rendered(http: httpx.Client) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "a", "truncate": 5}, "truncate"),
         ("/tokenize", {"messages": CHAT["messages"], "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": CHAT["messages"], "add_special_tokens": True}, "add_special_tokens"),
         ("/detokenize", {"tokens": [5000]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/v1/chat/completions/render", {**CHAT, "messages": []}, "messages"),
