@@ -94,7 +94,7 @@ class _Process:
 
     def __init__(self, settings: Settings, clock: Clock, drain: Drain) -> None:
         self.settings, self.clock, self.drain = settings, clock, drain
-        self.background, self.metrics = Background(), Metrics()
+        self.background, self.metrics, self.body_room = Background(), Metrics(), BodyRoom()
         self.open_calls, self.early_leaves, self.images = OpenCalls(), EarlyLeaves(clock), ImageUrls()
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -173,7 +173,14 @@ class _Process:
         return Parts(
             *(self.editions, self.clock, self.database, self.books, self.client, self.breakers, self.budgets),
             *(self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
-            *(self.refusals, self.drain, BodyRoom(), ReadLimit(self.clock.monotonic), self.idempotency, self.memory),
+            *(
+                self.refusals,
+                self.drain,
+                self.body_room,
+                ReadLimit(self.clock.monotonic),
+                self.idempotency,
+                self.memory,
+            ),
             *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
             *(() if self.tracer is None else (self.tracer,)),
         )
@@ -205,7 +212,9 @@ class _Process:
         self.cache_sealer = Sealer(settings.key_pepper, "cache", *settings.other_key_peppers)
         self.cache_store = CacheStore(self.redis, self.clock)
         response_sealer = Sealer(settings.key_pepper, "responses", *settings.other_key_peppers)
-        responses = ResponseStore(self.database, self.clock, response_sealer, settings.retention.responses)
+        responses = ResponseStore(
+            self.database, self.clock, response_sealer, self.body_room, settings.retention.responses
+        )
         self.memory = ResponseMemory(responses, self.clock, settings.responses_stored_bytes)
 
     def _make_policy(self) -> None:

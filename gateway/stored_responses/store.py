@@ -15,6 +15,7 @@ from sqlalchemy import TextClause, text
 
 from gateway.core.clock import Clock
 from gateway.core.errors import StoredResponseUnreadable
+from gateway.overload.body_memory import BodyRoom
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer, Unsealable
 from gateway.stored_responses.turns import LARGEST, Turn, seal, unseal
@@ -32,11 +33,12 @@ log = structlog.get_logger(__name__)
 class ResponseStore:
     """The stored responses of all teams."""
 
-    def __init__(self, database: Database, clock: Clock, sealer: Sealer, retention: float) -> None:
+    def __init__(self, database: Database, clock: Clock, sealer: Sealer, room: BodyRoom, retention: float) -> None:
         self.retention = retention  # seconds; 0: nothing is stored, and nothing found
         self._database = database
         self._clock = clock
         self._sealer = sealer
+        self._room = room  # for long conversations, as for the bodies that they would else come in
 
     async def put(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> int:
         """Store a turn; return the bytes that it takes, 0 where it makes its conversation too long to be stored."""
@@ -65,9 +67,13 @@ class ResponseStore:
     async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
         """Return a turn and those before it; and the id of one that is missing among them, ``None`` if none is. Raises
         StoredResponseUnreadable."""
-        rows = await self._rows(CONVERSATION, team_id, id=response_id, most=MOST_MESSAGES)
-        chain = [(row.id, await self._opened(team_id, row)) for row in rows]
-        return chain, (rows[0].previous_id if rows else response_id)
+        asked = {"id": response_id, "most": MOST_MESSAGES}
+        rows = await self._rows(CONVERSATION, team_id, **asked, longest=HEAVY)
+        if rows and rows[0].sealed is None:
+            async with self._room.taken(team_id, rows[0].conversation_bytes):
+                rows = await self._rows(CONVERSATION, team_id, **asked, longest=LARGEST)
+                return await self._chain(team_id, rows, response_id)
+        return await self._chain(team_id, rows, response_id)
 
     async def delete(self, team_id: str, response_id: str) -> bool:
         """Delete a response for ever; whether it was there."""
@@ -81,6 +87,10 @@ class ResponseStore:
         values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self.retention)}
         async with self._database.at_once() as connection:
             return list((await connection.execute(statement, values)).all())
+
+    async def _chain(self, team_id: str, rows: list[Any], response_id: str) -> tuple[Chain, str | None]:
+        chain = [(row.id, await self._opened(team_id, row)) for row in rows]
+        return chain, (rows[0].previous_id if rows else response_id)
 
     async def _opened(self, team_id: str, row: Any) -> Turn:
         open_it = partial(unseal, self._sealer, team_id, row.id, row.sealed)
@@ -125,16 +135,20 @@ FIND = text("""
     WHERE id = ANY(CAST(:ids AS text[])) AND team_id = :team_id AND created_at > :since
 """)
 
+# Of a conversation that has more bytes than ``longest``, the last turn alone, without what it holds.
 CONVERSATION = text("""
     WITH RECURSIVE turns AS (
-        SELECT id, previous_id, sealed, 1 AS back FROM stored_responses
+        SELECT id, previous_id, conversation_bytes, 1 AS back,
+               CASE WHEN conversation_bytes <= :longest THEN sealed END AS sealed
+        FROM stored_responses
         WHERE id = :id AND team_id = :team_id AND created_at > :since
         UNION ALL
-        SELECT older.id, older.previous_id, older.sealed, turns.back + 1
+        SELECT older.id, older.previous_id, older.conversation_bytes, turns.back + 1, older.sealed
         FROM turns JOIN stored_responses AS older ON older.id = turns.previous_id
         WHERE older.team_id = :team_id AND older.created_at > :since AND turns.back < :most
+          AND turns.sealed IS NOT NULL
     )
-    SELECT id, previous_id, sealed FROM turns ORDER BY back DESC
+    SELECT id, previous_id, conversation_bytes, sealed FROM turns ORDER BY back DESC
 """)
 
 DELETE = text("""

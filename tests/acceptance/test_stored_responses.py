@@ -21,6 +21,7 @@ from sqlalchemy import text
 
 from gateway.core.clock import Clock
 from gateway.core.settings import Retention, Settings
+from gateway.overload.body_memory import BodyRoom
 from gateway.storage.database import Database
 from gateway.stored_responses import memory, store
 from gateway.stored_responses.store import purge_responses
@@ -263,6 +264,21 @@ def test_a_long_conversation_is_answered_and_not_stored(client: httpx.Client, mo
 
     assert (first["store"], second["store"]) == (True, False)
     assert client.get(f"{URL}/{first['id']}").status_code == 200
+
+
+def test_a_long_conversation_is_read_where_long_bodies_have_room(
+    client: httpx.Client, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small request takes the memory of the conversation that it goes on from, and waits for it as a long body."""
+    first = client.post(URL, json=ASK | {"input": "x" * 3000}).json()
+    taken: list[int] = []
+    take = BodyRoom.taken
+    monkeypatch.setattr(BodyRoom, "taken", lambda room, team, size: taken.append(size) or take(room, team, size))
+    monkeypatch.setattr(store, "HEAVY", 2000)
+    second = client.post(URL, json=ASK | {"previous_response_id": first["id"]}).json()
+
+    assert second["store"] is True and len(sent(upstream)) == 3 and len(taken) == 1 and 3000 < taken[0] < 8000
+    assert len(client.get(f"{URL}/{second['id']}/input_items").json()["data"]) == 3
 
 
 async def fetch(url: str, statement: str, *values: object) -> list[Any]:
