@@ -83,10 +83,10 @@ def _moment(said: str, name: str, *, is_end: bool = False) -> datetime:
         raise invalid_value(name, "is a day (2026-04-05) or a moment (2026-04-05T14:00:00Z)") from None
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
-    if is_end and len(said) == len("2026-04-05"):
-        found += timedelta(days=1)
     if not 1970 < found.year < 9999:
         raise invalid_value(name, "is not a day of this age")
+    if is_end and len(said) == len("2026-04-05"):
+        found += timedelta(days=1)
     return found
 
 

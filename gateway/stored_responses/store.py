@@ -61,12 +61,14 @@ class ResponseStore:
 
     async def find(self, team_id: str, response_ids: Collection[str]) -> dict[str, Turn]:
         """Return those of a team's turns that are there, by their responses' ids. Raises StoredResponseUnreadable."""
-        rows = await self._rows(FIND, team_id, ids=sorted(response_ids))
+        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if _can_be(id_)))
         return {row.id: await self._opened(team_id, row) for row in rows}
 
     async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
         """Return a turn and those before it; and the id of one that is missing among them, ``None`` if none is. Raises
         StoredResponseUnreadable."""
+        if not _can_be(response_id):
+            return [], response_id
         asked = {"id": response_id, "most": MOST_MESSAGES}
         rows = await self._rows(CONVERSATION, team_id, **asked, longest=HEAVY)
         if rows and rows[0].sealed is None:
@@ -77,7 +79,7 @@ class ResponseStore:
 
     async def delete(self, team_id: str, response_id: str) -> bool:
         """Delete a response for ever; whether it was there."""
-        return bool(await self._rows(DELETE, team_id, id=response_id))
+        return _can_be(response_id) and bool(await self._rows(DELETE, team_id, id=response_id))
 
     async def bytes_of(self, team_id: str) -> int:
         """Return what a team's rows take."""
@@ -101,6 +103,11 @@ class ResponseStore:
             raise StoredResponseUnreadable(
                 f"The stored response '{row.id}' cannot be read any more. Send the items of its turns in 'input'."
             ) from exc
+
+
+def _can_be(response_id: str) -> bool:
+    """Whether Postgres can look for an id: a text of it has no NUL."""
+    return "\x00" not in response_id
 
 
 async def purge_responses(database: Database, clock: Clock, retention: float) -> int:

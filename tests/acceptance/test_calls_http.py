@@ -183,6 +183,7 @@ def test_nobody_sees_another_teams(house: House, team: PayingTeam, chosen: tuple
 @pytest.mark.parametrize(
     ("query", "param"),
     [
+        ({"to": "9999-12-31"}, "to"),
         ({"limit": "0"}, "limit"),
         ({"limit": "201"}, "limit"),
         ({"after": "x"}, "after"),

@@ -141,6 +141,16 @@ def test_what_is_deleted_is_gone(openai: OpenAI) -> None:
         assert refused.value.code == "previous_response_not_found" and refused.value.param == "previous_response_id"
 
 
+def test_an_id_with_a_nul_is_not_found(client: httpx.Client) -> None:
+    """Postgres cannot even look for it; that is no reason to say that Postgres is away."""
+    answer = client.post(URL, json=ASK | {"previous_response_id": "resp_\x00"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
+    reference = {"type": "item_reference", "id": "resp_\x00"}
+    assert client.post(URL, json=ASK | {"input": [reference]}).status_code in (400, 404)
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items")):
+        assert client.request(method, f"{URL}/resp_%00{path}").status_code == 404
+
+
 def test_another_team_finds_nothing(house: House, openai: OpenAI) -> None:
     """Its id is as unknown there as one that never was, whatever is done with it; and it stays."""
     response = openai.responses.create(**ASK)
