@@ -92,6 +92,39 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
     return _charge(per_million, discount if batch else 1.0)
 
 
+class CostLine(Struct, frozen=True):
+    """What one kind of thing of a call costs: tokens by their price per million, or requests by their price each."""
+
+    kind: str
+    count: int
+    rate: int  # nano-dollars
+    cost: NanoDollars
+
+
+def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> list[CostLine]:
+    """Return what ``cost_of`` adds up, kind by kind. Each line is rounded up by itself: their sum is less than a
+    nano-dollar a line above it."""
+    discount = price.batch_discount if batch else 1.0
+    price = price if at is None else price_at(price, at)
+    prompt, output, requests = max(0, usage.input_tokens), max(0, usage.output_tokens), 1 + max(0, usage.extra_requests)
+    rates = rates_for(-(-prompt // requests), price)
+    cached = min(max(0, usage.cached_input_tokens), prompt)
+    written = min(max(0, usage.cache_write_tokens), prompt - cached)
+    reasoning = min(max(0, usage.reasoning_tokens), output)
+    kinds = (
+        ("input", prompt - cached - written, rates.input),
+        ("cached_input", cached, rates.input if rates.cached_input is None else rates.cached_input),
+        ("cache_write", written, rates.input if rates.cache_write is None else rates.cache_write),
+        ("output", output - reasoning, rates.output),
+        ("reasoning", reasoning, rates.output if rates.reasoning is None else rates.reasoning),
+    )
+    lines = [CostLine(kind, count, rate, _charge(count * rate, discount)) for kind, count, rate in kinds if count]
+    if price.request:
+        fee = _charge(requests * price.request * MILLION, discount)
+        lines.append(CostLine("request", requests, price.request, fee))
+    return lines
+
+
 def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:
     """Return nano-dollars that no usage within ``most`` exceeds: what a hold must cover.
 

@@ -16,7 +16,7 @@ HEAD = (
     *("status", "code", "http_status", "limit", "param", "message", "route_reason", "complexity"),
     *("user_tag", "metadata", "client_request_id", "cost_usd"),
 )
-PRICE = ("kind", "tokens", "usd_per_million", "cost_usd")
+PRICE = ("kind", "count", "usd", "cost_usd")
 ATTEMPTS = ("target", "outcome", "ms")
 
 
@@ -44,4 +44,4 @@ def _say_row(call: Mapping[str, Any]) -> None:
     say(f"{'held':18} {held['tokens']} tokens, {held['cost_usd']:f} USD")
     show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
     if lines := call["price"]["lines"]:
-        show(Format.TABLE, None, PRICE, lines, f"Price (edition {call['price']['edition']})")
+        show(Format.TABLE, None, PRICE, lines, f"Price, tokens by the million (edition {call['price']['edition']})")

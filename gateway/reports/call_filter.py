@@ -85,7 +85,7 @@ def _moment(said: str, name: str, *, is_end: bool = False) -> datetime:
         found = found.replace(tzinfo=UTC)
     if not 1970 < found.year < 9999:
         raise invalid_value(name, "is not a day of this age")
-    if is_end and len(said) == len("2026-04-05"):
+    if is_end and len(said) <= len("2026-04-05"):
         found += timedelta(days=1)
     return found
 

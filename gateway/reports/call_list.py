@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Table, delete, or_, select
+from sqlalchemy import ColumnElement, Select, Table, delete, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import least_id
 from billing.core.ids import moment_of as milliseconds_of
-from billing.core.prices import Price, cost_of, price_at, rates_for
-from billing.core.records import CHARGED, TOKENS
+from billing.core.prices import Price, cost_lines
+from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.ledger.ledger import find_row
 from billing.ledger.tables import price_editions, usage_records
 from gateway.accounts.serializers import cost_view, dollars, moment
@@ -24,9 +24,8 @@ from gateway.storage.tables import refused_calls
 from protocol.errors import NotFound
 from protocol.usage import Usage
 
-SCANNED = (
-    20_000  # rows that a page looks at where calls are chosen by what no index has; the next page goes on from there
-)
+# Rows that a page looks at where calls are chosen by what no index has; the next page goes on from there.
+SCANNED = 10_000
 KEEP_REFUSED = 7 * 86_400.0  # seconds
 TIMES = ("queue_ms", "first_token_ms", "prefill_ms", "decode_ms", "total_ms")
 SHOWN = (
@@ -39,10 +38,10 @@ SHOWN = (
 async def list_calls(connection: AsyncConnection, wanted: CallFilter) -> dict[str, Any]:
     """Return a page: ``data``, and ``next``, which is null at the end. A page may be short though others follow."""
     booked, end = await _booked(connection, wanted)
-    refused = await _refused(connection, wanted, end)
-    codes = {row["request_id"]: row["code"] for row in refused}
+    codes = await _codes(connection, booked)
     found = {row["request_id"]: _row_view(row, codes.get(row["request_id"])) for row in booked}
     if wanted.status in (None, REFUSED):
+        refused = await _refused(connection, wanted, end)
         found = {row["request_id"]: _refused_view(row) for row in refused} | found
     newest = sorted(found, reverse=True)
     page = newest[: wanted.limit]
@@ -98,8 +97,18 @@ async def _booked(connection: AsyncConnection, wanted: CallFilter) -> tuple[list
     return list(found), end
 
 
+async def _codes(connection: AsyncConnection, booked: Sequence[Mapping[Any, Any]]) -> dict[UUID, str]:
+    """Return what the callers of booked calls that did not end well were told."""
+    ids = [row["request_id"] for row in booked if row["status"] not in REQUESTS]
+    if not ids:
+        return {}
+    query = select(refused_calls.c.request_id, refused_calls.c.code).where(refused_calls.c.request_id.in_(ids))
+    return {row.request_id: row.code for row in await connection.execute(query)}
+
+
 async def _refused(connection: AsyncConnection, wanted: CallFilter, end: UUID | None) -> list[Mapping[Any, Any]]:
-    """Return refused calls, one more than the page holds, none below ``end``; also what booked ones failed with."""
+    """Return refused calls, one more than the page holds, none below ``end``; beside booked ones, those too that have a
+    row, for they failed."""
     if any((wanted.route_reason, wanted.user, wanted.metadata, wanted.least_nanousd)):
         return []
     rows = refused_calls.c
@@ -110,6 +119,10 @@ async def _refused(connection: AsyncConnection, wanted: CallFilter, end: UUID | 
         query = query.where(rows.model_asked == wanted.model)
     if end is not None:
         query = query.where(rows.request_id >= end)
+    if wanted.status == REFUSED:
+        row, (first, last) = usage_records.c, wanted.days
+        booked = exists().where(row.day.between(first, last), row.request_id == rows.request_id)
+        query = query.where(~booked)
     return list((await connection.execute(query.order_by(rows.request_id.desc()).limit(wanted.limit + 1))).mappings())
 
 
@@ -163,7 +176,8 @@ async def _details(connection: AsyncConnection, row: Mapping[Any, Any]) -> dict[
 
 
 async def _price_lines(connection: AsyncConnection, row: Mapping[Any, Any]) -> list[dict[str, Any]] | None:
-    """Return a charged call's cost by kind of token, in dollars per million; None where its price is not known.
+    """Return a charged call's cost by kind: tokens at dollars per million, requests at dollars each; None where its
+    price is not known.
 
     What a call is charged is rounded up once: the lines add up to it but for less than a nano-dollar each.
     """
@@ -173,28 +187,12 @@ async def _price_lines(connection: AsyncConnection, row: Mapping[Any, Any]) -> l
     price_json = (await connection.execute(told)).scalar_one_or_none()
     if price_json is None:
         return None
-    price = msgspec.convert(price_json, Price)
-    usage, is_batch = Usage(**{name: row[name] for name in TOKENS}), row["tier"] == "batch"
-    at = price_at(price, row["created_at"].timestamp())
-    rates = rates_for(usage.input_tokens, at)
-    cached, written = usage.cached_input_tokens, usage.cache_write_tokens
-    kinds = (
-        ("input", usage.input_tokens - cached - written, rates.input),
-        ("cached_input", cached, rates.input if rates.cached_input is None else rates.cached_input),
-        ("cache_write", written, rates.input if rates.cache_write is None else rates.cache_write),
-        ("output", usage.output_tokens - usage.reasoning_tokens, rates.output),
-        ("reasoning", usage.reasoning_tokens, rates.output if rates.reasoning is None else rates.reasoning),
-    )
-    lines: list[dict[str, Any]] = []
-    for kind, tokens, rate in kinds:
-        if tokens > 0:
-            part = cost_of(
-                Usage(tokens), Price(input=rate, output=rate, batch_discount=price.batch_discount), batch=is_batch
-            )
-            lines.append({"kind": kind, "tokens": tokens, "usd_per_million": dollars(rate), "cost_usd": dollars(part)})
-    if at.request:
-        lines.append({"kind": "request", "tokens": None, "usd_per_million": None, "cost_usd": dollars(at.request)})
-    return lines
+    usage = Usage(**{name: row[name] for name in TOKENS}, **(row["units"] or {}))
+    price, made_at = msgspec.convert(price_json, Price), row["created_at"].timestamp()
+    return [
+        {"kind": line.kind, "count": line.count, "usd": dollars(line.rate), "cost_usd": dollars(line.cost)}
+        for line in cost_lines(usage, price, batch=row["tier"] == "batch", at=made_at)
+    ]
 
 
 def _uuid(request_id: str) -> UUID | None:

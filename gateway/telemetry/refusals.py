@@ -27,8 +27,7 @@ ALIKE = 5  # lines a second of one team, key and code
 IN_ALL = 100  # lines a second of this process
 AN_HOUR = 500  # refusals of one team that are kept for it
 LONGEST = 500  # characters of a message
-# Statuses whose messages may quote what was asked: of these the field at fault is kept alone.
-QUOTING = frozenset({400, 404, 413, 422})
+TOLD = frozenset({429, 503})  # statuses whose messages are kept: others may quote what was asked
 COUNTED = 20  # of those that were left out, how many are named with their count
 
 log = structlog.get_logger()
@@ -55,7 +54,8 @@ class Refusals:
         self._endpoints = endpoints
         self._fields = fields
         self._keep = keep
-        self._kept: Counter[str] = Counter()  # by team, in this hour
+        self._alike: Counter[Kind] = Counter()  # kept in this second,
+        self._kept: Counter[str] = Counter()  # and by team in this hour
         self._turns = 0
         self._logged: Counter[Kind] = Counter()  # in this second,
         self._lines = 0  # all together
@@ -77,13 +77,13 @@ class Refusals:
         self._metrics.count_refusal(caller, error)
         code = error.code or str(error.status)
         kind = (caller.team.id, caller.key_id, code) if isinstance(caller, Caller) else ("", "", code)
+        if isinstance(caller, Caller):
+            self._keep_for(caller, scope, error, kind)
         if self._logged[kind] >= ALIKE or self._lines >= IN_ALL:
             self._left_out[kind] += 1
             return
         self._logged[kind] += 1
         self._lines += 1
-        if isinstance(caller, Caller) and "request_id" in state:
-            self._keep_for(caller, scope, error, code)
         outcome = {"outcome": error.outcome} if isinstance(error, UpstreamFailure) else {}
         log.info(
             "call_failed" if outcome else "call_refused",
@@ -105,6 +105,7 @@ class Refusals:
             log.warning("refusals_left_out", count=self._left_out.total(), most=most)
             self._left_out.clear()
         self._logged.clear()
+        self._alike.clear()
         self._lines = 0
         self._turns += 1
         if self._turns % 3600 == 0:
@@ -119,13 +120,14 @@ class Refusals:
         finally:
             self.turn()
 
-    def _keep_for(self, caller: Caller, scope: MutableMapping[str, Any], error: ServiceError, code: str) -> None:
-        """Keep a refusal for the team that it was told, up to so many an hour."""
+    def _keep_for(self, caller: Caller, scope: MutableMapping[str, Any], error: ServiceError, kind: Kind) -> None:
+        """Keep a refusal for the team that it was told: so many alike a second and in all an hour."""
         endpoint = self._endpoints.get(scope.get("path_template", ""))
-        if endpoint is None or self._kept[caller.team.id] >= AN_HOUR:
+        if endpoint is None or self._kept[caller.team.id] >= AN_HOUR or self._alike[kind] >= ALIKE:
             return
+        self._alike[kind] += 1
         self._kept[caller.team.id] += 1
-        is_told = error.status not in QUOTING and not isinstance(error, UpstreamFailure)
+        is_told = error.status in TOLD and not isinstance(error, UpstreamFailure)
         self._keep(
             {
                 "request_id": UUID(scope["state"]["request_id"]),
@@ -134,7 +136,7 @@ class Refusals:
                 "endpoint": endpoint,
                 "model_asked": self._model(scope["state"]),
                 "http_status": error.status,
-                "code": code,
+                "code": kind[2],
                 "param": self._field(error.param),
                 "limit_name": error.limit or None,
                 "message": error.message[:LONGEST] if is_told else None,

@@ -95,6 +95,19 @@ def test_refused_calls_say_why(house: House) -> None:
     assert SAID not in str(page)
 
 
+def test_no_word_of_a_caller_is_kept(house: House) -> None:
+    """A team of few models that asks for another by a name of its own finds the code, and not the name."""
+    key = asyncio.run(make_team(house.settings, f"few_{time.time_ns()}", allowed_models=["small"]))
+    with house.client(key) as client:
+        refused = ask(client, model=SAID)
+        assert within_two_seconds(lambda: calls(client)["data"])
+        page = calls(client)
+
+    assert refused.status_code == 403 and SAID in refused.text
+    assert (page["data"][0]["code"], page["data"][0]["message"]) == ("model_not_allowed", None)
+    assert SAID not in str(page)
+
+
 def test_a_failed_call_shows_once_with_its_code(house: House, team: PayingTeam, upstream: ScriptedUpstream) -> None:
     """It has a row, and an error that its caller was told."""
     upstream.script("status=500", times=20)
@@ -104,6 +117,11 @@ def test_a_failed_call_shows_once_with_its_code(house: House, team: PayingTeam, 
             assert failed.status_code == 502
             assert within_two_seconds(lambda: any(call["code"] for call in calls(client)["data"]))
             [call] = calls(client)["data"]
+            assert calls(client, status="refused")["data"] == []
+            assert calls(client, status="failed")["data"] == calls(client, model="small")["data"] == [call]
+            assert ask(client, user="u9").status_code == 502
+            assert within_two_seconds(lambda: calls(client, user="u9")["data"])
+            assert calls(client, user="u9")["data"][0]["code"] == call["code"]
     finally:
         upstream.forget()
 

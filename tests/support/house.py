@@ -190,12 +190,12 @@ def serving(settings: Settings, unread: float = UNREAD, exempt: Networks = LOOPB
             thread.join(20)
 
 
-async def make_team(settings: Settings, team: str, limits: LimitsInput | None = None) -> str:
+async def make_team(settings: Settings, team: str, limits: LimitsInput | None = None, **more: Any) -> str:
     """Create a team and return a key of it."""
     database = Database(settings.database_url)
     try:
         async with database.begin() as connection:
-            await create_team(connection, NewTeam(id=team, limits=limits), Act("tests"))
+            await create_team(connection, NewTeam(id=team, limits=limits, **more), Act("tests"))
             new = NewKey(team_id=team)
             return (await create_key(connection, settings.key_pepper, new, Act("tests"), time.time())).key
     finally:

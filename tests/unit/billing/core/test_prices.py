@@ -14,6 +14,7 @@ from billing.core.prices import (
     LaterPrice,
     Price,
     PriceStep,
+    cost_lines,
     cost_of,
     kept_an_hour,
     most_cost,
@@ -90,6 +91,17 @@ def test_requests_for_one_call_cost_what_each_costs(usage: Usage, price: Price, 
 
     assert number * (alone - 1) < sum_of_all <= number * alone
     assert sum_of_all <= most_cost(together, price, batch=batch)
+
+
+@given(usages(), prices(), st.integers(0, 15), st.booleans())
+def test_the_lines_of_a_cost_add_up_to_it(usage: Usage, price: Price, extra: int, batch: bool) -> None:
+    """But for less than a nano-dollar each; no token is in two of them or in none."""
+    usage = replace(usage, extra_requests=extra)
+    lines = cost_lines(usage, price, batch=batch)
+    above = sum(line.cost for line in lines) - cost_of(usage, price, batch=batch)
+
+    assert 0 <= above <= max(0, len(lines) - 1)
+    assert sum(line.count for line in lines if line.kind != "request") == usage.total_tokens
 
 
 @given(usages(), st.data(), prices(), st.booleans())

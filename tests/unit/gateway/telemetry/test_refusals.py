@@ -163,3 +163,14 @@ def test_a_team_can_ask_why() -> None:
     for _ in range(200):
         lines(refusals, *[(scope(request_id=request_id), limited)] * 5)
     assert len(kept) == AN_HOUR
+
+
+def test_one_teams_flood_hides_no_other_teams_refusal() -> None:
+    """What is kept for a team depends on no line of the log."""
+    kept: list[dict[str, Any]] = []
+    refusals = Refusals(Metrics(), CATALOG, {"/v1/chat/completions": "chat.completions"}, (), kept.append)
+    request_id = "01a207de-81f9-7410-912e-195562435ab1"
+    flood = [(scope(key=f"key_{n}", request_id=request_id), RateLimited("no")) for n in range(IN_ALL)]
+    lines(refusals, *flood, *flood, (scope("quiet", "key_q", request_id=request_id), RateLimited("no")))
+
+    assert [row["team_id"] for row in kept].count("quiet") == 1
