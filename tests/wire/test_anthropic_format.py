@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.request import CACHED_FROM
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.wire.errors import UpstreamRefused
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import (
     CacheControl,
     ChatRequest,

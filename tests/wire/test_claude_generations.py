@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.model_facts.claude_models import rules_of
-from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import (
     ChatRequest,
     Function,

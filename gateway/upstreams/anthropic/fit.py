@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.model_facts.claude_models import ALL_EFFORTS, ClaudeRules, Sampling
-from gateway.upstreams.wire.errors import UpstreamUnable
+from gateway.upstreams.wire.unsayable import Unsayable
 
 Block = dict[str, Any]
 
@@ -18,12 +18,6 @@ ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when 
 LEAST_TOP_P = 0.95  # beside thinking
 ON = ("enabled", "adaptive")
 FORCED = ("any", "tool")
-
-
-class Unsayable(UpstreamUnable):
-    """Anthropic's dialect, or the model, has no way to say this; no upstream was asked."""
-
-    outcome = "unsupported"
 
 
 def fit(body: Block, rules: ClaudeRules) -> list[str]:

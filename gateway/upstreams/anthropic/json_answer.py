@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.model_facts.claude_models import ClaudeRules
-from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.schema import binding_schema, is_open
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat, NamedTool
 
 NAME = "json_answer"

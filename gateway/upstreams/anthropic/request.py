@@ -11,13 +11,14 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.model_facts.claude_models import rules_of
-from gateway.upstreams.anthropic.fit import Unsayable, fit
+from gateway.upstreams.anthropic.fit import fit
 from gateway.upstreams.anthropic.json_answer import ask_for_json
 from gateway.upstreams.anthropic.names import make_names_safe
 from gateway.upstreams.anthropic.schema import binding_schema, is_open
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.signatures import is_claudes
+from gateway.upstreams.wire.unsayable import Unsayable, refuse_openais_own
 from protocol.chat import (
     ChatRequest,
     ContentPart,
@@ -48,7 +49,6 @@ COUNTED = frozenset(
 ANY_LIMIT = 2**31  # of output, where none is generated: no budget of thinking is too large
 LONGEST_USER_ID = 256  # characters
 AS_CHAT = {"thinking": "reasoning_effort", "output_config.effort": "reasoning_effort"}  # names in OpenAI's dialect
-FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the assistant
 
 NOTHING_MORE: Mapping[str, Any] = {}
@@ -62,7 +62,7 @@ def message_body(
 ) -> Written:
     """Return the body of POST /v1/messages, with fields that are no chat's. Raises Unsayable, or UpstreamRefused for
     what no upstream would take."""
-    _refuse_unsayable(request)
+    refuse_openais_own(request)
     body: Block = {
         "model": model,
         "max_tokens": request.output_limit if request.output_limit is not None else max_output,
@@ -154,17 +154,6 @@ def _result_told_again(block: NativeBlock) -> NativeBlock:
     if isinstance(block, ToolResultBlock) and block.content != (kept := _kept(block.content) or None):
         return replace(block, content=kept)
     return block
-
-
-def _refuse_unsayable(request: ChatRequest) -> None:
-    asked = {
-        "n": (request.n or 1) > 1,
-        "logprobs": bool(request.logprobs),
-        "logit_bias": any(abs(bias) >= FORCED_BIAS for bias in (request.logit_bias or {}).values()),
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
 
 
 def _left_out(request: ChatRequest) -> Iterator[str]:

@@ -12,13 +12,13 @@ import msgspec
 
 from billing.core.prices import says_an_hour
 from gateway.upstreams.anthropic.events import AnthropicEvents
-from gateway.upstreams.anthropic.fit import Unsayable
 from gateway.upstreams.anthropic.replies import read_count, read_message, told_in
 from gateway.upstreams.anthropic.request import count_body, message_body, native_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, usual_failure
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.inference import Request, WholeReply
 from protocol.messages import CountRequest, MessagesRequest

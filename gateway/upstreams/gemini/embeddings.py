@@ -6,9 +6,10 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.gemini.request import Block, Unsayable
+from gateway.upstreams.gemini.request import Block
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, read_usage
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.usage import Usage
 

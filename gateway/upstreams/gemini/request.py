@@ -13,8 +13,9 @@ import msgspec
 from gateway.model_facts.gemini_models import BUDGETS, EFFORTS, GeminiRules, rules_of
 from gateway.upstreams.gemini.names import safe_name
 from gateway.upstreams.gemini.schema import gemini_schema
-from gateway.upstreams.wire.errors import UpstreamRefused, UpstreamUnable
+from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.signatures import geminis
+from gateway.upstreams.wire.unsayable import Unsayable, refuse_openais_own
 from protocol.chat import (
     ChatRequest,
     ImagePart,
@@ -31,7 +32,6 @@ from protocol.chat import (
 Block = dict[str, Any]
 
 DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.+)", re.DOTALL | re.ASCII)
-FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when an effort is told as a budget
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
 SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema that names no value
@@ -41,16 +41,10 @@ MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 UNSIGNED = b64encode(b"skip_thought_signature_validator").decode()  # a signature is bytes, which JSON has in base64
 
 
-class Unsayable(UpstreamUnable):
-    """Gemini's API, or the model, has no way to say this; no upstream was asked."""
-
-    outcome = "unsupported"
-
-
 def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Block, list[str]]:
     """Return the body of generateContent, and the names of the fields that it leaves out. Raises Unsayable, or
     UpstreamRefused for what no upstream would take."""
-    _refuse_unsayable(request)
+    refuse_openais_own(request)
     rules = rules_of(model)
     body: Block = {"contents": _contents(request.messages, rules)}
     if instructions := list(_instructions(request.messages)):
@@ -71,17 +65,6 @@ def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Blo
     }
     body["generationConfig"] = {name: value for name, value in config.items() if value not in (None, [], {})}
     return body, [*dropped, *_left_out(request)]
-
-
-def _refuse_unsayable(request: ChatRequest) -> None:
-    asked = {
-        "n": (request.n or 1) > 1,
-        "logprobs": bool(request.logprobs),
-        "logit_bias": any(abs(bias) >= FORCED_BIAS for bias in (request.logit_bias or {}).values()),
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
 
 
 def _left_out(request: ChatRequest) -> Iterator[str]:

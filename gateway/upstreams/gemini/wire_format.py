@@ -14,7 +14,7 @@ import msgspec
 from gateway.upstreams.gemini.embeddings import embedding_body, read_embeddings
 from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.replies import read_content, told_in
-from gateway.upstreams.gemini.request import Unsayable, content_body
+from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
@@ -26,6 +26,7 @@ from gateway.upstreams.wire.reading import (
     text_of,
     usual_failure,
 )
+from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Request, WholeReply

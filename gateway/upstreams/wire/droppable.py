@@ -9,9 +9,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gateway.core.settings import DROPPABLE
+from gateway.upstreams.wire.unsayable import FORCED_BIAS
 from protocol.inference import Request
-
-FORCED_BIAS = 100  # of a token that must not, or must alone, be said: that is no mere wish
 
 SomeRequest = TypeVar("SomeRequest", bound=Request)
 

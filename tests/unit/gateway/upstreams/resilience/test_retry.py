@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.settings import Retries
-from gateway.upstreams.anthropic.request import Unsayable
 from gateway.upstreams.resilience.breaker import Verdict
 from gateway.upstreams.resilience.retry import (
     BASE,
@@ -21,6 +20,7 @@ from gateway.upstreams.resilience.retry import (
     verdict_of,
 )
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
+from gateway.upstreams.wire.unsayable import Unsayable
 
 TWICE = Retries(attempts=2)
 
