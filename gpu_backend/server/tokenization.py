@@ -81,8 +81,12 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         )
     except TooManyTokens as exc:
         raise invalid_param("prompt", f"The text has more than {MOST_TOKENS} tokens. Send it in parts.") from exc
-    shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
-    return _json(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
+
+    def write() -> Response[bytes]:
+        shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
+        return _json(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
+
+    return await off_loop(len(text), write)
 
 
 @post("/detokenize", status_code=200)
@@ -91,8 +95,12 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
     front = front_of(request)
     raw = await request.body()
     body = await off_loop(len(raw), lambda: _read(raw, DetokenizeBody, front))
-    check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
-    return _json(Detokenized(await off_loop(len(raw), lambda: _decoded(front.checkpoint.codec, body.tokens))))
+
+    def write() -> Response[bytes]:
+        check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
+        return _json(Detokenized(_decoded(front.checkpoint.codec, body.tokens)))
+
+    return await off_loop(len(raw), write)
 
 
 @post("/v1/completions/render", status_code=200)

@@ -496,7 +496,9 @@ async def test_a_limit_that_is_set_again_calls_back_what_was_drawn_without_it(ho
         house.give_up(rich, await house.hold(rich, tokens=tokens))
     await house.limit(team=Limits(tokens_per_day=await house.drawn() + 10))
     async with house.bell(rich, poor):
-        await house.hold(poor, tokens=200)
+        held = await house.hold(poor, tokens=200)
+
+    assert poor.is_held(held.request_id)
 
 
 async def test_the_end_of_a_day_returns_what_is_left_to_the_month(house: House) -> None:

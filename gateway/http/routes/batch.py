@@ -32,8 +32,9 @@ from gateway.http.exchange import (
 )
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
-from protocol.errors import BadRequest, TooLarge
+from protocol.errors import BadRequest, TooLarge, invalid_value
 
+STATUSES = ("validating", "in_progress", "cancelling", "completed", "failed", "expired", "cancelled")
 JSONL = "application/jsonl"
 MOST_VALUES = 2_000_000  # in one submission: 40 for each request
 
@@ -147,6 +148,8 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
     """List batches of all teams, or of ``team_id``, newest first, also by ``status`` (OpenAI's words)."""
     query, limit = read_query(request)
     team_id, status = query.get("team_id"), query.get("status")
+    if status is not None and status not in STATUSES:
+        raise invalid_value("status", f"is one of {', '.join(STATUSES)}")
     async with transaction(request) as connection:
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
     return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})

@@ -21,7 +21,7 @@ async def get_calls(request: AnyRequest) -> Response[bytes]:
     ``user``, ``metadata=KEY:VALUE`` and ``min_cost_usd`` choose. Reading counts against no rate of the team.
     """
     caller = caller_of(request)
-    part_of(request, ReadLimit).take(caller.key_id)
+    part_of(request, ReadLimit).take(caller.team.id)
     wanted = read_filter(read_parameters(request), now_of(request), caller.team.id)
     async with transaction(request) as connection:
         return answer(await list_calls(connection, wanted))
@@ -31,7 +31,7 @@ async def get_calls(request: AnyRequest) -> Response[bytes]:
 async def get_call(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show all that is known of one of the team's calls, by the x-request-id of its answer."""
     caller = caller_of(request)
-    part_of(request, ReadLimit).take(caller.key_id)
+    part_of(request, ReadLimit).take(caller.team.id)
     async with transaction(request) as connection:
         return answer(await show_call(connection, request_id, caller.team.id))
 
