@@ -125,6 +125,7 @@ def test_the_books_are_true_after_a_fault(
     windows = 2 if any(outage.fault in REDIS_FAULTS for outage in outages) else 1
     assert list(overspending(members, rows, LOST if forgot else 1, windows)) == []
     assert list(silences(load.attempts, outages)) == []
+    assert forgot or list(lost_responses(house, load.attempts)) == []
     assert list(phantom_refusals(house, members)) == []
     assert [line for line in house.new_log_lines() if any(word in line for word in ILL_WORDS)] == []
     shelter.is_sound = True
@@ -188,7 +189,8 @@ async def read_books(
         complaints += await books.check_journals(connection, house.data_dir / "journal")
         if not complaints:
             complaints += told_otherwise(house, teams, rows)
-            complaints += map(repr, await differences(house.postgres.url))
+            diff = [*await differences(house.postgres.url)]
+            complaints += [f"{one!r} {[dict(r) for r in rows if r['request_id'] == str(one)]}" for one in diff]
         return rows, complaints
     finally:
         await connection.close()
@@ -283,6 +285,19 @@ def is_fair(attempt: Attempt) -> bool:
     """Whether nothing is in the way of an answer but a limit, or what may be broken in the house."""
     is_sound = not attempt.is_faulty and attempt.model in ("steady", "lengthy", "silent")
     return is_sound and attempt.leaves_after is None and attempt.idempotency_key is None
+
+
+def lost_responses(house: FaultHouse, attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield responses that were said to be stored, and that some gateway cannot give."""
+    with httpx.Client(timeout=20) as client:
+        for attempt in attempts:
+            if attempt.response_id is None:
+                continue
+            gateway = house.gateways[attempt.gateway - 1]  # another than answered
+            headers = {"authorization": f"Bearer {attempt.member.key}"}
+            answer = client.get(f"{gateway.url}/v1/responses/{attempt.response_id}", headers=headers)
+            if answer.status_code != 200 or answer.json()["status"] != "completed":
+                yield f"{gateway.name}: {answer.status_code} {answer.text} for {attempt}"
 
 
 def phantom_refusals(house: FaultHouse, members: Sequence[Member]) -> Iterator[str]:

@@ -14,10 +14,10 @@ from gateway.core.clock import Clock
 from gateway.storage.database import Database
 from tests.support.waiting import PATIENCE
 
-# Answered calls whose price the database cannot tell.
+# Answered calls whose price the database cannot tell; an answer of the cache has none.
 UNPRICED = text("""
     SELECT CAST(request_id AS text) FROM usage_records
-    WHERE status = 'answered' AND price NOT IN (SELECT edition FROM price_editions)
+    WHERE status = 'answered' AND input_tokens + output_tokens > 0 AND price NOT IN (SELECT edition FROM price_editions)
 """)
 
 

@@ -39,8 +39,14 @@ MODELS = {
     "torn": ("reset,tokens=8,after=3,pace=0.02", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
     "cut": ("cut,tokens=8,after=4,pace=0.01", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
     "instant": ("tokens=1", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
+    "several": ("tokens=6,pace=0.03", (3_000_000_100, 300_000_700, 15_000_000_900)),  # replies, a request for each
+    "kept": ("tokens=6,pace=0.01", (2_000_000_700, 2_000_000_700, 4_000_000_100)),
+    "stored": ("tokens=6,pace=0.02,cached_tokens=2", (2_000_000_300, 1_000_000_100, 8_000_000_700)),
     "broken": ("503", (1_000_000_100, 1_000_000_100, 2_000_000_100)),
 }
+
+OPENAIS = "provider: upstream, upstream_model: 'gpt-4o"
+ANTHROPICS = "provider: anthropic, upstream_model: 'claude-sonnet-4-5"
 
 
 class FaultHouse:
@@ -165,7 +171,7 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
     """Run a house in ``folder`` until the end of the block; nothing of it outlives the block. ``more``: models
     of its own, and other settings."""
     with ExitStack() as stack:
-        upstream = stack.enter_context(ScriptedUpstream(models=("gpt-4o",)))
+        upstream = stack.enter_context(ScriptedUpstream(models=("gpt-4o", "claude-sonnet-4-5")))
         postgres = stack.enter_context(temporary_postgres())
         redis = stack.enter_context(temporary_valkey())
         service_url = as_service(postgres.url)  # who answers calls owns no table, as in compose.yaml
@@ -186,7 +192,7 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
 def config_text(database_url: str, redis_url: str, data_dir: Path, upstream_url: str) -> str:
     """Return the house's tollgate.yaml."""
     models = "\n".join(
-        f"  {name}: {{provider: upstream, upstream_model: 'gpt-4o:{script}', context: 4000, max_output: 64, "
+        f"  {name}: {{{ANTHROPICS if name == 'several' else OPENAIS}:{script}', context: 4000, max_output: 64, "
         f"price: {{input: {dollars(prices[0])}, cached_input: {dollars(prices[1])}, output: {dollars(prices[2])}}}"
         f"{', batch_discount: 0.5' if name == 'steady' else ''}}}"
         for name, (script, prices) in MODELS.items()

@@ -22,7 +22,21 @@ import aiohttp
 BOUND = 70.0  # seconds within which every call has ended, in one way or another
 THINKING = 0.2  # seconds at most between the calls of one client
 KEYED = 0.1  # of the calls have an Idempotency-Key, and are made twice
-MODELS = {"steady": 10, "lengthy": 2, "silent": 3, "torn": 2, "cut": 2, "broken": 1}  # how often each is asked
+# How often each is asked. Of "several" three replies, which are as many requests upstream; "kept" by the cache, so that
+# some answers cost nothing; "stored" as a response.
+MODELS = {
+    "steady": 10,
+    "lengthy": 2,
+    "silent": 3,
+    "torn": 2,
+    "cut": 2,
+    "broken": 1,
+    "several": 3,
+    "kept": 3,
+    "stored": 3,
+}
+REPLIES = 3
+QUESTIONS = 3  # that are asked again and again of "kept"
 
 
 class Seen(StrEnum):
@@ -70,6 +84,7 @@ class Attempt:
     usage: dict[str, Any] | None = None
     error: str = ""
     seen: Seen = Seen.HUNG
+    response_id: str | None = None  # of a response that is said to be stored
 
 
 @dataclass
@@ -128,7 +143,7 @@ class Load:
             if attempt.idempotency_key is not None:  # once more, perhaps elsewhere: the same answer, or at last one
                 again = replace(attempt, id=draw_id(dice), gateway=self._draw(dice).gateway, started=time.monotonic())
                 again.status = again.request_id = again.usage = again.leaves_after = None
-                again.tokens, again.seen = 0, Seen.HUNG
+                again.tokens, again.seen, again.response_id = 0, Seen.HUNG, None
                 await self._try(session, again)
             await asyncio.sleep(dice.uniform(0.05, THINKING) if attempt.seen is not Seen.REFUSED else THINKING)
 
@@ -147,33 +162,43 @@ class Load:
         streams = dice.random() < 0.6
         leaves = streams and dice.random() < 0.25
         attempt_id = draw_id(dice)
+        model = dice.choices([*MODELS], [*MODELS.values()])[0]
         return Attempt(
             id=attempt_id,
             member=dice.choices(self.members, [member.share for member in self.members])[0],
             gateway=dice.randrange(len(self.urls)),
-            model=dice.choices([*MODELS], [*MODELS.values()])[0],
+            model=model,
             streams=streams,
             is_faulty=dice.random() < 0.08,
             leaves_after=dice.randrange(1, 11) if leaves else None,
-            question=f"Say something about {attempt_id}.",
+            question=f"Say something about {dice.randrange(QUESTIONS) if model == 'kept' else attempt_id}.",
             idempotency_key=f"key of {attempt_id}" if dice.random() < KEYED else None,
             started=time.monotonic(),
         )
 
     async def _call(self, session: aiohttp.ClientSession, attempt: Attempt) -> None:
-        body: dict[str, Any] = {
+        is_response = attempt.model == "stored"
+        asked: dict[str, Any] = (
+            {"input": attempt.question, "max_output_tokens": 48}
+            if is_response
+            else {"messages": [{"role": "user", "content": attempt.question}], "max_tokens": 48}
+        )
+        usual = 0 if attempt.model == "kept" else 1
+        body = asked | {
             "model": attempt.model,
-            "messages": [{"role": "user", "content": attempt.question}],
-            "max_tokens": 48,
-            "temperature": 9 if attempt.is_faulty else 1,
+            "temperature": 9 if attempt.is_faulty else usual,
             "stream": attempt.streams,
         }
-        if attempt.streams:
+        if attempt.model == "several":
+            body["n"] = REPLIES
+        if attempt.streams and not is_response:
             body["stream_options"] = {"include_usage": True}
         headers = bearer(attempt.member) | {"x-client-request-id": attempt.id}
+        if attempt.model == "kept":
+            headers["x-cache"] = "on"
         if attempt.idempotency_key is not None:
             headers["idempotency-key"] = attempt.idempotency_key
-        url = self.urls[attempt.gateway] + "/v1/chat/completions"
+        url = self.urls[attempt.gateway] + ("/v1/responses" if is_response else "/v1/chat/completions")
         async with session.post(url, json=body, headers=headers) as answer:
             attempt.status, attempt.request_id = answer.status, answer.headers.get("x-request-id")
             if answer.status != 200:
@@ -181,6 +206,8 @@ class Load:
                 attempt.seen = Seen.FAILED if answer.status in (502, 504) else Seen.REFUSED
             elif attempt.streams:
                 await self._read_stream(answer, attempt)
+            elif is_response:
+                note_response(attempt, await answer.json())
             else:
                 whole = await answer.json()
                 attempt.usage, attempt.seen = whole["usage"], Seen.ANSWERED
@@ -196,19 +223,35 @@ class Load:
                 attempt.seen = Seen.LEFT
                 abort(answer)
                 return
-            if line == b"data: [DONE]\n":
+            chunk = {} if line == b"data: [DONE]\n" else json.loads(line.removeprefix(b"data: "))
+            if chunk.get("type") == "response.completed":
+                note_response(attempt, chunk["response"])
+            elif not chunk:
                 attempt.seen = Seen.ANSWERED
+            if attempt.seen is Seen.ANSWERED:
                 self.on_done(attempt)
                 if attempt.leaves_after is not None:  # it dies this moment, and does not wait for the end of the body
                     abort(answer)
                     return
-                continue
-            chunk = json.loads(line.removeprefix(b"data: "))
-            if "error" in chunk:
+            elif "error" in chunk or chunk.get("type") == "error":
                 attempt.seen, attempt.error = Seen.INTERRUPTED, line.decode()
+            elif "type" in chunk:
+                attempt.tokens += chunk["type"] == "response.output_text.delta"
             elif chunk["choices"]:
                 attempt.tokens += bool(chunk["choices"][0]["delta"].get("content"))
             attempt.usage = chunk.get("usage") or attempt.usage
+
+
+def note_response(attempt: Attempt, response: dict[str, Any]) -> None:
+    """Note a whole response as a chat's answer: its usage by a chat's names, and its id where it says it is stored."""
+    told = response["usage"]
+    attempt.usage = {
+        "prompt_tokens": told["input_tokens"],
+        "completion_tokens": told["output_tokens"],
+        "prompt_tokens_details": told["input_tokens_details"],
+        "cost_usd": told["cost_usd"],
+    }
+    attempt.seen, attempt.response_id = Seen.ANSWERED, response["id"] if response["store"] else None
 
 
 def draw_id(dice: random.Random) -> str:
