@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import inspect
 
@@ -17,20 +17,30 @@ Look = Callable[[Any, str, dict[str, None]], None]  # a decoded value, the names
 def unread_fields(plain: Any, type: Any) -> tuple[str, ...]:
     """Return the names of fields in ``plain``, JSON that decodes as ``type``, that the type does not know: below the
     top, each once, and none that is null or empty."""
+    if not isinstance(plain, dict):
+        return ()
     found: dict[str, None] = {}
-    looks = _fields_of(type)
-    for name, value in plain.items() if isinstance(plain, dict) else ():
-        if value and (look := looks.get(name)) is not None:
+    for name, look in _fields_of(type).looks:
+        if (value := plain.get(name)) and not isinstance(value, str):
             look(value, name, found)
     return tuple(found)
 
 
+class _Fields(NamedTuple):
+    """The fields of a struct, its tag among them, and how to look into those that hold what could be unknown."""
+
+    known: frozenset[str]
+    looks: tuple[tuple[str, Look], ...]
+
+
 @cache
-def _fields_of(type: Any) -> dict[str, Look | None]:
-    """Return how to look into each field of a struct; ``None`` for those with nothing inside that could be unknown."""
+def _fields_of(type: Any) -> _Fields:
     info = inspect.type_info(type)
-    fields = info.fields if isinstance(info, inspect.StructType) else ()
-    return {field.encode_name: _look_into(field.type) for field in fields}
+    if not isinstance(info, inspect.StructType):
+        return _Fields(frozenset(), ())
+    looks = ((field.encode_name, _look_into(field.type)) for field in info.fields)
+    known = frozenset(field.encode_name for field in info.fields) | {info.tag_field or ""}
+    return _Fields(known, tuple((name, look) for name, look in looks if look is not None))
 
 
 def _look_into(info: inspect.Type) -> Look | None:
@@ -68,12 +78,13 @@ def _look_at_one(by_tag: dict[Any, Any], tag_field: str | None) -> Look:
         if kind is None or not isinstance(value, dict):
             return
         fields = _fields_of(kind)
-        for name, inner in value.items():
-            if name in fields:
-                if inner and (further := fields[name]) is not None:
-                    further(inner, f"{path}.{name}", found)
-            elif name != tag_field and inner not in (None, "", [], {}) and len(found) < MOST_TOLD:
-                found[f"{path}.{name}"] = None
+        if not value.keys() <= fields.known:
+            for name, inner in value.items():
+                if name not in fields.known and inner not in (None, "", [], {}) and len(found) < MOST_TOLD:
+                    found[f"{path}.{name}"] = None
+        for name, further in fields.looks:
+            if (inner := value.get(name)) and not isinstance(inner, str):
+                further(inner, f"{path}.{name}", found)
 
     return look
 

@@ -132,7 +132,14 @@ def units_of(usage: Usage) -> dict[str, int] | None:
 
 def usage_of(record: UsageRecord) -> Usage:
     """Return what a record says was used."""
-    return Usage(**dict(zip(TOKENS, TOKENS_OF(record), strict=True)), **(record.units or {}))
+    return Usage(
+        record.input_tokens,
+        record.cached_input_tokens,
+        record.output_tokens,
+        record.reasoning_tokens,
+        record.cache_write_tokens,
+        **(record.units or {}),
+    )
 
 
 def bounded_cost(cost_nanousd: int) -> int:
