@@ -841,13 +841,12 @@ def test_the_example_is_fine() -> None:
     """The tollgate.yaml in the repository loads with its variables set, and says which it needs without them."""
     file = Path(__file__).parents[4] / "tollgate.yaml"
 
-    settings = load_settings(file, ENV)
+    settings = load_settings(file, ENV | {"GEMINI_API_KEY": "gemini-canary"})
     with pytest.raises(ConfigFaults) as refusal:
         load_settings(file, {})
 
-    assert {"gpt-4o", "gpt-4o-mini", "claude-haiku", "claude-sonnet", "claude-opus", "llama-3-70b"} == set(
-        settings.models
-    )
+    commercial = {"gpt-4o", "gpt-4o-mini", "claude-haiku", "claude-sonnet", "claude-opus", "gemini-flash", "gemini-pro"}
+    assert {*commercial, "llama-3-70b"} == set(settings.models)
     assert settings.aliases["claude-3-5-sonnet"] == "claude-sonnet"
     needed = {"DATABASE_URL", "REDIS_URL", "TOLLGATE_ADMIN_KEY", "TOLLGATE_KEY_PEPPER"}
     assert {fault.message.split()[3] for fault in refusal.value.faults if fault.path != "providers"} == needed

@@ -120,11 +120,13 @@ def test_a_house_without_any_provider_is_refused(tmp_path: Path) -> None:
     assert (keyless.line, keyless.path) == (7, "providers.own.optional")
 
 
-@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ENGINE_SECRET"])
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "ENGINE_SECRET"])
 def test_the_example_starts_with_any_one_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`config check` says which providers are left out, and the route `auto` has models to choose from."""
     for variable in re.findall(r"\$\{(\w+)", (ROOT / "tollgate.yaml").read_text()):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("GEMINI_API_KEY", raising=False)
+    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
     for variable, value in {**STORES, name: "sk-of-the-tests"}.items():
         monkeypatch.setenv(variable, value)
 
@@ -132,7 +134,7 @@ def test_the_example_starts_with_any_one_key(name: str, monkeypatch: pytest.Monk
     settings = load_settings(ROOT / "tollgate.yaml")
 
     assert done.exit_code == 0
-    assert done.output.count("is left out") == 2
+    assert done.output.count("is left out") == 3
     assert settings.auto["auto"].small and settings.auto["auto"].large
     assert len(settings.providers) == 1
 
