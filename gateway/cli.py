@@ -19,12 +19,17 @@ from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_sta
 if TYPE_CHECKING:
     from gateway.core.settings import Settings
 
-ADMIN_COMMANDS = ("teams", "keys", "owners", "batch", "usage", "calls", "explain")  # each the `command` of its module
+# Commands that are imported when they are meant: each a name in a module.
+COMMANDS = {name: (f"gateway.commands.{name}", "command") for name in ("teams", "keys", "owners", "batch", "usage")}
+COMMANDS |= {name: (f"gateway.commands.{name}", "command") for name in ("calls", "explain")}
+COMMANDS |= {name: ("gateway.remote.login", name) for name in ("login", "logout")}
+COMMANDS |= {name: ("gateway.remote.views", name) for name in ("models", "breakers", "limits")}
+COMMANDS |= {"ps": ("gateway.remote.views", "replicas"), "audit-log": ("gateway.remote.views", "audit_log")}
+COMMANDS |= {"chat": ("gateway.remote.chat", "command")}
 
 app = typer.Typer(
     name="tollgate",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -34,11 +39,12 @@ app.add_typer(config_app, name="config")
 
 def main() -> None:
     """Run the command line."""
-    # The admin commands import the database modules: they are left out where another command is meant.
-    if not (len(sys.argv) > 1 and sys.argv[1] in {command.name for command in app.registered_commands}):
+    # Others import the database modules, or what asks over HTTP: they are left out where one of these is meant.
+    words = sys.argv[1:] or os.environ.get("COMP_WORDS", "").split()[1:]  # as a shell asks what could follow
+    if not (words and words[0] in {command.name for command in app.registered_commands}):
         put_off_collecting()
         import_leanly()
-        _add_admin_commands(sys.argv[1] if len(sys.argv) > 1 else None)
+        add_commands(words[0] if words else None)
         spare_what_stays()
     app()
 
@@ -223,10 +229,11 @@ def moderate() -> None:
     score_safety(sys.stdin, sys.stdout)
 
 
-def _add_admin_commands(named: str | None = None) -> None:
+def add_commands(named: str | None = None) -> None:
     """Add the command ``named``, or all where it is none of them: each imports what the others do not need."""
-    for name in (named,) if named in ADMIN_COMMANDS else ADMIN_COMMANDS:
-        command = import_module(f"gateway.commands.{name}").command
+    for name in (named,) if named in COMMANDS else COMMANDS:
+        module, attribute = COMMANDS[name]
+        command = getattr(import_module(module), attribute)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:

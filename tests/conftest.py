@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 from redis.asyncio import Redis
 
 from gateway.storage.database import Database
@@ -28,6 +30,9 @@ hypothesis.settings.load_profile("tollgate")
 
 # Each HTTP client would read all certificate authorities again, for 50 ms of CPU, to speak to a loopback without TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
+
+# Gateways run in threads of a test process: what they log is none of the output of a command that a test reads.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 ROOT = Path(__file__).parent
 LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick

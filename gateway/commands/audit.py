@@ -11,8 +11,9 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.audit import Difference, Report, audit
 from billing.upkeep.owner_list import ListedOwner, list_owners
 from billing.upkeep.turns import database_moment
-from gateway.commands.command_line import Format, fail, open_database, say, show
+from gateway.commands.command_line import open_database
 from gateway.core.settings import Settings
+from gateway.terminal.printing import Format, fail, say, show
 
 COLUMNS = Difference.__struct_fields__
 

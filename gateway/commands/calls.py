@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
-from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.commands.command_line import read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.call_filter import CallFilter, read_filter
 from gateway.reports.call_list import list_calls
+from gateway.terminal.address import ApiKeyOption, UrlOption, is_elsewhere
+from gateway.terminal.printing import Format, FormatOption, printable, say, show
+from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
 COLUMNS = (
@@ -39,14 +43,25 @@ def command(
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, the newest")] = 20,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C")] = False,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show calls one by one, newest first, refused ones too; `tollgate explain REQUEST_ID` tells all of one."""
-    settings = read_settings(config)
     given = {"key": key, "model": model, "status": status, "user": user, "metadata": metadata, "from": since, "to": to}
     given |= {"min_cost_usd": min_cost_usd, "limit": str(limit)}
     said = {name: value for name, value in given.items() if value is not None}
-    page = _page(settings, said, team)
+    if is_elsewhere(config, url):
+        with remote_gateway(url, api_key) as gateway:
+            _show(lambda wanted: _remote_page(gateway, wanted, team), said, follow, format)
+    else:
+        settings = read_settings(config)
+        _show(lambda wanted: _page(settings, wanted, team), said, follow, format)
+
+
+def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], follow: bool, format: Format) -> None:
+    """Print a page; with ``follow``, each call as it comes, by looking at the last minute again and again."""
+    page = page_of(said)
     if not follow:
         show(format, page, COLUMNS, page["data"], "Calls, newest first (UTC)")
         return
@@ -55,20 +70,28 @@ def command(
         for call in reversed(page["data"]):
             if call["request_id"] not in seen:
                 seen[call["request_id"]] = None
-                say("\t".join(str("" if call.get(name) is None else call[name]) for name in COLUMNS))
+                say("\t".join(printable("" if call.get(name) is None else str(call[name])) for name in COLUMNS))
         for request_id in list(seen)[:-1000]:
             del seen[request_id]
+        sys.stdout.flush()
         time.sleep(LOOK_AGAIN)
-        page = _page(settings, said | {"limit": "200"}, team, within=LOOK_BACK)
+        since = (Clock().moment() - timedelta(seconds=LOOK_BACK)).isoformat()
+        page = page_of({"from": since, **said, "limit": "200"})
 
 
-def _page(settings: Settings, said: Mapping[str, str], team: str | None, within: float | None = None) -> dict[str, Any]:
-    """Return a page; with ``within``, of the last so many seconds."""
-    clock = Clock()
-    if within is not None and "from" not in said:
-        said = {**said, "from": (clock.moment() - timedelta(seconds=within)).isoformat()}
+def _page(settings: Settings, said: Mapping[str, str], team: str | None) -> Any:
+    """Return a page from this deployment's own database."""
     try:
-        wanted: CallFilter = read_filter(said, clock.moment(), team)
+        wanted: CallFilter = read_filter(said, Clock().moment(), team)
     except BadRequest as exc:
         raise typer.BadParameter(exc.message) from exc
     return run(settings, lambda connection: list_calls(connection, wanted))
+
+
+def _remote_page(gateway: RemoteGateway, said: Mapping[str, str], team: str | None) -> Any:
+    """Return a page over HTTP: of all teams with an admin key, else of the key's own."""
+    if gateway.address.admin_key is None:
+        if team is not None and team != (own := gateway.get("/v1/team")["id"]):
+            raise GatewayFault(f"a team's key sees its own team alone, {own}: leave --team out, or use an admin key")
+        return gateway.get("/v1/calls", **said)
+    return gateway.get("/admin/calls", team_id=team, **said)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
-from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.commands.command_line import read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.reports.call_list import show_call
+from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
+from gateway.terminal.printing import Format, FormatOption, printable, say, show
+from gateway.terminal.remote_gateway import remote_gateway
 
 HEAD = (
     *("request_id", "created_at", "team_id", "key_id", "endpoint", "model_asked", "model_used", "provider_endpoint"),
@@ -23,16 +27,23 @@ ATTEMPTS = ("target", "outcome", "ms")
 def command(
     request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")],
     config: ConfigOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Tell all that is known of one call: why it was refused, who answered it, how long each part took, its price."""
-    call = run(read_settings(config), lambda connection: show_call(connection, request_id))
+    if is_elsewhere(config, url):
+        with remote_gateway(url, key) as gateway:
+            whose = "/v1" if gateway.address.admin_key is None else "/admin"
+            call = gateway.get(f"{whose}/calls/{request_id}")
+    else:
+        call = run(read_settings(config), lambda connection: show_call(connection, request_id))
     told = {name: call[name] for name in HEAD if call.get(name) not in (None, {}, "")}
     if format is not Format.TABLE:
         show(format, call, list(told), [told], "")
         return
     for name, value in told.items():
-        say(f"{name:18} {value:f}" if name == "cost_usd" else f"{name:18} {value}")
+        say(f"{name:18} " + printable(f"{value:f}" if isinstance(value, Decimal) else str(value)))
     if "times_ms" in call:
         _say_row(call)
 

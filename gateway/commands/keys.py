@@ -12,24 +12,13 @@ import typer
 from gateway.accounts.schemas import NewKey, Rotation
 from gateway.accounts.serializers import key_view, made_view
 from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key
-from gateway.commands.command_line import (
-    Count,
-    Format,
-    FormatOption,
-    Usd,
-    cli_actor,
-    fail,
-    read_limits,
-    read_settings,
-    run,
-    say,
-    show,
-)
+from gateway.commands.command_line import Count, Usd, cli_actor, read_limits, read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.durations import read_duration
 from gateway.core.keys import pepper_name
 from gateway.core.settings import CacheUse
+from gateway.terminal.printing import Format, FormatOption, fail, say, show
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
 

@@ -21,20 +21,10 @@ from gateway.accounts.schemas import (
 )
 from gateway.accounts.serializers import team_view
 from gateway.accounts.teams import TeamRecord, create_team, get_team, list_teams, update_team
-from gateway.commands.command_line import (
-    Count,
-    Format,
-    FormatOption,
-    Usd,
-    cli_actor,
-    fail,
-    read_limits,
-    read_settings,
-    run,
-    show,
-)
+from gateway.commands.command_line import Count, Usd, cli_actor, read_limits, read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.settings import Level, Settings
+from gateway.terminal.printing import Format, FormatOption, fail, show
 from protocol.errors import ServiceError
 
 command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")

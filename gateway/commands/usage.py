@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.commands.command_line import Format, FormatOption, read_settings, run, say, show
+from gateway.commands.command_line import read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
@@ -18,6 +18,7 @@ from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
+from gateway.terminal.printing import Format, FormatOption, say, show
 from protocol.errors import BadRequest
 
 ALWAYS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")

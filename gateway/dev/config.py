@@ -20,7 +20,7 @@ from gateway.config.fields import NUMBER
 from gateway.config.presets import presets
 from gateway.config.tree import ConfigFaults, Fault, Items, Node, Scalar, Section, merge, read_file, tree_of
 from gateway.core.keys import new_admin_key
-from gateway.dev.embedded.server import write_privately
+from gateway.core.private_files import write_privately
 
 DEMO_MODEL = "tollgate-demo"
 DEMO_PRICE = {"input": 0.05, "output": 0.10}  # USD per million tokens: what teams are charged, small but not nothing
@@ -35,6 +35,7 @@ class StackSecrets(msgspec.Struct):
     admin_key: str
     key_pepper: str
     team_key: str | None = None  # known once the stack has run for the first time
+    port: int | None = None  # of the gateway, for commands in this folder
     engine_port: int | None = None
     engine_secret: str = ""  # what the engine demands: else any web page could have the browser call it
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.dev.embedded.server import write_privately
+from gateway.core.private_files import write_privately
 from gateway.run.processes import is_running
 from gateway.run.supervisor import StartFailed
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.tree import ConfigFaults, Section
+from gateway.core.private_files import write_privately
 from gateway.dev.client import DEMO_TEAM, StackClient
 from gateway.dev.config import (
     DEMO_MODEL,
@@ -30,7 +31,6 @@ from gateway.dev.config import (
     to_yaml,
 )
 from gateway.dev.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
-from gateway.dev.embedded.server import write_privately
 from gateway.dev.folder import StackFolder
 from gateway.dev.greeting import Ready, welcome
 from gateway.run.processes import LOOPBACK, free_port, last_lines, spawn, stop
@@ -88,7 +88,7 @@ class Stack:
         self.supervisor.pids_changed = self.folder.write_pids
         self.folder.put_long_logs_aside()
         known = StackSecrets.load(self.folder.secrets)
-        known.engine_port = free_port(known.engine_port)
+        known.port, known.engine_port = self.port, free_port(known.engine_port)
         known.save(self.folder.secrets)
         self.known = known
         self.engine_url = f"http://{LOOPBACK}:{known.engine_port}"

@@ -44,13 +44,16 @@ def chat_until(house: House, key: str, status: int) -> httpx.Response:
 
 
 def test_team_is_shown_as_it_was_made(admin: httpx.Client) -> None:
-    """Every field comes back; limits that were not given are null; dollars are exact numbers."""
+    """Every field comes back, with what is left of budgets; limits that were not given are null; dollars are exact
+    numbers."""
     team_id = new_id()
     limits = {"requests_per_minute": 60, "usd_per_day": 12.34, "usd_per_month": "0.000000001"}
 
     made = make(admin, "/admin/teams", id=team_id, name="Search", weight=2, allowed_models=["small"], limits=limits)
 
-    assert admin.get(f"/admin/teams/{team_id}").json() == made
+    shown = admin.get(f"/admin/teams/{team_id}").json()
+    assert shown.pop("budgets")["usd_today"] == {"used": 0.0, "held": 0.0, "left": 12.34}
+    assert shown == made
     assert (made["name"], made["weight"], made["allowed_models"]) == ("Search", 2.0, ["small"])
     assert (made["allow_smaller"], made["safety"], made["suspended"]) == (True, None, False)
     assert made["limits"] == {

@@ -111,7 +111,7 @@ def command_line(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TOLLGATE_CONFIG", str(file))
     monkeypatch.setenv("COLUMNS", "300")
     if not {"calls", "explain"} <= {command.name for command in gateway.cli.app.registered_commands}:
-        gateway.cli._add_admin_commands()
+        gateway.cli.add_commands()
     return CliRunner()
 
 

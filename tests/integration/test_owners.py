@@ -114,7 +114,7 @@ async def balances(database: Database) -> list[int]:
 async def test_the_commands_list_and_retire(house: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`tollgate owners` shows who holds what; `retire` asks, and says why it will not; the audit log has it."""
     if not any(group.name == "owners" for group in gateway.cli.app.registered_groups):
-        gateway.cli._add_admin_commands()
+        gateway.cli.add_commands()
     config = write_config(tmp_path / "tollgate.yaml", house.url, "redis://127.0.0.1:1")
     monkeypatch.setenv("TOLLGATE_CONFIG", str(config))
     monkeypatch.setenv("COLUMNS", "400")

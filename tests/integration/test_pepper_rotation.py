@@ -182,7 +182,7 @@ async def test_the_list_of_keys_tells_who_has_not_moved(
     file.write_text(CONFIG.format(database_url=database.url, pepper=NEW, other=OLD))
     monkeypatch.setenv("TOLLGATE_CONFIG", str(file))
     if not any(group.name == "teams" for group in gateway.cli.app.registered_groups):
-        gateway.cli._add_admin_commands()
+        gateway.cli.add_commands()
 
     listed = await asyncio.to_thread(
         CliRunner().invoke, gateway.cli.app, ["keys", "list", "--format", "json"], catch_exceptions=False

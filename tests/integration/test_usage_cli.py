@@ -49,7 +49,7 @@ def house(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TOLLGATE_CONFIG", str(file))
     monkeypatch.setenv("COLUMNS", "300")
     if not any(group.name == "teams" for group in gateway.cli.app.registered_groups):
-        gateway.cli._add_admin_commands()
+        gateway.cli.add_commands()
     asyncio.run(fill(database_url))
 
 

@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.dev.embedded.server import Address, EmbeddedFault, EmbeddedServer, write_privately
+from gateway.core.private_files import write_privately
+from gateway.dev.embedded.server import Address, EmbeddedFault, EmbeddedServer
 from gateway.dev.embedded.unprivileged import find_postgres_binaries, postgres_user_for, prepare_home
 from gateway.run.processes import LOOPBACK, SystemUser, is_running, last_lines, spawn, state_of, wait_until_gone
 
@@ -100,7 +101,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if user is not None:
             os.chown(unfinished, user.uid, user.gid)
         password_file = home / "password"
-        write_privately(password_file, password.encode(), user)
+        write_privately(password_file, password.encode(), None if user is None else (user.uid, user.gid))
         initdb: list[str | Path] = [binaries / "initdb", "-D", HERE, "-U", "tollgate", "--pwfile=../password"]
         # Our password is 192 random bits: hashed 4096 times it were no safer, and each connection 2 ms of CPU dearer.
         initdb += ["--auth=scram-sha-256", "--set=scram_iterations=1", "--encoding=UTF8"]

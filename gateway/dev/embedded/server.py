@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import secrets
 import shutil
 import signal
@@ -16,7 +15,8 @@ from typing import Self
 
 import msgspec
 
-from gateway.run.processes import SystemUser, free_port, last_lines, stop
+from gateway.core.private_files import write_privately
+from gateway.run.processes import free_port, last_lines, stop
 
 
 class EmbeddedServer(ABC):
@@ -143,17 +143,6 @@ class Address(msgspec.Struct):
 
     port: int
     password: str
-
-
-def write_privately(path: Path, content: bytes, owner: SystemUser | None = None) -> None:
-    """Replace a file as a whole, readable by its owner alone: a crash leaves the old content or the new."""
-    draft = path.with_name(f".{path.name}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    if owner is not None:
-        os.chown(draft, owner.uid, owner.gid)
-    draft.replace(path)
 
 
 def package_folder(package: str) -> Path:

@@ -8,7 +8,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from gateway.dev.embedded.server import Address, EmbeddedFault, EmbeddedServer, package_folder, write_privately
+from gateway.core.private_files import write_privately
+from gateway.dev.embedded.server import Address, EmbeddedFault, EmbeddedServer, package_folder
 from gateway.run.processes import LOOPBACK, spawn
 
 

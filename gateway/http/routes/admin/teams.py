@@ -6,9 +6,18 @@ from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 
 from billing.ledger.ledger import find_row
+from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.auth import Authenticator, admin_guard
 from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
-from gateway.accounts.serializers import audit_view, key_view, list_view, made_view, record_view, team_view
+from gateway.accounts.serializers import (
+    audit_view,
+    budgets_view,
+    key_view,
+    list_view,
+    made_view,
+    record_view,
+    team_view,
+)
 from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
@@ -41,9 +50,11 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
 
 @get("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Show a team")
 async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
-    """Show a team and its limits."""
+    """Show a team, its limits, and what is used, held and left of its budgets, as ``/v1/team`` has it."""
     async with transaction(request) as connection:
-        return answer(team_view(await get_team(connection, team_id)))
+        record = await get_team(connection, team_id)
+        rooms = await scope_rooms(connection, {f"team:{record.team.id}": record.team.limits})
+    return answer(team_view(record) | {"budgets": budgets_view(rooms[f"team:{record.team.id}"])})
 
 
 @patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team", takes=TeamPatch)

@@ -1,0 +1,126 @@
+# How commands print: tables for terminals, one record under another where a table would not fit, lines with tabs for
+# other programs, JSON and CSV on demand. What others wrote is shown without control characters.
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+import typer
+
+UNFOLDED = 28  # characters of a text that stay in one line: a Tollgate id does
+GAP = 2  # characters between columns
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+class Format(StrEnum):
+    """How a command prints."""
+
+    TABLE = "table"  # for people; with tabs into a pipe
+    JSON = "json"  # as over HTTP
+    CSV = "csv"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print; a table is lines with tabs in a pipe")]
+
+
+def fail(words: str, status: int = 1) -> NoReturn:
+    """Say what is wrong on standard error and exit with ``status``."""
+    print(words, file=sys.stderr)  # noqa: T201
+    raise typer.Exit(status)
+
+
+def say(words: str) -> None:
+    """Print a line."""
+    print(words)  # noqa: T201
+
+
+def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print ``rows`` as a table or CSV with ``columns``, or ``whole`` as JSON."""
+    match format:
+        case Format.JSON:
+            say(msgspec.json.format(msgspec.json.Encoder(decimal_format="number").encode(whole)).decode())
+        case Format.CSV:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_text(row.get(column)) for column in columns] for row in rows)
+        case Format.TABLE if sys.stdout.isatty() or "COLUMNS" in os.environ:
+            _show_table(columns, rows, title)
+        case Format.TABLE:
+            say("\t".join(columns))
+            for row in rows:
+                say("\t".join(printable(_text(row.get(column))) for column in columns))
+
+
+def printable(words: str, keep: str = "") -> str:
+    """Return a text with a space for every control character but those in ``keep``: it may be anybody's, and a
+    terminal obeys some."""
+    return "".join(letter if letter.isprintable() or letter in keep else " " for letter in words)
+
+
+def _show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print a table, or, where the terminal is too narrow for it, a line for each value."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    cells = [[_short(printable(_text(row.get(column)))) for column in columns] for row in rows]
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    width = GAP * (len(columns) - 1)
+    for place, column in enumerate(columns):
+        is_count = _is_count(column, rows)
+        side: Literal["left", "right"] = "right" if is_count else "left"
+        longest = max((len(row[place]) for row in cells), default=0)
+        least = longest if is_count else min(longest, UNFOLDED)  # headings may fold, numbers and ids must not
+        heading = column.replace("_", " ")
+        width += max(least, *map(len, heading.split()))
+        table.add_column(heading, justify=side, overflow="fold", min_width=least)
+    if width > console.width and rows:
+        _show_records(columns, cells, title)
+        return
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _show_records(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
+    say(title)
+    name = max(map(len, columns))
+    for row in cells:
+        say("")
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                say(f"{column.replace('_', ' '):{name}}  {cell}")
+
+
+def _short(words: str) -> str:
+    """Return a moment to the minute, and anything else as it is."""
+    return f"{words[:10]} {words[11:16]}" if _MOMENT.fullmatch(words) else words
+
+
+def _is_count(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    values = [row[column] for row in rows if row.get(column) is not None]
+    return bool(values) and all(not isinstance(value, str | bool | list | dict) for value in values)
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return " ".join(map(_text, value))
+        case dict():
+            return " ".join(f"{name}={_text(each)}" for name, each in value.items() if each is not None)
+        case _:
+            return f"{value:f}" if isinstance(value, Decimal) else str(value)
