@@ -1,5 +1,5 @@
 # The ledger: one row per finished call, written once however often it is delivered and found by the id that its answer
-# carried, and the daily sums beside it.
+# carried, and the sums by the day and by the minute beside it.
 #
 # A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
 # gateway ten times the time, and where all gateways add to one team's daily sum, the time from there to the commit is
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.ids import date_of
 from billing.core.records import CHARGED, COSTS, SAVINGS, TOKENS, UsageRecord, bounded
+from billing.ledger import series
 from billing.ledger.partitions import ensure_partitions
 from billing.ledger.tables import usage_daily, usage_records
 
@@ -84,7 +85,7 @@ INSERT = text(f"""
         ON CONFLICT (day, endpoint) DO UPDATE
         SET gpu_cost_nanousd = endpoint_days.gpu_cost_nanousd + excluded.gpu_cost_nanousd
         RETURNING 1
-    ), spent AS (
+    ), charted AS ({series.ADD_NEW}), spent AS (
         SELECT owner, scope.name AS scope, unit.name AS unit, to_char(day, 'YYYY-MM-DD') AS day,
                CAST(sum(unit.amount) AS bigint) AS amount
         FROM new,
@@ -95,7 +96,7 @@ INSERT = text(f"""
         GROUP BY owner, scope.name, unit.name, day
     )
     SELECT (SELECT count(*) FROM summed) AS lines, (SELECT count(*) FROM own) AS endpoints,
-           (SELECT count(*) FROM new) AS new,
+           (SELECT count(*) FROM charted) AS charted, (SELECT count(*) FROM new) AS new,
            book_spent(:flusher, sums.owners, sums.scopes, sums.units, sums.days, sums.amounts) AS beat
     FROM (
         SELECT array_agg(owner) AS owners, array_agg(scope) AS scopes, array_agg(unit) AS units, array_agg(day) AS days,
@@ -139,7 +140,7 @@ async def insert_records(connection: AsyncConnection, records: Sequence[UsageRec
 async def write_records(
     connection: AsyncConnection, records: Sequence[UsageRecord], *, today: date, flusher: str = ""
 ) -> Inserted:
-    """Write records into the ledger, the daily sums and the leases that they have spent; tell how many were new.
+    """Write records into the ledger, its sums and the leases that they have spent; tell how many were new.
 
     One statement, but where some were there already. A record whose id is there already changes nothing. Rows for a
     day that is closed are booked on ``today``. ``flusher``: the owner whose beat counts this. Raises TooOld where a

@@ -20,7 +20,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from billing.core.records import COSTS, SAVINGS, TOKENS
 
@@ -102,6 +102,32 @@ usage_daily = Table(
     Column("status", Text, primary_key=True),
     *[Column(name, BigInteger, nullable=False, server_default=ZERO) for name in ("calls", *TOKENS, *COSTS, *SAVINGS)],
     Index("usage_daily_day_idx", "day"),
+)
+
+# Calls by the minute, for charts: each flush adds its part, in the transaction that inserts the rows, and changes none
+# that is there; parts of one minute become one later, and minutes hours (billing.ledger.series). Refused calls are
+# counted here too, beside the accounting.
+usage_series = Table(
+    "usage_series",
+    metadata,
+    Column("at", DateTime(timezone=True), nullable=False),  # when its minute or hour begins, by the moment in the id
+    Column("step", SmallInteger, nullable=False),  # minutes: 1 or 60
+    Column("team_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("model_used", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("status", Text, nullable=False),  # billing.core.records.Status, or "refused"
+    Column("tier", Text, nullable=False),
+    Column("route_reason", Text, nullable=False),
+    Column("code", Text, nullable=False, server_default=""),  # why calls were refused
+    *[
+        Column(name, BigInteger, nullable=False, server_default=ZERO)
+        for name in ("calls", "cached", *TOKENS, *COSTS, *SAVINGS)
+    ],
+    Column("first_token", ARRAY(BigInteger)),  # a histogram: billing.ledger.series.bucket_of
+    Column("total", ARRAY(BigInteger)),  # likewise, of all the time of each call
+    Index("usage_series_step_at_idx", "step", "at"),
+    Index("usage_series_team_id_at_idx", "team_id", "at"),
 )
 
 # The processes that hold and book calls, one row a start: that it lives, and how far it has carried its journal (every

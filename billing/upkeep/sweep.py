@@ -19,6 +19,7 @@ from billing.core.edges import Clock, Database
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
+from billing.ledger.series import forget_hours, make_hours, merge_parts
 from billing.upkeep.turns import Turns
 
 EVERY = 10.0  # seconds between looks
@@ -75,6 +76,7 @@ class Sweeper:
         await self.close_finished_days()
         await self.drop_old_rows()
         await self.fold_leases()
+        await self.roll_up()
 
     async def close_finished_days(self) -> None:
         """Declare journals lost that were not heard of for an hour, and close the days that all others have passed."""
@@ -113,6 +115,18 @@ class Sweeper:
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:
                     changed = await chore(connection, now)
+
+    async def roll_up(self) -> None:
+        """Merge the minutes of charts, make old ones hours, and delete hours with the rows that they add up."""
+        now = await self._turns.now()
+        began = time.monotonic()
+        async with self._database.begin() as connection:
+            await merge_parts(connection, now)
+        for chore, moment in ((make_hours, now), (forget_hours, now - timedelta(seconds=self.keep_rows))):
+            changed = 1
+            while changed and time.monotonic() - began < CHORES_EVERY / 2:
+                async with self._database.begin() as connection:
+                    changed = await chore(connection, moment)
 
 
 async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:

@@ -50,8 +50,8 @@ class CallFilter(Struct, frozen=True, kw_only=True):
 
 def read_filter(said: Mapping[str, str], now: datetime, team_id: str | None) -> CallFilter:
     """Return what a query asks for. Raises BadRequest. Nothing said: the newest calls of the last 31 days."""
-    until = _moment(said["to"], "to", is_end=True) if "to" in said else now + timedelta(minutes=1)
-    since = _moment(said["from"], "from") if "from" in said else until - timedelta(days=USUAL_PERIOD)
+    until = read_moment(said["to"], "to", is_end=True) if "to" in said else now + timedelta(minutes=1)
+    since = read_moment(said["from"], "from") if "from" in said else until - timedelta(days=USUAL_PERIOD)
     if since >= until:
         raise invalid_value("to", "is not after 'from'")
     if until - since > timedelta(days=LONGEST_PERIOD):
@@ -75,7 +75,7 @@ def read_filter(said: Mapping[str, str], now: datetime, team_id: str | None) -> 
     )
 
 
-def _moment(said: str, name: str, *, is_end: bool = False) -> datetime:
+def read_moment(said: str, name: str, *, is_end: bool = False) -> datetime:
     """Read a UTC day or a moment; a day that ends a period is a part of it."""
     try:
         found = datetime.fromisoformat(said)

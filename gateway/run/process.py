@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 from msgspec.structs import asdict
 
+from billing.ledger.tables import usage_series
 from billing.upkeep.turns import Turns
 from gateway.accounts.auth import Authenticator
 from gateway.cache.store import CacheStore
@@ -164,7 +165,7 @@ class _Process:
         books = self.books
         of_books = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
         of_calls = (self.auth, self.idempotency, self.open_calls, self.breakers, self.recalibrations, self.canaries)
-        of_policy = (self.policy_events, self.refused, self.abuse)
+        of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
         watchers = (self.metrics, self.refusals, self.watcher, self.engines)
         return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
 
@@ -190,7 +191,8 @@ class _Process:
         await self.background.drain(self.drain.settle_within)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await self.books.flusher.flush_once()
-        for rows in (self.policy_events, self.refused):
+        self.refusals.turn()
+        for rows in (self.policy_events, self.refused, self.refused_counts):
             with suppress(Exception):
                 await rows.flush()
         if self.tracer is not None:
@@ -238,7 +240,10 @@ class _Process:
         settings, books = self.settings, self.books
         self.refused = RowsBehind(self.database, refused_calls, "refused_calls")
         endpoints = {each.path: each.name for each in ENDPOINTS}
-        self.refusals = Refusals(self.metrics, catalog, endpoints, FIELDS, self.refused.add)
+        self.refused_counts = RowsBehind(self.database, usage_series, "refused_counts")
+        self.refusals = Refusals(
+            self.metrics, catalog, endpoints, FIELDS, self.refused.add, count=self.refused_counts.add
+        )
         self.tracer = _open_tracer(settings.tracing)
         hooks: tuple[HookMaker, ...] = (
             self.metrics.watch,

@@ -8,6 +8,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, MutableMapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,9 @@ from uuid import UUID
 import structlog
 from litestar.connection import ASGIConnection
 
+from billing.core.ids import moment_of
+from billing.ledger.series import MINUTE
+from billing.ledger.series_queries import REFUSED
 from gateway.accounts.auth import read_key
 from gateway.core.keys import KEY_PREFIX, shown_prefix
 from gateway.core.principals import Admin, Caller
@@ -39,7 +43,8 @@ class Refusals:
     """Counts and logs every error that a request is answered with.
 
     ``keep`` is given those of a team's own calls to ``endpoints`` (path to name), as rows of ``refused_calls``. Of the
-    fields at fault these name the ones in ``fields``.
+    fields at fault these name the ones in ``fields``. ``count`` is given how many there were, as rows of
+    ``usage_series``, a second's together.
     """
 
     def __init__(
@@ -49,11 +54,14 @@ class Refusals:
         endpoints: Mapping[str, str] = MappingProxyType({}),
         fields: Container[str] = (),
         keep: Callable[[dict[str, Any]], None] = lambda row: None,
+        count: Callable[[dict[str, Any]], None] = lambda row: None,
     ) -> None:
         self._metrics = metrics
         self._endpoints = endpoints
         self._fields = fields
         self._keep = keep
+        self._count = count
+        self._counted: Counter[tuple[datetime, str, str, str, str]] = Counter()  # since the last turn
         self._alike: Counter[Kind] = Counter()  # kept in this second,
         self._kept: Counter[str] = Counter()  # and by team in this hour
         self._turns = 0
@@ -77,7 +85,10 @@ class Refusals:
         self._metrics.count_refusal(caller, error)
         code = error.code or str(error.status)
         kind = (caller.team.id, caller.key_id, code) if isinstance(caller, Caller) else ("", "", code)
-        if isinstance(caller, Caller):
+        if isinstance(caller, Caller) and scope.get("path_template") in self._endpoints:
+            if not isinstance(error, UpstreamFailure):
+                minute = datetime.fromtimestamp(moment_of(state["request_id"]) // 60_000 * 60, UTC)
+                self._counted[minute, *kind, self._model(state) or ""] += 1
             self._keep_for(caller, scope, error, kind)
         if self._logged[kind] >= ALIKE or self._lines >= IN_ALL:
             self._left_out[kind] += 1
@@ -104,6 +115,11 @@ class Refusals:
             most = [{"team": team, "key": key, "code": code, "count": count} for (team, key, code), count in named]
             log.warning("refusals_left_out", count=self._left_out.total(), most=most)
             self._left_out.clear()
+        for (minute, team, key, code, model), count in self._counted.items():
+            usual = {"step": MINUTE, "provider": "", "status": REFUSED, "tier": "", "route_reason": ""}
+            which = {"at": minute, "team_id": team, "key_id": key, "model_used": model, "code": code}
+            self._count(usual | which | {"calls": count})
+        self._counted.clear()
         self._logged.clear()
         self._alike.clear()
         self._lines = 0
@@ -122,8 +138,8 @@ class Refusals:
 
     def _keep_for(self, caller: Caller, scope: MutableMapping[str, Any], error: ServiceError, kind: Kind) -> None:
         """Keep a refusal for the team that it was told: so many alike a second and in all an hour."""
-        endpoint = self._endpoints.get(scope.get("path_template", ""))
-        if endpoint is None or self._kept[caller.team.id] >= AN_HOUR or self._alike[kind] >= ALIKE:
+        endpoint = self._endpoints[scope["path_template"]]
+        if self._kept[caller.team.id] >= AN_HOUR or self._alike[kind] >= ALIKE:
             return
         self._alike[kind] += 1
         self._kept[caller.team.id] += 1

@@ -15,6 +15,7 @@ from gateway.http.routes import (
     moderations,
     responses,
     route,
+    series,
     shadow,
     usage,
 )
@@ -22,6 +23,7 @@ from gateway.http.routes.admin import breakers, corrections, instances, teams, w
 
 MODULES = (
     *(count_tokens, models, moderations, route, shadow, responses, batch, message_batches, files, usage, calls),
+    series,
     *(teams, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [

@@ -1,0 +1,237 @@
+# Series over a real Postgres: they tie with the reports whatever the mix of calls, by each line and step, before and
+# after minutes are merged and made hours; percentiles are right to their buckets; what is returned is bounded.
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import text
+
+from billing.core.ids import uuid7
+from billing.core.records import Attempt, Status, UsageRecord
+from billing.ledger.ledger import insert_records
+from billing.ledger.series import forget_hours, make_hours, merge_parts
+from gateway.reports.admin_report import admin_report
+from gateway.reports.series import series
+from gateway.reports.series_query import read_series_query
+from gateway.reports.usage_analysis import Analysis
+from gateway.storage.database import Database
+from tests.support.factories import make_record
+from tests.support.house import settings_for
+
+NOW = datetime(2026, 4, 5, 18, 30, tzinfo=UTC)
+TODAY = NOW.date()
+CATALOG = settings_for("postgresql://x/y", "redis://x", "http://upstream/v1", Path("/nowhere")).catalog()
+EVERYTHING = "requests,errors,blocked,tokens,cost_usd,saved_usd"
+
+
+def call(number: int, moment: datetime, **fields: Any) -> UsageRecord:
+    return make_record(uuid7(int(moment.timestamp() * 1000), number), **fields)
+
+
+def mixed(count: int, seed: int = 5) -> list[UsageRecord]:
+    """Return calls of three days, of every status, some of a day before midnight and some after."""
+    dice, records = random.Random(seed), []
+    for number in range(count):
+        status = dice.choice([*Status])
+        moment = NOW - timedelta(seconds=dice.choice([dice.random() * 200_000, 18.5 * 3600 + 0.001, 18.5 * 3600]))
+        charged = status in (Status.ANSWERED, Status.INTERRUPTED, Status.BLOCKED)
+        records.append(
+            call(
+                number,
+                moment,
+                team_id=f"team_{dice.randrange(5)}",
+                key_id=f"key_{dice.randrange(3)}",
+                model_used=dice.choice(["small", "large"]),
+                provider=dice.choice(["own", "openai"]),
+                status=status,
+                tier=dice.choice(["interactive", "batch"]),
+                route_reason=dice.choice(["named", "auto_small"]),
+                input_tokens=dice.randrange(1000),
+                cost_nanousd=dice.randrange(10**9) if charged else 0,
+                saved_nanousd=dice.randrange(10**6),
+                first_token_ms=dice.choice([None, dice.random() * 5000]),
+                total_ms=dice.random() * 60_000,
+            )
+        )
+    return records
+
+
+async def book(database: Database, records: list[UsageRecord], parts: int = 1) -> None:
+    for number in range(parts):
+        async with database.begin() as connection:
+            await insert_records(connection, records[number::parts], today=TODAY)
+
+
+async def ask(database: Database, team_id: str | None = None, **said: str) -> dict[str, Any]:
+    query = {"from" if name == "since" else name: value for name, value in said.items()}
+    asked = read_series_query(query, NOW, team_id, for_admin=True)
+    async with database.begin() as connection:
+        return await series(connection, asked)
+
+
+async def report(database: Database) -> dict[str, Any]:
+    first = (NOW - timedelta(days=3)).date()
+    async with database.begin() as connection:
+        return await admin_report(connection, Analysis(None), CATALOG, first, TODAY)
+
+
+@pytest.mark.parametrize("step", ["hour", "day"])
+async def test_totals_of_series_are_those_of_the_report(database: Database, step: str) -> None:
+    """To the nano-dollar, by team, by model and in all; with rows delivered twice, and after minutes became hours."""
+    records = mixed(400)
+    await book(database, records, parts=3)
+    await book(database, records[:50])
+    span = {"metric": EVERYTHING, "since": "2026-04-02", "to": "2026-04-05", "step": step}
+
+    for _ in range(2):
+        told = await report(database)
+        found = await ask(database, **span)
+        by = {name: await ask(database, **span, by=name, top="50") for name in ("team", "model", "provider", "status")}
+        total = {name: found["total"][name]["total"] for name in found["total"]}
+        assert (total["requests"], total["cost_usd"]) == (told["total"]["requests"], told["total"]["cost_usd"])
+        assert total["tokens"] == told["total"]["input_tokens"] + told["total"]["output_tokens"]
+        assert total["saved_usd"] == told["total"]["cache_saved_usd"]
+        for name, lines in (("team", told["teams"]), ("model", told["models"])):
+            expected = {line["team_id" if name == "team" else name]: line["cost_usd"] for line in lines}
+            assert {line[name]: line["cost_usd"]["total"] for line in by[name]["data"]} == expected
+        for each in by.values():
+            assert each["total"] == found["total"]
+            for metric in total:
+                columns = [line[metric]["values"] for line in each["data"]]
+                assert [sum(column) for column in zip(*columns, strict=True)] == found["total"][metric]["values"]
+        await roll_up(database, NOW + timedelta(days=3))
+
+
+async def test_a_point_has_the_calls_of_its_minute(database: Database) -> None:
+    """By the moment in the call's id: borders are those of UTC, the first moment of a minute is inside."""
+    minute = datetime(2026, 4, 5, 18, 10, tzinfo=UTC)
+    moments = [minute - timedelta(milliseconds=1), minute, minute + timedelta(milliseconds=59_999)]
+    await book(database, [call(number, moment) for number, moment in enumerate(moments)])
+
+    found = await ask(
+        database, metric="requests", step="minute", since="2026-04-05T18:09:00Z", to="2026-04-05T18:12:00Z"
+    )
+    east = await ask(
+        database, metric="requests", step="minute", since="2026-04-05T20:09:30+02:00", to="2026-04-05T20:11:30+02:00"
+    )
+
+    assert found["total"]["requests"]["values"] == [1, 2, 0]
+    assert found["times"] == ["2026-04-05T18:09:00Z", "2026-04-05T18:10:00Z", "2026-04-05T18:11:00Z"]
+    assert (east["times"], east["total"]) == (found["times"], found["total"])
+
+
+async def test_merging_changes_no_answer(database: Database) -> None:
+    """Parts of a minute become one row, minutes become hours; sums and percentiles stay what they were."""
+    alike = {"team_id": "t", "key_id": "k", "tier": "batch", "route_reason": "named"}
+    await book(database, [replace(record, **alike) for record in mixed(300)], parts=6)
+    span = {"metric": "requests,cached,cost_usd,first_token_ms,total_ms", "step": "hour", "by": "provider"}
+    span |= {"since": "2026-04-03", "to": "2026-04-05"}
+    before, rows = await ask(database, **span), await count(database)
+    async with database.begin() as connection:
+        merged = await merge_parts(connection, NOW - timedelta(hours=18, minutes=20))
+    minutes = await count(database)
+    assert await ask(database, **span) == before
+    assert 0 < rows - minutes < merged
+
+    await roll_up(database, NOW + timedelta(days=3))
+
+    assert await count(database) < minutes
+    assert await ask(database, **span) == before
+    assert before["total"]["first_token_ms"]["total"] is not None
+    async with database.begin() as connection:
+        assert await forget_hours(connection, NOW) == await count(database)
+    assert await count(database) == 0
+
+
+async def test_percentiles_are_right_to_their_buckets(database: Database) -> None:
+    """To 5 % of the exact one, by the line, for all, and null where there was no request."""
+    dice = random.Random(7)
+    times = [dice.lognormvariate(6, 1) for _ in range(300)]
+    at = NOW - timedelta(minutes=5)
+    calls = [call(n, at, first_token_ms=ms, model_used=f"m{n % 3}") for n, ms in enumerate(times)]
+    failed = [call(n + 1000, at, first_token_ms=90_000, status=Status.FAILED, cost_nanousd=0) for n in range(300)]
+    await book(database, calls + failed)
+
+    found = await ask(database, metric="first_token_ms", percentile="90", by="model", step="minute", top="2")
+
+    line = found["total"]["first_token_ms"]
+    assert line["total"] == pytest.approx(sorted(times)[269], rel=0.053)
+    assert [value for value in line["values"] if value is not None] == [line["total"]]
+    for each in found["data"][:2]:
+        own = sorted(times[int(each["model"][1:]) :: 3])
+        assert each["first_token_ms"]["total"] == pytest.approx(own[89], rel=0.053)
+    assert (found["data"][2]["model"], found["data"][2]["others"]) == (None, 1)
+    assert found["data"][2]["first_token_ms"]["total"] is not None
+
+
+async def test_lines_are_bounded_and_none_is_lost(database: Database) -> None:
+    """The dearest come first, the others as one, which says how many it stands for."""
+    at = NOW - timedelta(hours=1)
+    await book(database, [call(n, at, team_id=f"t{n:02}", cost_nanousd=n * 10**9) for n in range(30)])
+
+    found = await ask(database, metric="cost_usd,requests", by="team", top="3")
+
+    assert [(line["team"], line["others"], line["cost_usd"]["total"]) for line in found["data"]] == [
+        ("t29", 0, 29),
+        ("t28", 0, 28),
+        ("t27", 0, 27),
+        (None, 27, sum(range(27))),
+    ]
+    assert found["data"][3]["requests"]["total"] == 27
+
+
+async def test_calls_are_chosen(database: Database) -> None:
+    """By key, model, provider, status, tier and route; a team has its own alone."""
+    at = NOW - timedelta(hours=1)
+    cached = Attempt("small", "cached", 0.1)
+    odd = {"key_id": "k2", "model_used": "odd", "provider": "p2", "tier": "batch", "route_reason": "auto_small"}
+    calls = [call(1, at, attempts=(cached,)), call(2, at, **odd), call(3, at, team_id="other", **odd)]
+    await book(database, calls)
+
+    for name, value in (("key", "k2"), ("model", "odd"), ("provider", "p2"), ("tier", "batch")):
+        assert (await ask(database, "team_a", metric="requests", **{name: value}))["total"]["requests"]["total"] == 1
+    of_all = await ask(database, metric="requests,cached", route_reason="auto_small")
+    assert of_all["total"]["requests"]["total"] == 2
+    assert (await ask(database, "team_a", metric="cached"))["total"]["cached"]["total"] == 1
+
+
+async def test_corrections_stand_beside_the_calls(database: Database) -> None:
+    """With them, the total is the report's; where calls are chosen by what a correction lacks there are none."""
+    await book(database, [call(1, NOW - timedelta(hours=1), cost_nanousd=10**9)])
+    async with database.begin() as connection:
+        booked = {"id": uuid4(), "day": TODAY, "input": 3, "output": -5, "cost": -4 * 10**8, "now": NOW}
+        await connection.execute(CORRECTION, booked)
+
+    found = await ask(database, metric="cost_usd,tokens", step="day")
+    told = (await report(database))["total"]
+
+    assert found["corrections"]["cost_usd"] + found["total"]["cost_usd"]["total"] == told["cost_usd"] == Decimal("0.6")
+    assert found["corrections"]["tokens"] == -2
+    assert (await ask(database, metric="cost_usd", provider="openai"))["corrections"] is None
+
+
+CORRECTION = text("""
+    INSERT INTO corrections (id, team_id, day, booked_on, input_tokens, output_tokens, cost_nanousd, reason, actor,
+                             created_at)
+    VALUES (:id, 'team_a', :day, :day, :input, :output, :cost, 'x', 'x', :now)
+""")
+
+
+async def roll_up(database: Database, now: datetime) -> None:
+    changed = 1
+    while changed:
+        async with database.begin() as connection:
+            changed = await make_hours(connection, now)
+
+
+async def count(database: Database) -> int:
+    async with database.begin() as connection:
+        return int((await connection.execute(text("SELECT count(*) FROM usage_series"))).scalar_one())
