@@ -16,7 +16,7 @@ TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_t
 COSTS = ("cost_nanousd", "gpu_cost_nanousd")
 MOST_TOKENS = 2**31 - 1  # of one call: what an integer column holds
 MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and the daily sums can add up exactly
-SAVINGS = ("saved_nanousd",)
+SAVINGS = ("saved_nanousd", "discount_nanousd")
 MOST_OF_TOKENS = dict.fromkeys(TOKENS, MOST_TOKENS)
 MOST = MOST_OF_TOKENS | dict.fromkeys((*COSTS, *SAVINGS), MOST_NANOUSD)
 TOKENS_OF, QUANTITIES = attrgetter(*TOKENS), attrgetter(*MOST)
@@ -75,6 +75,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0
     saved_nanousd: int = 0  # what the same answer would have cost, which came from the cache
+    discount_nanousd: int = 0  # by how much it cost less than the same live call, for its tier
     queue_ms: float | None = None  # waited for its turn; first_token_ms and total_ms hold it too
     first_token_ms: float | None = None
     prefill_ms: float | None = None  # inside our own engine, where it said so,

@@ -59,6 +59,12 @@ class PriceEditions:
         self._told |= told
 
 
+async def tell_price(connection: AsyncConnection, price: Price) -> None:
+    """Write down what the edition of a price says, for rows that no journal brings."""
+    told = {"edition": edition_of(price), "price": msgspec.json.encode(price).decode()}
+    await connection.execute(TELL, told)
+
+
 async def compare_costs(
     connection: AsyncConnection, day: date, within: float = 10.0
 ) -> tuple[int, list[dict[str, Any]]]:

@@ -131,7 +131,8 @@ def _select(book: str, kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
 def _corrections(kinds: tuple[GroupBy | None, ...], of_all: bool) -> str:
     """Select what was booked by hand; only a correction of one call has a user and tags, which are the call's."""
     columns = [f"{_column(kind, place, 'booked', 'call')} AS group{place}" for place, kind in enumerate(kinds)]
-    amounts = "booked.input_tokens, 0, 0, booked.output_tokens, 0, booked.cost_nanousd, 0, 0"  # TOKENS, costs, saved
+    booked = {name: f"booked.{name}" for name in ("input_tokens", "output_tokens", "cost_nanousd")}
+    amounts = ", ".join(booked.get(name, "0") for name in (*TOKENS, *COSTS, *SAVINGS))
     join = "LEFT JOIN usage_records AS call ON call.day = booked.day AND call.request_id = booked.request_id"
     return (
         f"SELECT {', '.join(['true', *columns])}, '{CORRECTION}', 0, {amounts}, 1 "  # noqa: S608

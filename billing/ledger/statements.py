@@ -34,6 +34,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     cost_nanousd: int = 0
     gpu_cost_nanousd: int = 0  # of all calls, charged or not: what the deployment paid
     saved_nanousd: int = 0  # what answers from the cache would have cost
+    discount_nanousd: int = 0  # by how much calls cost less than the same live ones, for their tiers
     entries: int = 0  # booked by hand; of corrections alone
 
     def __add__(self, other: Totals) -> Totals:

@@ -555,7 +555,7 @@ class Leases:
                 if balance.scope != scope.name:
                     continue
                 room = rooms[balance.unit == NANOUSD]
-                limit, wanted = _limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
+                limit, wanted = limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
                 lease = known.get((room.scope, room.unit), NO_LEASE)
                 # What is on its way back counts; below zero where calls cost more than was drawn and no row says so.
                 ours = room.free + max(0, room.returned - lease.returned)
@@ -568,7 +568,7 @@ class Leases:
                 tight_for = balance.tight_for or 0.0
                 is_moving = tight_for < TIGHT_LATELY or self._pace > ASK_AGAIN  # what is unused goes back that late
                 may_come = may_come and is_moving and wanted <= headroom + (balance.unused or 0)
-                found.append(_refused(scope, limit, balance, used, ours, wanted))
+                found.append(refused_hold(scope, limit, balance, used, ours, wanted))
         if not found:
             return None, True
         last = max(found, key=lambda one: (one.alone_exceeds, one.is_settled))
@@ -635,7 +635,7 @@ def _told(room: Room) -> Told:
     return Told(room.scope, room.unit, room.day, room.granted, room.returned)
 
 
-def _limit_of(balance: Balance) -> LimitName:
+def limit_of(balance: Balance) -> LimitName:
     if balance.unit == TOKENS:
         return LimitName.TOKENS_PER_DAY
     return LimitName.USD_PER_DAY if len(balance.period) == len("2026-11-22") else LimitName.USD_PER_MONTH
@@ -654,7 +654,7 @@ def _is_capped(scope: Scope) -> bool:
     return any(cap is not None for cap in _caps(scope).values())
 
 
-def _refused(scope: Scope, limit: LimitName, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
+def refused_hold(scope: Scope, limit: LimitName, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
     is_settled, alone = max(0, used) + wanted > balance.cap, wanted > balance.cap
     return RefusedHold(
         scope=scope,

@@ -144,6 +144,7 @@ def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
     shown = {"object": "usage_record", **row}
     shown |= cost_view(shown.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(shown.pop("gpu_cost_nanousd"))}
     shown["saved_usd"] = dollars(shown.pop("saved_nanousd"))
+    shown["tier_saved_usd"] = dollars(shown.pop("discount_nanousd"))
     return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
 
 

@@ -106,9 +106,9 @@ async def find_callers(connection: AsyncConnection, digests: Sequence[bytes]) ->
     return {row["digest"]: _caller(row) for row in rows}
 
 
-async def find_caller_of_key(connection: AsyncConnection, key_id: str) -> Caller | None:
-    """Return the caller of the key with this id, or ``None`` for a revoked one."""
-    query = _FIND_CALLER.where(api_keys.c.id == bindparam("key_id"))
+async def find_caller_of_key(connection: AsyncConnection, key_id: str, *, also_revoked: bool = False) -> Caller | None:
+    """Return the caller of the key with this id, or ``None`` for a revoked one, unless it is ``also_revoked``."""
+    query = (_FIND_ANY_CALLER if also_revoked else _FIND_CALLER).where(api_keys.c.id == bindparam("key_id"))
     row = (await connection.execute(query, {"key_id": key_id})).mappings().one_or_none()
     return None if row is None else _caller(row)
 
@@ -194,16 +194,13 @@ def _safety(stored: Any) -> TeamSafety | None:
 
 _FOLLOW_LIMITS = text("SELECT follow_limits(:scope)")  # the caps of its open balances
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
-_FIND_CALLER = (
-    select(
-        teams,
-        api_keys.c.id.label("key_id"),
-        api_keys.c.name.label("key_name"),
-        api_keys.c.limits.label("key_limits"),
-        api_keys.c.cache,
-        api_keys.c.expires_at,
-        api_keys.c.digest,
-    )
-    .join_from(api_keys, teams)
-    .where(api_keys.c.revoked_at.is_(None))
-)
+_FIND_ANY_CALLER = select(
+    teams,
+    api_keys.c.id.label("key_id"),
+    api_keys.c.name.label("key_name"),
+    api_keys.c.limits.label("key_limits"),
+    api_keys.c.cache,
+    api_keys.c.expires_at,
+    api_keys.c.digest,
+).join_from(api_keys, teams)
+_FIND_CALLER = _FIND_ANY_CALLER.where(api_keys.c.revoked_at.is_(None))

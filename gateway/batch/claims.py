@@ -37,6 +37,7 @@ class ClaimedItem(Struct, frozen=True, kw_only=True):
     priority: str
     expires_at: float  # unix seconds; of its batch
     is_internal: bool = False  # its batch was created by the gateway itself
+    is_live_only: bool = False  # no batch of a provider answered it
 
     @property
     def is_of_several(self) -> bool:
@@ -141,7 +142,8 @@ RUNS = f"""
 """
 CLAIMED = f"""
     item.batch_id, item.position, custom_id, body, item.tries, item.losses, endpoint, {GROUP} AS concurrency_group,
-    key_id, priority, expires_at, is_aside AS is_internal, item.not_before IS NULL AS is_first
+    key_id, priority, expires_at, is_aside AS is_internal, item.not_before IS NULL AS is_first,
+    is_live_only
 """
 # As a common table expression: a subquery with a limit may be run more than once.
 CLAIM = text(f"""

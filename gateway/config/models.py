@@ -24,6 +24,7 @@ from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, coun
 
 DEFAULT_CONTEXT = 32_768  # tokens, where neither the file nor the price library knows
 DEFAULT_MAX_OUTPUT = 16_384
+PROVIDERS_DISCOUNT = 0.5  # of the Batch APIs of OpenAI, Anthropic, Google and Azure, by their pages (November 2026)
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
 OUTSIDE_CAPABILITIES = (Capability.CHAT, Capability.TOOLS, Capability.JSON)
@@ -90,11 +91,17 @@ def _read_at_one(
         complain(fields.node("max_output") or node, faults, f"more than the {context} tokens of `context`")
     if fields.has("gpu_hour") and provider is not None and not own:
         complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
+    said = fields.find("batch_discount", number(0, 1, above=True))
+    own_discount = said if own and said is not None else 1.0
+    price = _price(fields, known_as, set(abilities) == {Capability.EMBEDDINGS}, listed, own_discount)
+    has_batch_api = provider is not None and provider.batch_api
+    batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
     spec = ModelSpec(
         name=name,
         provider=provider_name,
         upstream_model=upstream,
-        price=_price(fields, known_as, set(abilities) == {Capability.EMBEDDINGS}, listed, own=own),
+        price=price,
+        batch_price=batch_price if has_batch_api else None,
         context=context,
         max_output=max_output,
         default_output=default_output,
@@ -146,14 +153,12 @@ def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None
     return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
 
 
-def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice, *, own: bool) -> Price:
+def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice, discount: float) -> Price:
     """Return the file's price, else the library's; never a zero that is not written.
 
-    Tier batch has its discount at ``own`` engines alone: it yields to others there. A commercial provider is sent an
-    ordinary call, whatever its tier, and bills it in full.
+    ``discount`` is that of tier batch at our own engines: it yields to others there. A commercial provider bills an
+    ordinary call in full, whatever its tier; what goes through its Batch API has a price of its own.
     """
-    said = fields.get("batch_discount", number(0, 1, above=True), 1.0)
-    discount = said if own else 1.0
     if (node := fields.node("price")) is not None:
         return _written_price(node, fields.faults, only_embeds, discount)
     match listed:

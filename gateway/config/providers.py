@@ -45,6 +45,9 @@ from gateway.core.settings import (
 )
 from router.catalog.targets import Endpoint
 
+# Hosts of Batch APIs that give a discount: lines go there unless the file says otherwise.
+BATCH_API_HOSTS = frozenset({"api.openai.com", "api.anthropic.com", "generativelanguage.googleapis.com"})
+AT_VERTEX = ("/publishers/google", "/publishers/anthropic")
 WITHOUT_N = ("anthropic", "gemini")  # formats of APIs that give one reply at a time
 REPLICA_SILENT = 5.0  # seconds
 HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
@@ -103,6 +106,10 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         )
     if optional and not fields.has("api_keys"):
         complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
+    batch_api = fields.get("batch_api", switch, _has_batch_api(endpoints) and not self_hosted)
+    if batch_api and (self_hosted or any(one.base_url.endswith(AT_VERTEX) for one in endpoints)):
+        why = "our own engine computes batches itself" if self_hosted else "Vertex AI has no Batch API of this shape"
+        complain(fields.node("batch_api") or node, faults, f"{why}: leave it out")
     parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
     if parallel_n and self_hosted:
         complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
@@ -124,6 +131,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         self_hosted=self_hosted,
         optional=optional,
         concurrency=fields.find("concurrency", integer(1)),
+        batch_api=batch_api,
         parallel_n=parallel_n,
         timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
@@ -133,6 +141,10 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
     )
     fields.close()
     return provider
+
+
+def _has_batch_api(endpoints: tuple[Endpoint, ...]) -> bool:
+    return bool(endpoints) and all(urlsplit(one.base_url).hostname in BATCH_API_HOSTS for one in endpoints)
 
 
 def _headers(node: Node, faults: Faults) -> dict[str, str] | None:

@@ -90,6 +90,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()
+    batch_api: bool = False  # lines of batches go through its Batch API
     parallel_n: bool = False  # takes no ``n``: several replies are asked for by as many requests at once
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
@@ -228,7 +229,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     def prices(self) -> list[Price]:
         """Return what calls are reckoned by."""
-        return [one.price for model in self.models.values() for one in model.everywhere]
+        models = [one for model in self.models.values() for one in model.everywhere]
+        return [price for one in models for price in (one.price, one.batch_price) if price is not None]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

@@ -23,7 +23,7 @@ from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
-from router.catalog.targets import Route, Tier
+from router.catalog.targets import Route, Target, Tier
 from router.prompt_size.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
 
@@ -46,13 +46,7 @@ class Admission:
         that fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
         """
         prompt, legs = await off_loop(call.size, partial(_bound, call, route))
-        request = HoldRequest(
-            request_id=call.request_id,
-            team_id=call.caller.team.id,
-            scopes=call.scopes,
-            legs=legs,
-            is_internal=call.is_internal,
-        )
+        request = _request_of(call, legs)
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold) and not prompt.is_close and hold.limit in TOKEN_LIMITS | DOLLAR_LIMITS:
             prompt = prompt.closely()
@@ -70,6 +64,19 @@ class Admission:
         account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
         self._open_calls.add(account)
         return call, account
+
+    async def most_of(self, call: Call, route: Route) -> HoldRequest:
+        """Return what a call could use at the most on ``route``, at the price of live calls: what it costs should its
+        batch not be answered."""
+        at_live = replace(route, targets=tuple(map(_at_live_price, route.targets)))
+        _, legs = await off_loop(call.size, partial(_bound, call, at_live))
+        return _request_of(call, legs)
+
+    def reserved(self, call: Call, hold: Hold) -> CallAccounting:
+        """Return the account of a call whose hold is in a reservation: its row is stored with its answer."""
+        account = CallAccounting(hold, self._journal, self._quotas, owes_parts=False)
+        self._open_calls.add(account)
+        return account
 
     async def admit_free(self, call: Call) -> CallAccounting:
         """Count a call that will use and cost nothing as a request, and return its open account.
@@ -115,6 +122,21 @@ class Admission:
         error = refusal_error(refused, fits)
         error.headers |= limit_headers(refused, self._clock.now())
         return error
+
+
+def _request_of(call: Call, legs: tuple[Leg, ...]) -> HoldRequest:
+    return HoldRequest(
+        request_id=call.request_id,
+        team_id=call.caller.team.id,
+        scopes=call.scopes,
+        legs=legs,
+        is_internal=call.is_internal,
+    )
+
+
+def _at_live_price(target: Target) -> Target:
+    model = target.model
+    return Target(replace(model, price=replace(model.price, batch_discount=1.0)), target.endpoint)
 
 
 def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:

@@ -88,10 +88,10 @@ class Inference:
         self.chooser = chooser
         self.admission = admission
         self._limiter = limiter
-        self._dispatcher = dispatcher
-        self._replies = replies
+        self.dispatcher = dispatcher
+        self.replies = replies
         self._closer = closer
-        self._moderator = moderator
+        self.moderator = moderator
         self._early_leaves = early_leaves
         self._cache = replies.cache
 
@@ -105,7 +105,7 @@ class Inference:
         turn, looked = await self._turn_of(call)
         check: InputCheck[Answering] | None = None
         try:
-            check = input_check_of(self._moderator, call)
+            check = input_check_of(self.moderator, call)
             reply = await self._open_reply(call, turn, looked, check, client, keep_ending)
         except BaseException:
             self._limiter.release(turn.slot)
@@ -137,12 +137,12 @@ class Inference:
             call, account = await self.admission.admit(call, turn.route)
         else:
             account = await self.admission.admit_free(call)
-        context = self._dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
+        context = self.dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
 
         def send() -> Awaitable[Answering]:
             if kept is not None:
-                return self._dispatcher.give_kept(context, kept)
-            return self._dispatcher.try_targets(context, turn.slot)
+                return self.dispatcher.give_kept(context, kept)
+            return self.dispatcher.try_targets(context, turn.slot)
 
         try:
             lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
@@ -151,11 +151,11 @@ class Inference:
         except BaseException as exc:
             self._close_unanswered(context, account, check, client, exc)
             raise
-        return self._replies.open(context, account, answering, keep_ending, looked)
+        return self.replies.open(context, account, answering, keep_ending, looked)
 
     async def _turn_of(self, call: Call) -> tuple[SlotGrant, Looked | None]:
         """Choose the call's route, look whether the cache answers it, and else wait until it may go along."""
-        self._moderator.refuse_paused(call)
+        self.moderator.refuse_paused(call)
         if call.owes_parts:
             self._early_leaves.refuse(call.caller.key_id)
         health = self.chooser.health()
@@ -163,7 +163,7 @@ class Inference:
         looked = await self._cache.look(call, route) if self._cache.takes(call) else None
         if looked is not None and looked.kept is not None:
             return SlotGrant(route), looked
-        away = self._dispatcher.refusal(call, route, health)
+        away = self.dispatcher.refusal(call, route, health)
         if away is not None and not self._limiter.can_wait(route):
             raise away
         turn = self._limiter.enter(call, route, health) if away is None else None
@@ -180,12 +180,12 @@ class Inference:
         """Close the accounting of a call that has no reply: none came, it is forbidden, or its client left."""
         call = context.call
         if isinstance(exc, UpstreamFiltered):
-            self._moderator.note_filtered(call)
+            self.moderator.note_filtered(call)
         violation = None if check is None else check.violation  # it may coincide with a leaving
         status = _status_unanswered(context, client, violation or exc)
         answering = None if check is None else check.answered
         if answering is not None and (status is Status.BLOCKED or _is_owed_whole(answering, status)):
-            reply = self._replies.open(context, account, answering)
+            reply = self.replies.open(context, account, answering)
             reply.end_unsent(status)
             reply.close()
             return

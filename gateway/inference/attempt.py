@@ -18,7 +18,6 @@ from gateway.core.settings import ProviderSettings
 from gateway.upstreams.anthropic.request import CLAUDES_FIELDS, is_wish
 from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
-from gateway.upstreams.resilience.breakers import Permit
 from gateway.upstreams.resilience.retry import Deadline, RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.droppable import without_fields
@@ -82,7 +81,7 @@ def asking_of(
     context: AttemptContext,
     target: Target,
     provider: ProviderSettings,
-    permit: Permit,
+    api_key: str | None,
     quirks: Quirks,
     limit: int | None,
     now: float,
@@ -95,7 +94,7 @@ def asking_of(
     return Asking(
         request=request,
         target=target,
-        api_key=permit.api_key,
+        api_key=api_key,
         token=token,
         streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,

@@ -36,7 +36,7 @@ from gateway.upstreams.resilience.breakers import Breakers, Permit
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.keys import TargetAway
 from gateway.upstreams.resilience.retry import OF_THE_KEY, Deadline, RetryBudgets, next_pause
-from gateway.upstreams.wire.base import Resume
+from gateway.upstreams.wire.base import Resume, UpstreamRequest
 from gateway.upstreams.wire.errors import (
     UpstreamFailure,
     UpstreamRefused,
@@ -87,6 +87,16 @@ class Dispatcher:
         """Return what the attempts share that go on with a broken reply of ``provider`` along the rest of its route."""
         deadline = Deadline(context.call.started + provider.timeouts.total)
         return replace(context, route=route, deadline=deadline, budget=self._budgets.of(provider), resume=resume)
+
+    async def build(self, call: Call, route: Route) -> UpstreamRequest:
+        """Return what the first target of a route would be sent. Raises UpstreamFailure for what it cannot say."""
+        context, target = self.begin(call, route, AttemptLog()), route.targets[0]
+        provider, now = self._providers.settings_at(target), self._clock.monotonic()
+        quirks = self._providers.quirks.of(target, now)
+        limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
+        asking = asking_of(context, target, provider, None, quirks, limit, now)
+        wire = self._providers.format(target.model.provider)
+        return await off_loop(call.size, lambda: wire.build_request(asking))
 
     async def give_kept(self, context: AttemptContext, kept: KeptAnswer) -> Answering:
         """Return what the cache has in the place of the first target's answer."""
@@ -210,7 +220,7 @@ class Dispatcher:
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
         token = await self._providers.token_for(target, self._client, self._clock.monotonic())
         now = self._clock.monotonic()
-        asking = asking_of(context, target, provider, permit, quirks, limit, now, token)
+        asking = asking_of(context, target, provider, permit.api_key, quirks, limit, now, token)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, now)
         ends = asyncio.get_running_loop().time() + patience

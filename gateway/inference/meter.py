@@ -77,6 +77,13 @@ class Meter:
         batch = self._call.routing.tier is Tier.BATCH
         return cost_of(usage, self._source.answering.target.model.price, batch=batch, at=self._call.created_at)
 
+    def discount_on(self, usage: Usage, cost: int) -> int:
+        """Return by how much ``usage`` costs the team less than the same live call, for its tier, in nano-dollars."""
+        price = self._source.answering.target.model.price
+        if price.batch_discount == 1.0 or self._call.routing.tier is not Tier.BATCH:
+            return 0
+        return max(0, cost_of(usage, price, at=self._call.created_at) - cost)
+
     def _probable_prompt(self) -> int:
         return charged_prompt_tokens(self._call.request, self._source.answering.target.model, self._prompt)
 

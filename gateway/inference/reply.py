@@ -279,6 +279,7 @@ class Reply:
             cost_nanousd=cost if status in CHARGED else 0,
             gpu_cost_nanousd=round(usage.gpu_seconds * (self.target.model.gpu_hour_nanousd or 0) / 3600),
             saved_nanousd=saved,
+            discount_nanousd=self.meter.discount_on(usage, cost) if status in CHARGED else 0,
             price="" if self.is_kept else begun.price,  # nothing was reckoned
             queue_ms=self.log.queue_ms,
             first_token_ms=round(self.first_token_seconds * 1000, 3),

@@ -117,6 +117,7 @@ def use_view(use: Use, *, for_admin: bool) -> dict[str, Any]:
         "output_tokens": totals.output_tokens,
         **cost_view(totals.cost_nanousd),
         "cache_saved_usd": dollars(totals.saved_nanousd),
+        "tier_saved_usd": dollars(totals.discount_nanousd),
         "usd_per_million_tokens": usd_per_million(totals.cost_nanousd, tokens),
     }
     if for_admin:

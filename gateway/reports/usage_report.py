@@ -101,6 +101,7 @@ def total_view(total: Totals, for_admin: bool) -> dict[str, Any]:
     del view["entries"]
     view |= cost_view(view.pop("cost_nanousd"))
     view["cache_saved_usd"] = dollars(view.pop("saved_nanousd"))
+    view["tier_saved_usd"] = dollars(view.pop("discount_nanousd"))
     gpu_cost = dollars(view.pop("gpu_cost_nanousd"))
     return {**view, "gpu_cost_usd": gpu_cost} if for_admin else view
 

@@ -16,6 +16,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
+from gateway.batch.running.provider_runner import PACE, Pace
 from gateway.batch.running.runner import BatchRunner
 from gateway.config.file import load_settings
 from gateway.core.background import stop_all
@@ -41,6 +42,7 @@ from gateway.storage.encryption import Sealer
 from gateway.stored_responses.store import purge_responses
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.client import UpstreamClient
 from gateway.webhooks.budget_alerts import BudgetAlerts
 from gateway.webhooks.deliverer import Deliverer
 from gateway.webhooks.sender import Sender
@@ -125,8 +127,8 @@ async def _work(
     return status
 
 
-def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = None) -> BatchRunner:
-    """Return a process's part in batches; ``concurrency`` is for their requests."""
+def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = None, pace: Pace = PACE) -> BatchRunner:
+    """Return a process's part in batches; ``concurrency`` is for their requests, ``pace`` for batches at providers."""
     return BatchRunner(
         parts.get(Editions),
         database or parts.get(Database),
@@ -134,6 +136,9 @@ def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = 
         parts.get(Clock),
         token=parts.get(Books).journal.token,
         concurrency=concurrency,
+        reservations=parts.get(Books).reservations,
+        client=parts.get(UpstreamClient),
+        pace=pace,
     )
 
 

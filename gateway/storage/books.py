@@ -14,6 +14,7 @@ from billing.quotas.lease_store import PostgresLeases
 from billing.quotas.leases import Leases
 from billing.quotas.quotas import Quotas
 from billing.quotas.rates import RateLimits
+from billing.quotas.reservations import Reservations
 from billing.upkeep.auditor import Auditor
 from billing.upkeep.flusher import Flusher
 from billing.upkeep.owner import Owner, owner_id
@@ -31,6 +32,7 @@ class Books(Struct, frozen=True, kw_only=True):
     caller."""
 
     quotas: Quotas
+    reservations: Reservations
     journal: Journal
     flusher: Flusher
     owner: Owner
@@ -63,6 +65,7 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         turns = Turns(database, clock)
         yield Books(
             quotas=Quotas(leases, rates),
+            reservations=Reservations(store, clock, version=VERSION),
             journal=journal,
             flusher=flusher,
             owner=owner,

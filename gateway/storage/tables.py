@@ -158,6 +158,10 @@ batch_items = Table(
     Column("response", LargeBinary),  # JSON of the output line's "response"
     Column("error", LargeBinary),  # JSON of the output line's "error"
     moment("finished_at"),
+    Column("provider_batch_id", Text),  # in which it goes, or went, to its provider
+    Column("provider_line", LargeBinary),  # as it is sent there; null once it was
+    Column("sent", JSONB),  # gateway.batch.at_providers.store.Sent: what was known when it was put there
+    Column("is_live_only", Boolean, nullable=False, server_default=false()),  # no provider's batch answered it
     Index(
         "batch_items_due_idx",
         "batch_id",
@@ -171,6 +175,42 @@ batch_items = Table(
         "position",
         postgresql_where=text("losses > 0 AND status IN ('queued', 'running')"),
     ),
+    Index(
+        "batch_items_provider_batch_id_idx",
+        "provider_batch_id",
+        "position",
+        postgresql_where=text("provider_batch_id IS NOT NULL"),
+    ),
+)
+
+# Batches at the Batch APIs of providers, each with lines of one batch for one target. Its id names what its lines hold,
+# too (owners.id).
+provider_batches = Table(
+    "provider_batches",
+    metadata,
+    Column("id", Text, primary_key=True),  # "pb_…"
+    Column("batch_id", Text, ForeignKey("batches.id", ondelete="CASCADE"), nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("place", Text, nullable=False),  # Target.key and the price's edition: what its lines have in common
+    Column("target", JSONB, nullable=False),  # router.catalog.targets.Target, at the price of batches
+    Column("key_digest", Text, nullable=False),  # of the provider's key that it belongs to
+    Column("status", Text, nullable=False),  # "gathering", "submitting", "submitted" or "ended"
+    Column("lines", Integer, nullable=False, server_default=ZERO),
+    Column("bytes", BigInteger, nullable=False, server_default=ZERO),
+    Column("upstream_id", Text),  # as the provider calls it
+    Column("tries", SmallInteger, nullable=False, server_default=ZERO),  # to submit it
+    Column("outcome", Text),  # how it ended, in the provider's word or ours
+    Column("lease_owner", Text),  # the worker that looks after it
+    moment("lease_until"),
+    Column("next_look_at", DateTime(timezone=True), nullable=False, server_default=NOW),
+    since(),
+    Column("touched_at", DateTime(timezone=True), nullable=False, server_default=NOW),  # when its last line came
+    moment("tried_at"),  # when it was last sent there: before that was done
+    moment("submitted_at"),
+    moment("cancelled_at"),  # when the provider was asked to stop
+    moment("ended_at"),
+    Index("provider_batches_batch_id_idx", "batch_id"),
+    Index("provider_batches_open_idx", "next_look_at", postgresql_where=text("status <> 'ended'")),
 )
 
 # The outbox: callbacks to deliver, written in the transaction that ends the batch.

@@ -43,6 +43,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     provider: str
     upstream_model: str
     price: Price
+    batch_price: Price | None = None  # of what goes through the provider's Batch API; None: nothing does
     context: int  # tokens, prompt and reply together
     max_output: int  # tokens
     default_output: int | None = None  # tokens, where a request names no limit; None: max_output

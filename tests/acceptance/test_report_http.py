@@ -137,6 +137,7 @@ def test_the_plain_report_is_as_it_was(team: PayingTeam) -> None:
         "cached_input_tokens",
         "cache_write_tokens",
         "cache_saved_usd",
+        "tier_saved_usd",
         "output_tokens",
         "reasoning_tokens",
         "cost_usd",

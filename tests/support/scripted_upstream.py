@@ -27,6 +27,7 @@ from tests.support import anthropic_answers, anthropic_rules, azure_rules, gemin
 from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
+from tests.support.upstream_batches import BatchDesk
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
 from tests.support.upstream_scripts import NAMED, Fault, Script, Shape, parse_script
@@ -107,6 +108,7 @@ class ScriptedUpstream:
         self._is_ready = threading.Event()
         self._stop: asyncio.Event | None = None
         self._connections: set[HttpConnection] = set()
+        self.batches = BatchDesk(self._answer_line, time.time)
         self._capacity = capacity
         self._running = 0
 
@@ -135,6 +137,7 @@ class ScriptedUpstream:
     def forget(self) -> None:
         """Drop the records, the violations and every ordered script."""
         self.requests, self.violations, self._orders = [], [], []
+        self.batches = BatchDesk(self._answer_line, time.time)
 
     def start(self) -> Self:
         """Listen; return once requests can come."""
@@ -205,6 +208,9 @@ class ScriptedUpstream:
             if path == azure_rules.TOKENS:
                 send_json(connection, 200, {}, azure_rules.give_token(seen.raw, seen.number))
                 return
+            if self.batches.takes(seen.path):
+                self._serve_batches(seen, connection, headers)
+                return
             dialect.check_headers(seen.headers, seen.method == "POST")
             if seen.method == "GET":
                 send_json(connection, 200, headers, self._models_page(seen.path))
@@ -267,6 +273,35 @@ class ScriptedUpstream:
             tokens = max((len(spoken.tokens) for spoken in answer.spoken), default=0)
             await asyncio.sleep(script.first_token + script.pace * tokens)
             await play_whole(connection, headers, spoil(answer, script), script)
+
+    def _serve_batches(self, seen: Seen, connection: HttpConnection, headers: Mapping[str, str]) -> None:
+        try:
+            status, body = self.batches.serve(seen.method, seen.path, seen.headers, seen.raw)
+        except ConnectionResetError as exc:
+            connection.start(200, headers, 2 * len(exc.args[0]) + 2)
+            connection.write(exc.args[0])
+            connection.drop()
+            return
+        connection.start(status, {"content-type": "application/json", **headers}, len(body))
+        connection.write(body)
+
+    def _answer_line(self, path: str, raw: bytes, dialect: str) -> tuple[int, dict[str, Any]]:
+        """Return how a line of a batch is answered: as the same plain call would be."""
+        if dialect == "gemini":
+            body, model = gemini_rules.check_body(raw, "gemini-3-flash"), path.partition(":")[2]
+            answer: Callable[..., Any] = GEMINI.answers[GEMINI_WHOLE]
+        else:
+            found = ANTHROPIC if dialect == "anthropic" else OPENAI
+            path = path if path.startswith("/v1/") else f"/v1{path}"
+            body = found.check_body(path, raw, {})
+            model, answer = body["model"], found.answers[path]
+        if body.get("stream"):
+            raise Violation("Lines of a batch are not streamed.")
+        self._know(model)
+        script = self._script_for(model, "")
+        if path == "/v1/embeddings":
+            return script.status, answer(body, script)
+        return script.status, spoil(answer(body, script, len(self.requests)), script)
 
     def _know(self, model: str) -> None:
         if model.partition(":")[0] not in self.models:

@@ -9,14 +9,19 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
+from billing.core.ids import moment_of
 from billing.core.records import UsageRecord
 from gateway.accounts.teams import find_caller_of_key
+from gateway.batch.at_providers.lines import ProviderLines
+from gateway.batch.at_providers.sender import LineSender
+from gateway.batch.at_providers.store import SentLine
 from gateway.batch.claims import SUSPECT_AFTER, ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
 from gateway.batch.results import error_of, response_of
 from gateway.calls.call import Call
-from gateway.calls.hooks import Ending
+from gateway.calls.hooks import Ending, KeepEnding
 from gateway.core.clock import Clock
 from gateway.core.errors import CallTakenOver, ContentPolicyViolation, ContentUnchecked, TeamSuspended
 from gateway.core.principals import Caller
@@ -29,7 +34,7 @@ from gateway.inference.reply import Reply
 from gateway.storage.database import Database
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamFull, UpstreamTimeout
 from protocol.errors import BadRequest, InvalidKey, Overloaded, ServiceError
-from router.catalog.targets import Tier
+from router.catalog.targets import Target, Tier
 
 MOST_TRIES = 6  # of an upstream, before its failure is what the line says
 LONGEST_PAUSE = 60.0  # seconds between two tries
@@ -54,21 +59,35 @@ class RetryLater(Struct, frozen=True):
 
 
 class ItemRunner:
-    """Runs items of batches under one edition of the configuration."""
+    """Runs items of batches under one edition of the configuration. ``sender`` puts those that it can into batches of
+    their providers."""
 
-    def __init__(self, inference: Inference, recalibrations: Recalibrations, clock: Clock) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        recalibrations: Recalibrations,
+        clock: Clock,
+        lines: ProviderLines,
+        sender: LineSender | None = None,
+    ) -> None:
         self._inference = inference
+        self._lines = lines
         self._recalibrations = recalibrations
         self._clock = clock
+        self._sender = sender
 
     async def run(self, caller: Caller, claim: ClaimedItem, store: Store) -> ItemResult | RetryLater | None:
         """Run an item. Its answer is stored through ``store``; an ItemResult that is returned has yet to be.
 
-        None: it was stored, or another worker has it.
+        None: it was stored, it lies with its provider, or another worker has it.
         """
         request_id = self._clock.new_id()
         try:
             call, writer = self.read(caller, claim, request_id)
+            if self._sender is not None and self._sender.may_send(claim):
+                sent = await self._sender.send(self._lines, call, claim)
+                if sent is not None:
+                    return sent if isinstance(sent, ItemResult) else None
             await self._answer(call, writer, claim, store)
         except CallTakenOver:
             log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
@@ -78,6 +97,24 @@ class ItemRunner:
             log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
             return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)
         return None
+
+    async def book(self, caller: Caller, line: SentLine, target: Target, body: bytes, store: Store, owner: str) -> bool:
+        """Store what a provider answered to a line in its batch, as the answer of an ordinary call is; return whether
+        that could be read. ``owner``: the name of the reservation that it spends."""
+        try:
+            call, writer = self.read(caller, line.claim, line.request_id)
+            call = replace(call, **_begun(line.request_id, self._clock))
+            keep = _keeper(call, writer, line.claim, store)
+            route = line.sent.route(call.request.model, target)
+            hold = line.sent.hold(line.request_id, caller, target, owner)
+            await _collect(await self._lines.open(call, route, hold, body, line.sent.dropped, keep))
+        except CallTakenOver:
+            log.warning("batch_item_taken_over", batch_id=line.claim.batch_id, position=line.claim.position)
+        except ServiceError as exc:
+            told = {"batch_id": line.claim.batch_id, "position": line.claim.position, "error": exc.message}
+            log.warning("provider_batch_answer_unreadable", **told)
+            return False
+        return True
 
     def read(self, caller: Caller, claim: ClaimedItem, request_id: str) -> tuple[Call, ReplyWriter]:
         """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
@@ -110,36 +147,51 @@ class ItemRunner:
         return call, endpoint.writer_of(call)
 
     async def _answer(self, call: Call, writer: ReplyWriter, claim: ClaimedItem, store: Store) -> None:
-        async def keep(reply: Reply, ending: Ending) -> None:
-            record: UsageRecord = reply.record
-            if isinstance(ending, ContentPolicyViolation):
-                told = BY_NAME[call.endpoint].errors.body(ending, call.request_id)
-                response = response_of(ending.status, call.request_id, msgspec.json.encode(told))
-            else:
-                assert isinstance(ending, tuple)
-                dropped = BY_NAME[call.endpoint].names_of(reply.dropped)
-                response = response_of(200, call.request_id, writer.whole(reply, *ending), dropped)
-            ended = ItemResult(
-                claim=claim,
-                status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
-                request_id=call.request_id,
-                response=response,
-                record=record,
-                input_tokens=record.input_tokens,
-                output_tokens=record.output_tokens,
-                cost_nanousd=record.cost_nanousd,
-            )
-            is_stored = await store(ended)
-            if not is_stored:
-                raise CallTakenOver("Another worker runs this request now.")
+        await _collect(await self._inference.answer(call, keep_ending=_keeper(call, writer, claim, store)))
 
-        reply = await self._inference.answer(call, keep_ending=keep)
-        try:
-            await reply.collect()
-        except ContentPolicyViolation:
-            pass  # stored and paid by ``keep``, as an answer is
-        finally:
-            reply.close()
+
+def _keeper(call: Call, writer: ReplyWriter, claim: ClaimedItem, store: Store) -> KeepEnding[Reply]:
+    """Return what stores how an item's reply ends."""
+
+    async def keep(reply: Reply, ending: Ending) -> None:
+        record: UsageRecord = reply.record
+        if isinstance(ending, ContentPolicyViolation):
+            told = BY_NAME[call.endpoint].errors.body(ending, call.request_id)
+            response = response_of(ending.status, call.request_id, msgspec.json.encode(told))
+        else:
+            assert isinstance(ending, tuple)
+            dropped = BY_NAME[call.endpoint].names_of(reply.dropped)
+            response = response_of(200, call.request_id, writer.whole(reply, *ending), dropped)
+        ended = ItemResult(
+            claim=claim,
+            status="failed" if isinstance(ending, ContentPolicyViolation) else "completed",
+            request_id=call.request_id,
+            response=response,
+            record=record,
+            input_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            cost_nanousd=record.cost_nanousd,
+        )
+        is_stored = await store(ended)
+        if not is_stored:
+            raise CallTakenOver("Another worker runs this request now.")
+
+    return keep
+
+
+async def _collect(reply: Reply) -> None:
+    try:
+        await reply.collect()
+    except ContentPolicyViolation:
+        pass  # stored and paid by its keeper, as an answer is
+    finally:
+        reply.close()
+
+
+def _begun(request_id: str, clock: Clock) -> dict[str, float]:
+    """Return when a call began, by its id: unix seconds, and those of this process's monotonic clock."""
+    created_at = moment_of(request_id) / 1000
+    return {"created_at": created_at, "started": clock.monotonic() - max(0.0, clock.now() - created_at)}
 
 
 class Senders:

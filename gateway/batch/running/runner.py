@@ -13,6 +13,9 @@ from typing import Any
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
+from billing.quotas.reservations import Reservations
+from gateway.batch.at_providers.lines import lines_of
+from gateway.batch.at_providers.sender import LineSender
 from gateway.batch.checking import check_next_input
 from gateway.batch.claims import (
     LEASE,
@@ -32,11 +35,13 @@ from gateway.batch.running.adaptive_concurrency import ConcurrencyLimits
 from gateway.batch.running.backpressure import Backpressure
 from gateway.batch.running.finisher import Finisher
 from gateway.batch.running.item import ItemRunner, RetryLater, Senders, result_if_given_up
+from gateway.batch.running.provider_runner import PACE, Pace, ProviderBatchRunner
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.inference.edition import Editions
 from gateway.inference.recalibrations import Recalibrations
 from gateway.storage.database import Database
+from gateway.upstreams.client import UpstreamClient
 from protocol.errors import ServiceError
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
@@ -45,6 +50,7 @@ MOST_BYTES = 8 * 1024 * 1024  # of bodies that run at once; the last of them may
 RENEW_EVERY = LEASE / 4  # seconds
 CHORES_EVERY = 1.0  # seconds between looks for batches that are late or cancelled
 LOOK_EVERY = 5.0  # seconds between looks at the batch rate, and at whether interactive calls wait
+LOOKERS = 3  # of which so many are looked after at once
 CHECK_EVERY = 0.5  # seconds between looks for input to check
 REQUEUE_WITHIN = 2.0  # seconds, at the end
 
@@ -65,6 +71,9 @@ class BatchRunner:
         *,
         token: str,
         concurrency: int,
+        reservations: Reservations,
+        client: UpstreamClient,
+        pace: Pace = PACE,
     ) -> None:
         self.owner = f"{socket.gethostname()}:{token}"
         self.limits = ConcurrencyLimits(concurrency, clock)
@@ -74,6 +83,15 @@ class BatchRunner:
         self._clock = clock
         self._finisher = Finisher(database, clock, self.owner, self._keep)
         self._senders = Senders(database, clock)
+        self._client = client
+        self._sender = LineSender(database, reservations, clock, self.owner)
+        self._pace = pace
+        self._at_providers = ProviderBatchRunner(
+            *(editions, database, reservations, recalibrations, client, clock),
+            owner=self.owner,
+            keep=self._keep,
+            pace=pace,
+        )
         self._schedule = FairSchedule()
         self._backpressure = Backpressure(self.limits, clock)
         self._running: dict[str, ClaimedItem] = {}
@@ -99,6 +117,8 @@ class BatchRunner:
             asyncio.create_task(self._keep_going(self._look_around, LOOK_EVERY)),
             asyncio.create_task(self._keep_going(self._check_inputs, CHECK_EVERY)),
         ]
+        for _ in range(LOOKERS):
+            loops.append(asyncio.create_task(self._keep_going(self._at_providers.look, self._pace.every)))
         try:
             await asyncio.gather(*loops)
         finally:
@@ -238,7 +258,9 @@ class BatchRunner:
             caller = await self._senders.find(claim.key_id)
         except ServiceError as exc:
             return failed_result(claim, self._clock.new_id(), exc)
-        runner = ItemRunner(self._editions.current.inference, self._recalibrations, self._clock)
+        edition = self._editions.current
+        lines = lines_of(edition, self._client, self._clock)
+        runner = ItemRunner(edition.inference, self._recalibrations, self._clock, lines, self._sender)
         return await runner.run(caller, claim, self._store)
 
     async def _store(self, ended: ItemResult) -> bool:

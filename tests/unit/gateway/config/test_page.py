@@ -50,7 +50,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
         ModelSpec,
         "",
         {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}
-        | {"others": "targets", "portion": "targets[].weight"},
+        | {"others": "targets", "portion": "targets[].weight", "batch_price": "batch_discount"},
     ),
     (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),

@@ -1,0 +1,360 @@
+# Lines of batches that go through the Batch API of their provider: sent once, booked once at the price that was given,
+# held until then, and asked again as ordinary calls where the provider does not answer them.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+from sqlalchemy import text
+
+from billing.core.money import to_nano
+from billing.core.prices import Price
+from billing.upkeep.audit import audit
+from gateway.batch.running.provider_runner import Pace
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.run.process import open_process
+from gateway.run.worker import batch_runner_of
+from gateway.storage.database import Database
+from tests.support.house import (
+    House,
+    anthropic_provider,
+    azure_provider,
+    gemini_provider,
+    model,
+    running_house,
+    settings_for,
+)
+from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
+from tests.support.upstream_batches import BatchFault
+
+FAST = Pace(every=0.05, lease=1.5, quiet=0.2, first_look=0.05, longest=0.2, later=0.1, full=0.1, settle=0.6, cancel=1.5)
+PROVIDERS = ("upstream", "anthropic", "gemini", "azure")
+PRICE = Price(input=to_nano(1), output=to_nano(2))
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[ScriptedUpstream]:
+    """The providers."""
+    with ScriptedUpstream(models=PROVIDERS) as upstream:
+        yield upstream
+
+
+@pytest.fixture
+def upstream(outside: ScriptedUpstream) -> Iterator[ScriptedUpstream]:
+    """The providers, as one test finds them."""
+    outside.forget()
+    yield outside
+    assert outside.violations == []
+
+
+@pytest.fixture(scope="module")
+def house(outside: ScriptedUpstream, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A gateway with a model at each of them, all with Batch APIs."""
+    with database_of_its_own(postgres_url) as url, temporary_valkey() as valkey:
+        settings = settings_for(url, valkey.url, outside.url, tmp_path_factory.mktemp("house"))
+        root = outside.root_url
+        others = (anthropic_provider(root), gemini_provider(root), azure_provider(root))
+        providers = {one.name: replace(one, batch_api=True) for one in (*settings.providers.values(), *others)}
+        batch_price = replace(PRICE, batch_discount=0.5)
+        models = {name: model(name, name, price=PRICE, batch_price=batch_price) for name in PROVIDERS}
+        with running_house(replace(settings, providers=providers, models=models)) as house:
+            yield house
+
+
+@asynccontextmanager
+async def working(house: House) -> AsyncIterator[None]:
+    """Run a worker; it ends in the middle of what it does."""
+    async with open_process(house.settings, Clock(), Drain()) as parts:
+        runner = batch_runner_of(parts, 8, pace=FAST)
+        running = asyncio.create_task(runner.run())
+        try:
+            yield
+        finally:
+            await stop_all([running])
+            await runner.finish(5.0, asyncio.Event())
+
+
+class Team:
+    """A team and its batches."""
+
+    def __init__(self, house: House, key: str | None = None) -> None:
+        self.house = house
+        self.http = httpx.AsyncClient(
+            base_url=house.url, headers={"authorization": f"Bearer {key or house.team_key}"}, timeout=30
+        )
+
+    async def submit(self, name: str, lines: int = 6, **more: Any) -> str:
+        """Submit a batch of chats to a model; return its id."""
+        asked = [
+            {"model": name, "messages": [{"role": "user", "content": f"Number {line}"}], "max_tokens": 20}
+            for line in range(lines)
+        ]
+        made = await self.http.post("/v1/batch", json={"requests": asked, **more})
+        return str(made.raise_for_status().json()["batch_id"])
+
+    async def look(self, batch_id: str) -> dict[str, Any]:
+        """Return a batch."""
+        return dict((await self.http.get(f"/v1/batch/{batch_id}")).raise_for_status().json())
+
+    async def ended(self, batch_id: str) -> dict[str, Any]:
+        """Wait until a batch has ended, and all of it at providers."""
+        async with asyncio.timeout(30):
+            while not (seen := await self.look(batch_id))["ended_at"]:
+                await asyncio.sleep(0.05)
+        await until_true(self.house, ALL_ENDED)
+        return seen
+
+    async def answers(self, batch_id: str) -> list[dict[str, Any]]:
+        """Return the bodies of the answers, in the order of the input."""
+        lines = (await self.http.get(f"/v1/batch/{batch_id}/results")).raise_for_status().text.splitlines()
+        return [httpx.Response(200, text=line).json()["response"]["body"] for line in lines]
+
+
+@pytest.fixture
+def team(house: House) -> Team:
+    """The house's team."""
+    return Team(house)
+
+
+async def query(house: House, statement: str) -> list[dict[str, Any]]:
+    """Return rows of the database."""
+    database = Database(house.settings.database_url)
+    async with database.begin() as connection:
+        rows = [dict(row) for row in (await connection.execute(text(statement))).mappings()]
+    await database.close()
+    return rows
+
+
+async def until_true(house: House, statement: str) -> None:
+    """Wait until a query's first column is true."""
+    async with asyncio.timeout(20):
+        while not next(iter((await query(house, statement))[0].values())):
+            await asyncio.sleep(0.03)
+
+
+ALL_ENDED = "SELECT coalesce(bool_and(status = 'ended'), true) FROM provider_batches"
+UNENDED = "SELECT count(*) AS count FROM owners WHERE id LIKE 'provider-batch:%' AND ended_at IS NULL"
+HELD = (
+    "SELECT sum(granted - returned - spent) AS held FROM leases "
+    "WHERE owner LIKE 'provider-batch:%' AND scope LIKE 'team:%' AND unit = 'nanousd'"
+)
+IS_SENT = "SELECT count(*) FILTER (WHERE status = 'submitted') > 0 FROM provider_batches"
+
+
+async def check_books(house: House) -> None:
+    """The tables agree, and nothing of a provider's batch is held any more."""
+    assert await query(house, UNENDED) == [{"count": 0}]
+    database = Database(house.settings.database_url)
+    report = await audit(database, datetime.now(UTC).date())
+    await database.close()
+
+    assert report.differences == [] and report.books > 0
+
+
+async def rows_of(house: House, batch_id: str) -> list[dict[str, Any]]:
+    """Return the rows of a batch's lines."""
+    return await query(
+        house,
+        "SELECT model_used, tier, status, cost_nanousd, discount_nanousd, input_tokens, output_tokens "
+        f"FROM usage_records WHERE client_request_id LIKE '{batch_id}:%'",
+    )
+
+
+def live_calls(upstream: ScriptedUpstream) -> int:
+    """Return how many ordinary calls came."""
+    ends = ("/chat/completions", "/v1/messages", ":generateContent")
+    return sum(seen.path.partition("?")[0].endswith(ends) and seen.method == "POST" for seen in upstream.requests)
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+async def test_lines_go_through_the_providers_batch_api_at_half_the_price(
+    house: House, upstream: ScriptedUpstream, team: Team, name: str
+) -> None:
+    """One batch there, one row each, half of what a live call costs; no ordinary call is made."""
+    async with working(house):
+        batch_id = await team.submit(name)
+        seen = await team.ended(batch_id)
+        async with asyncio.timeout(5):
+            while not upstream.batches.deleted:  # nothing is left there
+                await asyncio.sleep(0.02)
+    answers = await team.answers(batch_id)
+    rows = await rows_of(house, batch_id)
+
+    assert (seen["status"], seen["request_counts"]) == ("completed", {"total": 6, "completed": 6, "failed": 0})
+    assert all(answer["choices"][0]["message"]["content"] and answer["model"] == name for answer in answers)
+    assert len(upstream.batches.made) == 1 and live_calls(upstream) == 0
+    assert len(rows) == 6 and {(row["tier"], row["status"]) for row in rows} == {("batch", "answered")}
+    for row in rows:
+        full = 1000 * row["input_tokens"] + 2000 * row["output_tokens"]
+        assert (row["cost_nanousd"], row["discount_nanousd"]) == (full // 2, full // 2)
+    await check_books(house)
+    today = datetime.now(UTC).date()
+    usage = (await team.http.get(f"/v1/usage?from={today}&to={today}&group_by=model")).json()["results"]
+    of_model = next(line for line in usage if line["model"] == name)
+    assert of_model["tier_saved_usd"] == pytest.approx(sum(row["discount_nanousd"] for row in rows) / 1e9)
+
+
+FAULTS = {
+    "expired": (BatchFault(end="expired"), 3),
+    "failed": (BatchFault(end="failed", code="invalid_json_line"), 6),
+    "errors, a missing line, out of order, twice, and one that nobody sent": (
+        BatchFault(errors=frozenset({0, 5}), missing=frozenset({4}), backwards=True, twice=True, foreign=True),
+        3,
+    ),
+    "refused": (BatchFault(refuse=[400]), 6),
+    "busy, then taken, and results that are cut": (BatchFault(refuse=[429, 429], cut_results=2), 0),
+    "no room there, then some": (BatchFault(end="failed", code="token_limit_exceeded"), 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_whatever_a_provider_does_each_line_is_answered_and_paid_once(
+    house: House, upstream: ScriptedUpstream, team: Team, fault: str
+) -> None:
+    """What its batch does not answer is asked again, as an ordinary call, at the full price."""
+    upstream.batches.fault, live = FAULTS[fault][0], FAULTS[fault][1]
+    async with working(house):
+        batch_id = await team.submit("upstream")
+        if fault.startswith("no room"):
+            again = f"SELECT count(*) > 0 FROM provider_batches WHERE tries > 1 AND batch_id = '{batch_id}'"
+            await until_true(house, again)
+            upstream.batches.fault.end = "completed"
+        seen = await team.ended(batch_id)
+    rows = await rows_of(house, batch_id)
+
+    assert seen["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
+    assert len(rows) == 6 and {row["status"] for row in rows} == {"answered"}
+    assert sum(row["discount_nanousd"] == 0 for row in rows) == live == live_calls(upstream)
+    assert seen["usage"]["cost_usd"] == pytest.approx(sum(row["cost_nanousd"] for row in rows) / 1e9)
+    await check_books(house)
+
+
+@pytest.mark.parametrize("name", ["upstream", "anthropic", "gemini"])
+async def test_a_batch_that_was_taken_unheard_is_found_and_not_sent_again(
+    house: House, upstream: ScriptedUpstream, team: Team, name: str
+) -> None:
+    """A 500 behind the acceptance: the provider has one batch of it, and the lines are paid once."""
+    upstream.batches.fault = BatchFault(refuse=[500], after_taking=True)
+    async with working(house):
+        seen = await team.ended(await team.submit(name))
+
+    assert seen["request_counts"]["completed"] == 6
+    assert len(upstream.batches.made) == 1 and live_calls(upstream) == 0
+    await check_books(house)
+
+
+async def test_a_batch_that_was_never_taken_is_sent_again(house: House, upstream: ScriptedUpstream, team: Team) -> None:
+    """A 500 and no batch of that name for as long as one would need to show."""
+    upstream.batches.fault = BatchFault(refuse=[500])
+    async with working(house):
+        seen = await team.ended(await team.submit("upstream"))
+
+    assert seen["request_counts"]["completed"] == 6
+    assert len(upstream.batches.made) == 1 and live_calls(upstream) == 0
+    await check_books(house)
+
+
+async def test_another_worker_goes_on_when_the_one_that_sent_a_batch_has_died(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """Nothing is sent twice, what is held stays held meanwhile, and every line is booked once."""
+    upstream.batches.fault = BatchFault(end="never")
+    async with working(house):
+        batch_id = await team.submit("upstream")
+        await until_true(house, IS_SENT)
+    held = await query(house, HELD)
+    upstream.batches.fault.end = "completed"
+    async with working(house):
+        seen = await team.ended(batch_id)
+
+    assert held[0]["held"] >= 6 * 20 * 2000  # the full price of all that they may answer
+    assert seen["request_counts"]["completed"] == 6
+    assert len(upstream.batches.made) == 1 and live_calls(upstream) == 0
+    assert len(await rows_of(house, batch_id)) == 6
+    await check_books(house)
+
+
+async def test_a_cancelled_batch_is_cancelled_at_its_provider(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """What it had answered is kept and paid, at its price; the rest is not asked again."""
+    upstream.batches.fault = BatchFault(end="never")
+    async with working(house):
+        batch_id = await team.submit("upstream")
+        await until_true(house, IS_SENT)
+        cancelling = (await team.http.post(f"/v1/batch/{batch_id}/cancel")).json()["status"]
+        seen = await team.ended(batch_id)
+    rows = await rows_of(house, batch_id)
+
+    assert (cancelling, seen["status"]) == ("cancelling", "cancelled")
+    assert upstream.batches.made[0].cancelled and live_calls(upstream) == 0
+    assert seen["request_counts"]["completed"] == len(rows) == 3
+    assert all(row["cost_nanousd"] == row["discount_nanousd"] > 0 for row in rows)
+    await check_books(house)
+
+
+async def test_a_provider_that_does_not_answer_in_time_is_left_for_ordinary_calls(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """Six hours before the batch expires, what is not there is asked at once."""
+    upstream.batches.fault = BatchFault(end="never")
+    async with working(house):
+        batch_id = await team.submit("upstream")
+        await until_true(house, IS_SENT)
+        sooner = "UPDATE batches SET expires_at = now() + interval '5 hours'"
+        await query(house, f"{sooner} WHERE id = '{batch_id}' RETURNING id")
+        seen = await team.ended(batch_id)
+    rows = await rows_of(house, batch_id)
+
+    assert (seen["status"], seen["request_counts"]["completed"], len(rows)) == ("completed", 6, 6)
+    assert sum(row["discount_nanousd"] == 0 for row in rows) == live_calls(upstream) == 3
+    await check_books(house)
+
+
+async def test_what_is_in_a_hurry_or_cannot_go_there_is_an_ordinary_call(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """Lines of high priority; several replies to one line, which are several requests at Anthropic."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    async with working(house):
+        high = await team.ended(await team.submit("upstream", 2, priority="high"))
+        body = {"requests": [{"model": "anthropic", **chat, "n": 2}]}
+        made = (await team.http.post("/v1/batch", json=body)).raise_for_status().json()
+        several = await team.ended(made["batch_id"])
+
+    assert high["request_counts"]["completed"] == 2 and several["request_counts"]["total"] == 1
+    assert upstream.batches.made == []
+
+
+async def test_a_budget_holds_what_lies_with_a_provider(house: House, upstream: ScriptedUpstream) -> None:
+    """Lines beyond the cap wait until others are booked; live calls are refused meanwhile, and no cap is passed."""
+    with house.client(house.admin_key) as admin:
+        limits = {"usd_per_day": 0.0009}  # about four lines, as they are held
+        admin.post("/admin/teams", json={"id": "tight", "name": "Tight", "limits": limits}).raise_for_status()
+        made = admin.post("/admin/keys", json={"team_id": "tight", "name": "k"}).raise_for_status().json()
+    team = Team(house, made["key"])
+    upstream.batches.fault = BatchFault(end="never")
+    async with working(house):
+        batch_id = await team.submit("upstream", 7)
+        await until_true(house, IS_SENT)
+        body = {"model": "upstream", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000}
+        refused = await team.http.post("/v1/chat/completions", json=body)
+        upstream.batches.fault.end = "completed"
+        seen = await team.ended(batch_id)
+
+    assert refused.status_code == 429
+    assert seen["request_counts"] == {"total": 7, "completed": 7, "failed": 0}
+    over = await query(house, "SELECT scope FROM balances WHERE cap IS NOT NULL AND drawn + corrected > cap")
+    assert over == [] and len(upstream.batches.made) > 1
+    await check_books(house)
