@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0022"
-down_revision = "0021"
+revision = "0023"
+down_revision = "0022"
 branch_labels = None
 depends_on = None
 
@@ -16,7 +16,7 @@ NOW = sa.text("now()")
 
 def upgrade() -> None:
     """Go forward."""
-    for table in ("usage_records", "usage_daily"):
+    for table in ("usage_records", "usage_daily", "usage_series"):
         op.add_column(table, sa.Column("discount_nanousd", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "provider_batches",
@@ -71,5 +71,5 @@ def downgrade() -> None:
     for column in ("is_live_only", "sent", "provider_line", "provider_batch_id"):
         op.drop_column("batch_items", column)
     op.drop_table("provider_batches")
-    for table in ("usage_daily", "usage_records"):
+    for table in ("usage_series", "usage_daily", "usage_records"):
         op.drop_column(table, "discount_nanousd")
