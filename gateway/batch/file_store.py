@@ -94,9 +94,10 @@ async def list_files(
     return [FileRecord(**row) for row in rows]
 
 
-async def check_seen(connection: AsyncConnection, table: Table, team_id: str, after: str) -> None:
-    """Raise BadRequest unless ``after`` is a team's: a list would end there as if nothing followed."""
-    query = select(table.c.id).where(table.c.id == after, table.c.team_id == team_id)
+async def check_seen(connection: AsyncConnection, table: Table, team_id: str | None, after: str) -> None:
+    """Raise BadRequest unless ``after`` is a team's, or any's: a list would end there as if nothing followed."""
+    own = [] if team_id is None else [table.c.team_id == team_id]
+    query = select(table.c.id).where(table.c.id == after, *own)
     if (await connection.execute(query)).scalar_one_or_none() is None:
         words = f"There is no '{after[:100]}' to go on after; it may have been deleted. Begin anew without 'after'."
         raise invalid_param("after", words)

@@ -223,7 +223,7 @@ async def list_batches(
         query = query.where(place > edge if is_above else place < edge)
     order = [column.asc() if is_above else column.desc() for column in (table.created_at, table.id)]
     rows = (await connection.execute(query.order_by(*order).limit(limit))).mappings().all()
-    if seen is not None and not rows and team_id is not None:
+    if seen is not None and not rows:
         await check_seen(connection, batches, team_id, seen)
     found = [from_row(Batch, row) for row in rows]
     return found[::-1] if is_above else found

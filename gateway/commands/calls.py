@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from billing.core.ids import least_id
 from gateway.commands.command_line import read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
@@ -25,7 +26,8 @@ COLUMNS = (
     *("created_at", "request_id", "team_id", "status", "code"),
     *("model_used", "output_tokens", "cost_usd", "total_ms"),
 )
-LOOK_AGAIN, LOOK_BACK = 1.0, 60.0  # seconds; a call's row may come some seconds after the call
+LOOK_AGAIN, LOOK_BACK = 1.0, 60.0  # seconds; a call is listed by when it began, and may end a minute later
+THOROUGH = 10  # looks, of which one goes through all of the last minute; the others end where nothing is new
 
 
 def command(
@@ -65,18 +67,40 @@ def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], 
     if not follow:
         show(format, page, COLUMNS, page["data"], "Calls, newest first (UTC)")
         return
-    seen: dict[str, None] = {}
+    seen: set[str] = set()
+    calls, looks = new_calls(lambda _: {**page, "next": None}, said, seen), 0
     while True:
-        for call in reversed(page["data"]):
-            if call["request_id"] not in seen:
-                seen[call["request_id"]] = None
-                say("\t".join(printable("" if call.get(name) is None else str(call[name])) for name in COLUMNS))
-        for request_id in list(seen)[:-1000]:
-            del seen[request_id]
+        for call in reversed(calls):
+            say("\t".join(printable("" if call.get(name) is None else str(call[name])) for name in COLUMNS))
         sys.stdout.flush()
         time.sleep(LOOK_AGAIN)
-        since = (Clock().moment() - timedelta(seconds=LOOK_BACK)).isoformat()
-        page = page_of({"from": since, **said, "limit": "200"})
+        now = Clock().moment()
+        since = (now - timedelta(seconds=LOOK_BACK)).isoformat()
+        looks += 1
+        is_thorough = looks % THOROUGH == 0
+        calls = new_calls(page_of, {"from": since, **said, "limit": "200"}, seen, is_thorough=is_thorough)
+        if is_thorough and "from" not in said:
+            least = str(least_id(now.timestamp() - 2 * LOOK_BACK))
+            seen.difference_update([each for each in seen if each < least])
+
+
+def new_calls(
+    page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], seen: set[str], *, is_thorough: bool = False
+) -> list[dict[str, Any]]:
+    """Return the calls of all pages that are not in ``seen``, newest first, and note them there.
+
+    Up to the first page without one, or ``is_thorough``.
+    """
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = page_of({**said, **after})
+        new = [call for call in page["data"] if call["request_id"] not in seen]
+        seen.update(call["request_id"] for call in new)
+        found += new
+        if page["next"] is None or not (new or is_thorough):
+            return found
+        after = {"after": page["next"]}
 
 
 def _page(settings: Settings, said: Mapping[str, str], team: str | None) -> Any:

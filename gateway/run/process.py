@@ -255,6 +255,7 @@ class _Process:
         self.auth = Authenticator(self.database, self.clock, settings.key_pepper, settings.admin_keys, others, scrapers)
         self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
         self.metrics.books.follow(books)
+        self.metrics.follow_rows(self.policy_events, self.refused, self.refused_counts)
         self.metrics.config_loaded.set(self.clock.now())
 
 

@@ -23,13 +23,13 @@ log = structlog.get_logger()
 
 
 class RowsBehind:
-    """The rows of one table that this process has not written yet. ``what`` they are, for the log."""
+    """The rows of one table that this process has not written yet. ``what`` they are, for the log and the metrics."""
 
     def __init__(self, database: Database, table: Table, what: str) -> None:
         self.lost = 0  # rows that found no room
         self._database = database
         self._insert = insert(table).on_conflict_do_nothing()
-        self._what = what
+        self.what = what
         self._waiting: deque[dict[str, Any]] = deque()
         self._news = asyncio.Event()
 
@@ -49,7 +49,7 @@ class RowsBehind:
             try:
                 await self.flush()
             except POSTGRES_AWAY as exc:
-                log.warning(f"{self._what}_wait", waiting=len(self._waiting), error=repr(exc))
+                log.warning(f"{self.what}_wait", waiting=len(self._waiting), error=repr(exc))
                 await asyncio.sleep(AGAIN)
 
     async def flush(self) -> None:

@@ -8,8 +8,9 @@ from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.principals import Caller
+from gateway.storage.rows_behind import RowsBehind
 from gateway.telemetry.book_metrics import BookMetrics
-from gateway.telemetry.meters import Meters, counter_of, histogram_of
+from gateway.telemetry.meters import Meters, Rises, counter_of, histogram_of
 from gateway.telemetry.target_metrics import TargetMetrics
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import ServiceError
@@ -94,6 +95,11 @@ class Metrics(ReplyHook):
             "tollgate_config_loaded_timestamp_seconds",
             "When the configuration was read that is gone by; of several workers the oldest",
         )
+        self.rows_lost = meters.counter(
+            "tollgate_rows_lost_total", "Rows of tables beside the accounting that were never written", "rows"
+        )
+        self._rises = Rises()
+        self._rows_behind: tuple[RowsBehind, ...] = ()
         for outcome in ("ok", "refused"):
             counter_of(self.config_reloads, outcome)
 
@@ -107,6 +113,12 @@ class Metrics(ReplyHook):
         """Take over what is counted elsewhere."""
         self.books.refresh()
         self.targets.refresh()
+        for rows in self._rows_behind:
+            self._rises.follow(self.rows_lost, rows.lost, rows.what)
+
+    def follow_rows(self, *rows: RowsBehind) -> None:
+        """Show from now on what these have lost."""
+        self._rows_behind = rows
 
     def count_reload(self, is_ok: bool, now: float) -> None:
         """Count a reload; ``now`` in unix seconds."""

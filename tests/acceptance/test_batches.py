@@ -245,8 +245,9 @@ def test_an_admin_sees_the_batches_of_all(house: FaultHouse, client: httpx.Clien
     assert {each["status"] for each in listed(status="completed")} == {"completed"}
     assert batch["batch_id"] not in [each["batch_id"] for each in listed(after=batch["batch_id"])]
     assert client.get("/admin/batches").status_code in (401, 403)
-    with pytest.raises(httpx.HTTPStatusError, match="400"):
-        listed(status="done")
+    for wrong in ({"status": "done"}, {"after": "batch_nothing"}):
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            listed(**wrong)
 
 
 def test_a_spent_budget_fails_what_is_left(team_of: Callable[..., httpx.Client]) -> None:

@@ -7,6 +7,9 @@ from redis.asyncio import Redis
 
 from gateway.core.background import Background
 from gateway.core.settings import ProviderSettings
+from gateway.storage.database import Database
+from gateway.storage.rows_behind import MOST, RowsBehind
+from gateway.storage.tables import refused_calls
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
@@ -65,3 +68,14 @@ def test_a_provider_that_comes_back_is_counted_on(breakers: Breakers, registry: 
 
     assert 'tollgate_retries_total{provider="one"} 3.0' in before
     assert 'tollgate_retries_total{provider="one"} 4.0' in shown(metrics)
+
+
+def test_rows_that_were_never_written_are_told() -> None:
+    """Of each table, whatever it is for: what found no room while Postgres was away."""
+    metrics = Metrics()
+    rows = RowsBehind(Database("postgresql://nowhere/x"), refused_calls, "refused_calls")
+    metrics.follow_rows(rows)
+    for number in range(MOST + 3):
+        rows.add({"number": number})
+
+    assert 'tollgate_rows_lost_total{rows="refused_calls"} 3.0' in shown(metrics)
