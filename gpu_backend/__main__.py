@@ -16,7 +16,7 @@ from gpu_backend.engine.process import die_with
 from gpu_backend.server.checkpoint.model_registry import ModelVersion, find_version
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer
 from gpu_backend.server.serving import serve
-from gpu_backend.server.settings import FrontSettings
+from gpu_backend.server.settings import FrontSettings, read_kv_events
 from gpu_backend.step.config import (
     DEVICES,
     DTYPES,
@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
     add("--block-size", type=int, default=cache.block_size, metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
+    add("--kv-events-config", metavar="JSON", help="tells routers what the prefix cache has; vLLM's setting")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, default=engine.checkpoint.load_format, help="dummy makes random weights")
     add(
@@ -187,6 +188,7 @@ def _settings(
         async_scheduling=options.async_scheduling,
         cuda_graphs=options.cuda_graphs,
     )
+    engine = replace(engine, kv_events=read_kv_events(options.kv_events_config or "{}"))
     own_name = version.name if version else Path(options.model).resolve().name
     return FrontSettings(
         engine=engine,

@@ -11,6 +11,7 @@ from itertools import count
 
 from gpu_backend.engine.output_processor import OutputProcessor
 from gpu_backend.engine.requests import find_problem, make_sequences, refusal
+from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import shared_hashes
 from gpu_backend.scheduling.arrival import refuse_on_arrival
@@ -19,6 +20,7 @@ from gpu_backend.scheduling.load import LoadMeter
 from gpu_backend.scheduling.scheduler import Scheduler
 from gpu_backend.scheduling.swapping import SwapChoice
 from gpu_backend.speculation.planner import make_speculator
+from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import (
@@ -75,6 +77,7 @@ class EngineLoop:
             shared=shared_hashes(prefixes.shared_prefixes if prefixes.prefix_caching else (), block_size),
             clock=clock,
             num_host_blocks=limits.num_host_blocks,
+            log=BlockLog(block_size) if config.kv_events.publishes else None,
         )
         swapping = SwapChoice(steps.step_cost or limits.assumed_cost, steps.step_cost is not None, limits.copy_seconds)
         self.scheduler = Scheduler(config, self.blocks, clock, make_speculator(config, limits), swapping)
@@ -101,6 +104,10 @@ class EngineLoop:
     def load(self) -> LoadReport:
         """Describe the engine's state."""
         return self._meter.report(self.scheduler, self.blocks, self._clock())
+
+    def take_block_events(self) -> list[BlockEvent]:
+        """Return what the prefix cache gained and lost since the last time."""
+        return [] if self.blocks.log is None else self.blocks.log.take()
 
     def handle(self, command: Command) -> list[Event]:
         """Take a command; what can be said about it at once comes back."""

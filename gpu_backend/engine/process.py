@@ -23,7 +23,7 @@ from gpu_backend.engine.torch_import import import_torch
 from gpu_backend.models.config import load_model_config
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import ASSUMED_COSTS
-from gpu_backend.step.messages import Command, Event, NewTokens, Ready
+from gpu_backend.step.messages import BlocksChanged, Command, Event, NewTokens, Ready
 
 if TYPE_CHECKING:
     from gpu_backend.engine.loop import EngineLoop
@@ -127,6 +127,8 @@ def _serve(connection: Connection, loop: EngineLoop) -> None:
         if time.monotonic() >= report_at:
             events.append(loop.load())
             reported, changed = time.monotonic(), False
+        if changes := loop.take_block_events():
+            events.append(BlocksChanged(tuple(changes)))
         if events:
             connection.send(tuple(map(_pack, events)))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from hashlib import blake2b
 
+from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import extend_hashes
 from gpu_backend.step.sequence import Sequence
@@ -70,6 +71,8 @@ class BlockTables:
         full = end // self._blocks.block_size
         self.extend_hashes(sequence)
         for index in range(sequence.num_published, full):
+            if self._blocks.log is not None:
+                self._describe(self._blocks.log, sequence, index)
             self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
         sequence.num_published = full
 
@@ -80,9 +83,8 @@ class BlockTables:
 
     def extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
-        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
-        blocks = self._blocks
-        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, _salt_of(owner), blocks.shared)
+        blocks, salt = self._blocks, self._salt_of(sequence)
+        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, blocks.shared)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks away, wherever they are, and with them what was computed."""
@@ -100,6 +102,17 @@ class BlockTables:
         self._blocks.release(table[kept:])
         sequence.swapped, sequence.block_table, sequence.num_published = swapped, (), 0
         return True
+
+    def _salt_of(self, sequence: Sequence) -> bytes:
+        return _salt_of(f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}")
+
+    def _describe(self, log: BlockLog, sequence: Sequence, index: int) -> None:
+        """Say what a block holds, and whose it is where those before it are shared by all."""
+        hashes, size, shared = sequence.block_hashes, self._blocks.block_size, self._blocks.shared
+        parent = hashes[index - 1] if index else None
+        begins = hashes[index] not in shared and (parent is None or parent in shared)
+        tokens = sequence.token_ids[index * size : (index + 1) * size]
+        log.describe(hashes[index], parent, tokens, self._salt_of(sequence).hex() if begins else None)
 
     def _swap_in(self, sequence: Sequence, headroom: int) -> bool:
         fresh = self._blocks.blocks_for(len(sequence.token_ids)) - len(sequence.swapped)

@@ -11,6 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
+from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.host_tier import HostTier
 from gpu_backend.kv_cache.tenant_cache import TenantCache
 from gpu_backend.step.plan import BlockCopy
@@ -45,6 +46,8 @@ class BlockManager:
 
     What is evicted goes to one of ``num_host_blocks`` in host memory, and comes back when its hash is asked for. The
     copies that this takes must be made in their order, before the next step computes: ``take_copies`` hands them out.
+
+    What can be found from now on, and what no more, is noted in ``log``, if there is one.
     """
 
     def __init__(
@@ -55,16 +58,18 @@ class BlockManager:
         shared: frozenset[bytes] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
         num_host_blocks: int = 0,
+        log: BlockLog | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.shared = shared
+        self.log = log
         # Leading tokens of each block that the draft model has computed too; what it computed is its owner's to know.
         self.num_drafted = [0] * num_blocks
         self._references = [0] * num_blocks
         self._free = deque(range(num_blocks))
         self._evictable = TenantCache(num_protected, clock)
-        self.host = HostTier(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock)
+        self.host = HostTier(num_host_blocks, num_protected * num_host_blocks // num_blocks, clock, log)
         self._copies: list[BlockCopy] = []
         self._by_key: dict[bytes, _Named] = {}
         self._by_block: dict[int, _Named] = {}
@@ -273,9 +278,13 @@ class BlockManager:
 
     def _name(self, key: bytes, block: int, owner: str, again: bool) -> None:
         self._by_key[key] = self._by_block[block] = _Named(key, block, owner, again)
+        if self.log is not None:
+            self.log.add(key, "GPU")
 
     def _forget(self, named: _Named) -> None:
         del self._by_key[named.key], self._by_block[named.block]
+        if self.log is not None:
+            self.log.remove(named.key, "GPU")
 
 
 def _owner(named: _Named) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import groupby
 
+from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.tenant_cache import TenantCache
 
 
@@ -26,8 +27,11 @@ class HostTier:
     A key is on the device or here, never on both. Tenants' parts are protected as on the device.
     """
 
-    def __init__(self, num_blocks: int, num_protected: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_blocks: int, num_protected: int, clock: Callable[[], float], log: BlockLog | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self._log = log
         self._free = deque(range(num_blocks))
         self._cached = TenantCache(num_protected, clock)
         self._by_key: dict[bytes, HostBlock] = {}
@@ -57,6 +61,8 @@ class HostTier:
         for (key, _), place in zip(kept, places, strict=True):
             self._by_key[key] = HostBlock(place, tenant)
             self._key_of[place] = key
+            if self._log is not None:
+                self._log.add(key, "CPU")
         return places
 
     def take(self, keys: Iterable[bytes]) -> list[HostBlock]:
@@ -65,7 +71,7 @@ class HostTier:
         for tenant, group in groupby(keys, lambda key: self._by_key[key].tenant):
             own = list(group)
             self._cached.remove(tenant, own)
-            taken += [self._by_key.pop(key) for key in own]
+            taken += [self._pop(key) for key in own]
         for found in taken:
             del self._key_of[found.block]
         return taken
@@ -102,7 +108,12 @@ class HostTier:
     def _take_places(self, count: int, tenant: str) -> list[int]:
         taken = [self._free.popleft() for _ in range(min(count, len(self._free)))]
         for key in self._cached.evict_for(tenant, count - len(taken)):
-            place = self._by_key.pop(key).block
+            place = self._pop(key).block
             del self._key_of[place]
             taken.append(place)
         return taken
+
+    def _pop(self, key: bytes) -> HostBlock:
+        if self._log is not None:
+            self._log.remove(key, "CPU")
+        return self._by_key.pop(key)

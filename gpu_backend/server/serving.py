@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import uvicorn
 from gpu_backend.server.app import create_app
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.client.engine_client import EngineClient
+from gpu_backend.server.client.kv_publisher import KvPublisher
 from gpu_backend.server.front import build_front
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.shared_prompts import shared_prefixes
+from gpu_backend.step.block_events import BlockEvent
+from gpu_backend.step.config import KvEventsConfig
 from protocol.serving.http_server import HttpProtocol
 from protocol.serving.listening import BACKLOG, open_socket, raise_descriptor_limit
 
@@ -42,7 +46,8 @@ def serve(settings: FrontSettings) -> int:
         server.should_exit = True
 
     own = replace(settings.engine, prefixes=replace(settings.engine.prefixes, shared_prefixes=prefixes))
-    engine = EngineClient(own, settings.max_waiting, on_failed=give_up)
+    on_blocks = _publish_blocks(own.kv_events)
+    engine = EngineClient(own, settings.max_waiting, on_failed=give_up, on_blocks=on_blocks)
     app = create_app(build_front(settings, checkpoint, engine))
     config = uvicorn.Config(
         app,
@@ -69,6 +74,14 @@ def serve(settings: FrontSettings) -> int:
     log.info("serving %s on http://%s:%d", settings.served_model_name, f"[{host}]" if ":" in host else host, port)
     server.run(sockets=[listening])
     return exit_status
+
+
+def _publish_blocks(config: KvEventsConfig) -> Callable[[Sequence[BlockEvent]], None]:
+    if not config.publishes:
+        return lambda events: None
+    publisher = KvPublisher(config)
+    log.info("KV events, and in them the tokens of prompts, go to all who connect to %s", config.endpoint)
+    return publisher.publish
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from gpu_backend.step.config import EngineConfig
+import msgspec
+
+from gpu_backend.step.config import EngineConfig, KvEventsConfig
 
 LEAST_SECRET = 20  # characters of a secret that other machines may try
 
@@ -63,3 +66,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_kv_events(text: str) -> KvEventsConfig:
+    """Return the settings that JSON says. Raises ``ValueError`` for what is none of them."""
+    known = [each.name for each in fields(KvEventsConfig)]
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+        if unknown := said.keys() - set(known):
+            raise ValueError(f"{', '.join(sorted(unknown))} is unknown; known are {', '.join(known)}")
+        return msgspec.convert(said, KvEventsConfig)
+    except (ValueError, msgspec.MsgspecError) as exc:
+        raise ValueError(f"kv_events_config: {exc}") from exc

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,33 @@ class PrefixConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """Whether and where it is told what the prefix cache has, in the names of vLLM's ``--kv-events-config``."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"  # to bind; subscribers connect
+    replay_endpoint: str | None = None  # where the last batches are told again; None: nowhere
+    buffer_steps: int = 10_000  # batches that are kept to be told again
+    hwm: int = 100_000  # batches that wait for a slow subscriber, beyond which it misses some
+    max_queue_size: int = 100_000  # batches that wait to be sent at all
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("publisher", self.publisher, ("zmq", "null"))
+        _counts(self, "buffer_steps", "hwm", "max_queue_size")
+        for name in ("endpoint", "replay_endpoint"):
+            address = getattr(self, name)
+            is_address = address is None or address.startswith(("tcp://", "ipc://", "inproc://"))
+            _is("an address such as tcp://127.0.0.1:5557", name, address, is_address)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether anything is told."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+@dataclass(frozen=True, slots=True)
 class StepConfig:
     """How much one step computes, and what it takes."""
 
@@ -170,6 +197,7 @@ class EngineConfig:
     steps: StepConfig
     fairness: FairnessConfig
     speculation: SpeculationConfig
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
     @property
     def cached_lead_tokens(self) -> int:

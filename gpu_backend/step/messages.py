@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
@@ -141,8 +142,15 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksChanged:
+    """What the prefix cache gained and lost in a step, in its order. Sent where events are published."""
+
+    events: tuple[BlockEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """Nothing is running any more, and nothing will be taken."""
 
 
-Event = Ready | NewTokens | Embedding | Refused | LoadReport | Drained
+Event = Ready | NewTokens | Embedding | Refused | LoadReport | BlocksChanged | Drained

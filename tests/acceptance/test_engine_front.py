@@ -9,23 +9,34 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
+import zmq
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 from tokenizers import pre_tokenizers
 
+from gateway.run.processes import free_port
 from protocol.serving.http_server import LONGEST_HEAD
 from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
+from tests.support.kv_index import KvIndex
 from tests.support.raw_client import tell
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.waiting import until
 
+TOLD = {
+    "enable_kv_cache_events": True,
+    "endpoint": f"tcp://127.0.0.1:{free_port()}",
+    "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
+    "topic": "kv@tiny",
+}
 QUESTION: list[Any] = [{"role": "user", "content": "What is a toll gate?"}]
 
 
@@ -36,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[EngineServer]:
-    with running_engine_server(model) as server:
+    with running_engine_server(model, "--kv-events-config", json.dumps(TOLD)) as server:
         yield server
 
 
@@ -65,6 +76,53 @@ def test_a_stream_says_what_a_plain_answer_says(client: OpenAI) -> None:
     assert choices[-1].finish_reason == whole.choices[0].finish_reason
     assert last.usage.completion_tokens == whole.usage.completion_tokens == len(whole.choices[0].token_ids)
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_routers_are_told_what_the_cache_has(client: OpenAI, server: EngineServer) -> None:
+    """Over ZeroMQ, as vLLM tells it: numbered batches within a second, and all of them again for who asks. An index
+    of them has the prompt; what is no question for batches is passed over."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as events, context.socket(zmq.DEALER) as replays:
+        events.connect(TOLD["endpoint"])
+        events.subscribe("kv@tiny")
+        replays.connect(TOLD["replay_endpoint"])
+        prompt = asked_until_heard(client, server, events)
+        topic, number, payload = events.recv_multipart()
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.connect(TOLD["replay_endpoint"])
+            stranger.send(b"hello")
+            replays.send_multipart((b"", bytes(8)))
+            told = list(batches(replays))
+    index = KvIndex()
+    for _, batch in told:
+        for event in msgspec.msgpack.decode(batch)[1]:
+            index.apply(event)
+
+    assert (topic, len(number)) == (b"kv@tiny", 8)
+    assert abs(time.time() - msgspec.msgpack.decode(payload)[0]) < 60 and msgspec.msgpack.decode(payload)[2] == 0
+    assert [number for number, _ in told] == list(range(len(told)))
+    assert msgspec.msgpack.decode(told[0][1])[1] == [{"type": "AllBlocksCleared"}]
+    assert (int.from_bytes(number, "big"), payload) in told
+    assert tuple(prompt[: len(prompt) // 16 * 16]) in index.prompts()
+
+
+def asked_until_heard(client: OpenAI, server: EngineServer, events: zmq.Socket[bytes]) -> list[int]:
+    """Ask until a subscriber, which misses what came before it was known, hears of it; return the prompt's tokens."""
+    for attempt in range(50):
+        messages = [{"role": "user", "content": f"What is a toll gate, and who keeps number {attempt}?"}]
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+        if events.poll(1000):
+            return httpx.post(server.url + "/tokenize", json={"model": "tiny", "messages": messages}).json()["tokens"]
+    raise AssertionError("no event came")
+
+
+def batches(replays: zmq.Socket[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield what is told again, to the end."""
+    while replays.poll(10_000):
+        _, number, payload = replays.recv_multipart()
+        if number == b"\xff" * 8:
+            return
+        yield int.from_bytes(number, "big"), payload
+    raise AssertionError("the end of what is told again is missing")
 
 
 def test_usage_tells_where_the_time_went(client: OpenAI) -> None:

@@ -22,7 +22,7 @@ from gpu_backend.models.config import load_model_config
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.scheduling.forecast import WINDOW
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
-from gpu_backend.step.config import engine_config
+from gpu_backend.step.config import KvEventsConfig, engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.step.grammar import GrammarCompiler
 from gpu_backend.step.limits import Limits
@@ -164,6 +164,7 @@ def counting_loop(
     assumed_cost: StepCost = ASSUMED_COSTS["cuda"],
     most_ahead: int = 0,
     runner: CountingRunner | None = None,
+    kv_events: KvEventsConfig | None = None,
     **settings: Any,
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``.
@@ -171,7 +172,7 @@ def counting_loop(
     Unless ``is_forced`` is false, drafts are made whether they pay or not; for up to ``most_ahead`` decodes by the
     runner itself, ahead of results.
     """
-    config = engine_config(model="", **settings)
+    config = replace(engine_config(model="", **settings), kv_events=kv_events or KvEventsConfig())
     runner = runner or CountingRunner(config.cache.block_size)
     runner.most_ahead = most_ahead
     length = max_model_len or num_blocks * config.cache.block_size

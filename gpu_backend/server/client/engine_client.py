@@ -18,9 +18,11 @@ from typing import Protocol
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.server.client.call_recovery import DIED, CallRecovery
 from gpu_backend.server.client.engine_call import EngineCall
+from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import (
     Abort,
+    BlocksChanged,
     Command,
     Drain,
     Drained,
@@ -79,6 +81,7 @@ class EngineClient:
         max_waiting: int = 4096,
         start_process: Callable[[EngineConfig], Process] = EngineProcess.start,
         on_failed: Callable[[], None] = lambda: None,
+        on_blocks: Callable[[Sequence[BlockEvent]], None] = lambda events: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = EngineState.STARTING
@@ -92,6 +95,7 @@ class EngineClient:
         self._max_waiting = max_waiting
         self._start_process = start_process
         self._on_failed = on_failed
+        self._on_blocks = on_blocks  # what the prefix cache gains and loses; each process begins with nothing
         self._clock = clock
         self._calls: dict[str, EngineCall] = {}
         self._waiting: set[str] = set()  # request ids without a first event
@@ -210,7 +214,10 @@ class EngineClient:
                         self.state = EngineState.ACTIVE
                     log.info("the engine is ready: %s", event)
                     self._is_loading = False
+                    self._on_blocks((AllBlocksCleared(),))
                     self._recovery.resume()
+                case BlocksChanged(changes):
+                    self._on_blocks(changes)
                 case Drained():
                     log.info("drained")
 

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_backend.kv_cache.block_log import BlockLog, number_of
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import extend_hashes
+from gpu_backend.server.client.kv_publisher import as_told
 from gpu_backend.step.plan import StepPlan, StepResult
 from tests.support.engine import answer_all, continuation, counting_loop, greedy, model_loop
+from tests.support.kv_index import KvIndex
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 BLOCK = 4
@@ -45,11 +48,14 @@ class Memory:
 def test_what_is_found_is_what_was_stored(
     moves: list[tuple[str, int]], num_blocks: int, num_host_blocks: int, protected: int
 ) -> None:
-    """Wherever a block wandered, what is found is what its hash says; swapped tables come back as they went."""
-    blocks = BlockManager(num_blocks, BLOCK, min(protected, num_blocks), num_host_blocks=num_host_blocks)
+    """Wherever a block wandered, what is found is what its hash says; swapped tables come back as they went. Who
+    follows the log finds what can be found, in the same memory."""
+    log, index = BlockLog(BLOCK), KvIndex()
+    blocks = BlockManager(num_blocks, BLOCK, min(protected, num_blocks), num_host_blocks=num_host_blocks, log=log)
     memory = Memory()
     held: list[tuple[list[int], list[bytes], str]] = []
     swapped: list[tuple[tuple[int, ...], list[Any], str]] = []
+    seen: set[bytes] = set()
     for move, choice in moves:
         tenant = "ab"[choice % 2]
         blocks.note_request(tenant, 1.0)
@@ -58,6 +64,7 @@ def test_what_is_found_is_what_was_stored(
             wanted = hashes_of([choice % 7] * (choice % 5) * BLOCK, tenant.encode())
             allocation = blocks.allocate_table(wanted, len(wanted) + choice % 2, choice % 3, tenant)
             memory.follow(blocks)
+            seen |= set(wanted)
             if allocation is not None:
                 found = allocation.block_table[: allocation.num_cached]
                 assert [memory.device[block] for block in found] == wanted[: allocation.num_cached]
@@ -72,7 +79,8 @@ def test_what_is_found_is_what_was_stored(
                 memory.device[block] = None
                 table.append(block)
         elif move == "publish":
-            for block, key in zip(table, hashes, strict=False):
+            for place, (block, key) in enumerate(zip(table, hashes, strict=False)):
+                log.describe(key, hashes[place - 1] if place else None, [len(hashes)] * BLOCK, None)
                 blocks.publish(block, key, owner)
         elif move == "release" and held:
             held.pop(choice % len(held))
@@ -97,6 +105,18 @@ def test_what_is_found_is_what_was_stored(
             blocks.host.free(swapped.pop()[0])
 
         blocks.check([table for table, _, _ in held], [places for places, _, _ in swapped])
+        if choice % 3:  # else the events of several moves come together
+            for event in log.take():
+                index.apply(as_told(event))
+            there = {number_of(key): found for key in seen if any(found := where(blocks, key))}
+            assert {n: (n in index.blocks["GPU"], n in index.blocks["CPU"]) for n in there} == there
+            assert set(index.blocks["GPU"]) | set(index.blocks["CPU"]) == set(there)
+
+
+def where(blocks: BlockManager, key: bytes) -> tuple[bool, bool]:
+    """Return whether a key can be found on the device, and on the host."""
+    on_host = key in blocks.host
+    return bool(blocks.count_known([key], 0)) and not on_host, on_host
 
 
 def test_prompt_comes_back_from_host_memory() -> None:

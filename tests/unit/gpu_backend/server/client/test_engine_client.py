@@ -12,8 +12,19 @@ import pytest
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import RESTARTS, EngineClient, EngineState
 from gpu_backend.server.client.errors import EngineFailed
+from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent, BlockRemoved
 from gpu_backend.step.config import engine_config
-from gpu_backend.step.messages import Abort, Command, Drain, Generate, LoadReport, NewTokens, Ready, Refused
+from gpu_backend.step.messages import (
+    Abort,
+    BlocksChanged,
+    Command,
+    Drain,
+    Generate,
+    LoadReport,
+    NewTokens,
+    Ready,
+    Refused,
+)
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
 from protocol.errors import Overloaded
@@ -98,6 +109,18 @@ async def test_events_for_unknown_requests_are_ignored() -> None:
         engine.script = speaking([5])
 
         assert await all_tokens(client.call([generate("a")])) == [5]
+
+
+async def test_a_new_process_has_nothing_cached() -> None:
+    """Who follows the prefix cache is told what it gains and loses, and of every process that it begins with nothing."""
+    engine, told = FakeEngine(), list[BlockEvent]()
+    removed = BlockRemoved([7], "GPU")
+    async with running(engine, on_blocks=told.extend) as client:
+        engine.process.say(BlocksChanged((removed,)))
+        engine.process.die()
+        await until(lambda: client.restarts == 1 and client.state is EngineState.ACTIVE)
+
+    assert told == [AllBlocksCleared(), removed, AllBlocksCleared()]
 
 
 async def test_too_many_waiting_requests_are_refused() -> None:

@@ -1,0 +1,76 @@
+# What the prefix cache gained and lost, written down as it happens, for the routers that are told of it.
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from gpu_backend.step.block_events import BlockEvent, BlockRemoved, BlockStored, Medium
+
+
+@dataclass(slots=True)
+class _Described:
+    """What a block's hash stands for."""
+
+    parent: bytes | None
+    tokens: array[int]
+    owner: str | None  # of a block whose parent is not this owner's too
+    media: set[Medium] = field(default_factory=set)
+
+
+class BlockLog:
+    """Gathers events until ``take``. Blocks in a row are one event; a block is described before it is added."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._known: dict[bytes, _Described] = {}
+        self._loose: set[bytes] = set()  # described, and perhaps nowhere: a block that moves is removed and added
+        self._events: list[BlockEvent] = []
+        self._last: bytes | None = None  # which the last event stored at its end
+
+    def describe(self, key: bytes, parent: bytes | None, tokens: SequenceOf[int], owner: str | None) -> None:
+        """Say what a key that may be added stands for: its own tokens, and the key before it."""
+        if key not in self._known:
+            self._known[key] = _Described(parent, array("q", tokens), owner)
+            self._loose.add(key)
+
+    def add(self, key: bytes, medium: Medium) -> None:
+        """Note that a described block can be found."""
+        what = self._known[key]
+        what.media.add(medium)
+        last = self._events[-1] if self._events else None
+        if not (isinstance(last, BlockStored) and last.medium == medium and what.parent == self._last is not None):
+            parent = None if what.parent is None else number_of(what.parent)
+            last = BlockStored([], parent, [], self._block_size, medium, [])
+            self._events.append(last)
+        last.block_hashes.append(number_of(key))
+        last.token_ids += what.tokens
+        last.extra_keys.append(None if what.owner is None else (what.owner,))
+        self._last = key
+
+    def remove(self, key: bytes, medium: Medium) -> None:
+        """Note that a block can be found no more."""
+        what = self._known[key]
+        what.media.discard(medium)
+        self._loose.add(key)
+        last = self._events[-1] if self._events else None
+        if not (isinstance(last, BlockRemoved) and last.medium == medium):
+            last = BlockRemoved([], medium)
+            self._events.append(last)
+        last.block_hashes.append(number_of(key))
+        self._last = None
+
+    def take(self) -> list[BlockEvent]:
+        """Return the events since the last time, in their order."""
+        for key in self._loose:
+            if not self._known[key].media:
+                del self._known[key]
+        self._loose.clear()
+        events, self._events, self._last = self._events, [], None
+        return events
+
+
+def number_of(key: bytes) -> int:
+    """Return a block's hash as routers know it: the first 64 bits of ours, without a sign."""
+    return int.from_bytes(key[:8], "big")

@@ -1,0 +1,87 @@
+# KV events over ZeroMQ, as vLLM publishes them (vllm/distributed/kv_events.py): every batch of them is one message of
+# topic, sequence number and MessagePack, and the last batches can be asked for again.
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from gpu_backend.step.block_events import BlockEvent
+from gpu_backend.step.config import KvEventsConfig
+
+RANK = 0  # of a data-parallel replica, which ours is alone
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+LOOK_EVERY = 0.05  # seconds between looks for subscribers that ask again, while nothing happens
+LINGER = 100  # milliseconds for what is on its way when the engine ends
+
+Batch = tuple[int, bytes]  # its number, and [seconds since 1970, events, rank] in MessagePack
+
+
+class KvPublisher:
+    """Sends what it is given, in a thread of its own: no caller waits for a subscriber.
+
+    Batches are numbered without a gap. Where more wait than ``max_queue_size``, or a subscriber is slower than ``hwm``
+    allows, some are missed: the gap tells, and asking again helps.
+    """
+
+    def __init__(self, config: KvEventsConfig) -> None:
+        """Bind at once. Raises ``ValueError`` where that cannot be, or where pyzmq is not installed."""
+        try:
+            import zmq
+        except ImportError as exc:
+            raise ValueError("KV events need pyzmq: pip install 'tollgate[engine]'") from exc
+        self._topic = config.topic.encode()
+        self._waiting: queue.Queue[Batch] = queue.Queue(config.max_queue_size)
+        self._sent: deque[Batch] = deque(maxlen=config.buffer_steps)
+        self._next = 0
+        self._context = zmq.Context()
+        self._events = self._context.socket(zmq.PUB)
+        self._events.setsockopt(zmq.SNDHWM, config.hwm)
+        self._replays = self._context.socket(zmq.ROUTER)
+        for socket, address in ((self._events, config.endpoint), (self._replays, config.replay_endpoint)):
+            socket.setsockopt(zmq.LINGER, LINGER)
+            try:
+                if address is not None:
+                    socket.bind(address)
+            except zmq.ZMQError as exc:
+                raise ValueError(f"KV events cannot be published at {address}: {exc}") from exc
+        threading.Thread(target=self._send_all, name="kv-events", daemon=True).start()
+
+    def publish(self, events: Sequence[BlockEvent]) -> None:
+        """Hand over what happened in a step."""
+        batch = self._next, msgspec.msgpack.encode((time.time(), [as_told(event) for event in events], RANK))
+        self._next += 1
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(batch)
+
+    def _send_all(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                number, payload = self._waiting.get(timeout=LOOK_EVERY)
+                self._sent.append((number, payload))
+                self._events.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+            while self._replays.poll(0):
+                self._replay(self._replays.recv_multipart())
+
+    def _replay(self, asked: list[bytes]) -> None:
+        """Answer a request for all batches from a number on; one that is none is passed over."""
+        who, *_, start = asked
+        if len(start) != 8:
+            return
+        first = int.from_bytes(start, "big")
+        answers: list[tuple[Any, ...]] = [(n.to_bytes(8, "big"), batch) for n, batch in self._sent if n >= first]
+        for number, payload in (*answers, (END_OF_REPLAY, b"")):
+            self._replays.send_multipart((who, b"", number, payload))
+
+
+def as_told(event: BlockEvent) -> dict[str, Any]:
+    """Return an event as the map that it travels as."""
+    return {"type": type(event).__name__, **{each.name: getattr(event, each.name) for each in fields(event)}}
