@@ -112,7 +112,7 @@ async def test_events_for_unknown_requests_are_ignored() -> None:
 
 
 async def test_a_new_process_has_nothing_cached() -> None:
-    """Who follows the prefix cache is told what it gains and loses, and of every process that it begins with nothing."""
+    """Who follows the prefix cache is told what it gains and loses, and that each process begins with nothing."""
     engine, told = FakeEngine(), list[BlockEvent]()
     removed = BlockRemoved([7], "GPU")
     async with running(engine, on_blocks=told.extend) as client:
