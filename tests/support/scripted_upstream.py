@@ -203,6 +203,8 @@ class ScriptedUpstream:
 
     async def _answer_seen(self, seen: Seen, connection: HttpConnection) -> None:
         path, dialect = _dialect_of(seen.path)
+        if seen.path == "/v1/models" and "anthropic-version" in seen.headers:
+            dialect = ANTHROPIC
         headers = dialect.headers(seen.number)
         try:
             if path == azure_rules.TOKENS:
@@ -312,7 +314,7 @@ class ScriptedUpstream:
         known = {
             name: {"id": name, "object": "model", "created": CREATED, "owned_by": "openai"} for name in self.models
         }
-        if path == "/v1/models":
+        if path in ("/v1/models", "/v1beta/models"):
             return {"object": "list", "data": list(known.values())}
         name = path.removeprefix("/v1/models/")
         if name == path:
@@ -469,6 +471,8 @@ def _dialect_of(path: str) -> tuple[str, Dialect]:
         return plain, AZURE
     if (found := gemini_rules.PATH.fullmatch(path)) is not None:
         return f":{found[2]}{found[3] or ''}", GEMINI
+    if path == "/v1beta/models":
+        return path, GEMINI
     return path, ANTHROPIC if path.startswith(MESSAGES) else OPENAI
 
 

@@ -1,0 +1,116 @@
+# What `tollgate doctor` looks at outside: whether each provider is there and takes each of its keys (the list of its
+# models is asked for, which costs nothing), and whether our own engines serve what the catalogue says.
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from msgspec.structs import replace
+
+from gateway.core.settings import ProviderSettings, Settings
+from gateway.doctor.findings import Finding, fault, ok, warning
+from gateway.fleet.instances import ask_load, replicas_of
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import FORMATS, ProviderRegistry
+from gateway.upstreams.wire.base import Asking, UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamFailure
+from protocol.chat import ChatRequest, Message
+from router.catalog.targets import Target
+
+WITHIN = 10.0  # seconds for each answer
+LISTS = {"openai": "/models", "anthropic": "/v1/models", "gemini": "/models"}
+GREETING = ChatRequest(model="any", messages=(Message("user", "Hi"),), max_tokens=1)
+
+
+async def look_at_upstreams(settings: Settings) -> list[Finding]:
+    """Return what each provider, with each of its keys, and each replica of our own engine says."""
+    client, registry = UpstreamClient(), ProviderRegistry(settings.providers)
+    try:
+        looks = [
+            _look_at_key(client, registry, target, number)
+            for provider in settings.providers.values()
+            if not provider.self_hosted
+            for target in _one_at_each_endpoint(settings, provider)
+            for number in range(max(1, len(provider.api_keys)))
+        ]
+        return [*await asyncio.gather(*looks), *await _look_at_engines(client, registry, settings)]
+    finally:
+        await client.close()
+
+
+def request_of_models(
+    registry: ProviderRegistry, target: Target, key: str | None, token: str | None
+) -> UpstreamRequest:
+    """Return the request for the list of an endpoint's models, with the credentials that its format has."""
+    provider = registry.settings_at(target)
+    asking = Asking(
+        request=GREETING, target=target, api_key=key, token=token, streams=False, api_version=provider.api_version
+    )
+    built = registry.dress(FORMATS[provider.format].build_request(asking), target)
+    azure = f"/openai/models?api-version={provider.api_version}" if provider.api_version else None
+    url = target.endpoint.base_url + (azure or LISTS[provider.format])
+    return replace(built, method="GET", url=url, body=b"")
+
+
+async def _look_at_key(client: UpstreamClient, registry: ProviderRegistry, target: Target, number: int) -> Finding:
+    provider = registry.settings_at(target)
+    several = f", key {number + 1} of {len(provider.api_keys)}" if len(provider.api_keys) > 1 else ""
+    part, place = f"{provider.name}{several}", target.endpoint.base_url
+    try:
+        token = await registry.token_for(target, client, time.monotonic())
+    except UpstreamFailure as exc:
+        return fault(part, f"no token: {exc.message}", "correct its oauth, google_key_file or token_file")
+    key = provider.api_keys[number] if provider.api_keys else None
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(WITHIN):
+            answer = await client.send(
+                request_of_models(registry, target, key, token), provider.timeouts.connect, WITHIN
+            )
+            answer.close()
+    except (UpstreamFailure, TimeoutError) as exc:
+        words = f"{place} does not answer: {getattr(exc, 'message', '') or 'not in time'}"
+        return fault(part, words, "is its base_url right, and may this machine go there (DNS, firewall, proxy)?")
+    took = f"{1000 * (time.perf_counter() - began):.0f} ms"
+    match answer.status:
+        case 200:
+            return ok(part, f"{place} takes it, in {took}")
+        case 401 | 403:
+            return fault(part, f"{place} refuses it ({answer.status})", "make a new key there and set it")
+        case 429:
+            return warning(part, f"{place} takes no more now (429)", "look at the account's limits and credit there")
+        case 404:
+            remedy = "is base_url right? Its models are only known to be there once `doctor --live` has called one"
+            return warning(part, f"{place} lists no models (404)", remedy)
+        case status:
+            return warning(
+                part, f"{place} answers {status} to the list of its models", "look at the provider's status page"
+            )
+
+
+async def _look_at_engines(client: UpstreamClient, registry: ProviderRegistry, settings: Settings) -> list[Finding]:
+    found = []
+    for replica in replicas_of(settings.providers.values()):
+        part, place = f"engine {replica.provider.name}", replica.endpoint.base_url
+        try:
+            load = await ask_load(client, registry, replica)
+        except UpstreamFailure as exc:
+            remedy = "start it, or correct its base_url and secret; calls go on to the other replicas and fallbacks"
+            found.append(fault(part, f"{place}: {exc.message}", remedy))
+            continue
+        served = {one.upstream_model for one in settings.models.values() if one.provider in replica.names}
+        if served and load.model_id not in served:
+            words = f"{place} serves {load.model_id}, and the catalogue asks for {', '.join(sorted(served))}"
+            found.append(fault(part, words, "correct upstream_model, or --served-model-name of the engine"))
+        elif load.status != "active":
+            found.append(warning(part, f"{place} is {load.status}", "it takes nothing new: start another, or end it"))
+        else:
+            found.append(ok(part, f"{place} serves {load.model_id}: {load.running} run, {load.queue_depth} wait"))
+    return found
+
+
+def _one_at_each_endpoint(settings: Settings, provider: ProviderSettings) -> list[Target]:
+    """Return a target for each endpoint, with a model of the provider, if it has one."""
+    models = [one for model in settings.models.values() for one in model.everywhere if one.provider == provider.name]
+    return [Target(models[0], endpoint) for endpoint in provider.endpoints] if models else []
