@@ -46,10 +46,13 @@ class ServiceError(Exception):
         self.code = code if code is not None else self.code
         self.param = param
         self.headers: dict[str, str] = {**self.usual_headers, **(headers or {})}
+        self.facts: Mapping[str, str] = {}  # what the error object says besides
 
-    def body(self) -> dict[str, object]:
-        """Return the error object of the OpenAI dialect; all four keys are always there."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def body(self, request_id: str = "") -> dict[str, object]:
+        """Return the error object of the OpenAI dialect: its four keys are always there, then the request's id, where
+        there is one, and ``facts``."""
+        told = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": told | ({"request_id": request_id} if request_id else {}) | dict(self.facts)}
 
 
 class BadRequest(ServiceError):

@@ -38,6 +38,11 @@ def none_may_be_asked(call: Call, tried: Sequence[Tried]) -> ServiceError:
     return Overloaded(words, retry_after=wait)
 
 
+def failed_at(call: Call, target: Target) -> dict[str, str]:
+    """Return the model and the endpoint of a failure, as its caller may know them."""
+    return {"model": _name_for(call, target), "endpoint": f"{target.model.provider}/{target.endpoint.region}"}
+
+
 def names_for(call: Call, targets: Iterable[Target]) -> str:
     """Return the names of the targets' models as a caller may know them: ``'small', 'large'``."""
     return ", ".join(dict.fromkeys(f"'{_name_for(call, target)}'" for target in targets))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from gateway.dialects.endpoint import ErrorShape
 from protocol.errors import ServiceError
@@ -27,12 +27,14 @@ def error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     names_it = error.param is None or error.param in error.message
     message = error.message if names_it else f"{error.param}: {error.message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": message, **error.facts}, "request_id": request_id}
 
 
 class MessagesErrorDetails(Struct):
     type: str
     message: str
+    model: str | UnsetType = UNSET  # where an upstream failed: which model,
+    endpoint: str | UnsetType = UNSET  # and at which provider and region
 
 
 class MessagesError(Struct):

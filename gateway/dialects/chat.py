@@ -74,6 +74,7 @@ class ChatWriter:
     def __init__(self, request: ChatRequest, request_id: str, created: int) -> None:
         self._asked = request.model
         self._id = "chatcmpl-" + request_id.replace("-", "")
+        self._request_id = request_id
         self._created = created
         options = request.stream_options
         self._includes_usage = bool(options and options.include_usage)
@@ -104,7 +105,7 @@ class ChatWriter:
 
     def error(self, error: ServiceError) -> bytes:
         """Return the error chunk that SDKs raise for."""
-        return encode_event(msgspec.json.encode(error.body()))
+        return encode_event(msgspec.json.encode(error.body(self._request_id)))
 
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:

@@ -33,6 +33,7 @@ class CompletionWriter:
     """Writes completions and their chunks, which share one object name."""
 
     def __init__(self, request: CompletionRequest, request_id: str, created: int) -> None:
+        self._request_id = request_id
         self._head: dict[str, Any] = {
             "id": "cmpl-" + request_id.replace("-", ""),
             "object": "text_completion",
@@ -58,7 +59,7 @@ class CompletionWriter:
 
     def error(self, error: ServiceError) -> bytes:
         """Return the error chunk that SDKs raise for."""
-        return encode_event(msgspec.json.encode(error.body()))
+        return encode_event(msgspec.json.encode(error.body(self._request_id)))
 
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from billing.core.holds import Hold, RefusedHold, Settlement
@@ -67,6 +67,9 @@ class ErrorDetails(Struct):
     type: str
     param: str | None
     code: str | None
+    request_id: str  # the x-request-id of the answer
+    model: str | UnsetType = UNSET  # where an upstream failed: which model,
+    endpoint: str | UnsetType = UNSET  # and at which provider and region
 
 
 class Error(Struct):
@@ -84,7 +87,7 @@ class ErrorShape(Struct, frozen=True, kw_only=True):
     id_header: bytes | None = None  # the API's own name for x-request-id, sent beside it
 
 
-OPENAI_ERRORS = ErrorShape(body=lambda error, _: error.body(), schema=Error)
+OPENAI_ERRORS = ErrorShape(body=ServiceError.body, schema=Error)
 
 
 class Asked(Struct, frozen=True):

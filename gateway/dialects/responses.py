@@ -125,9 +125,9 @@ def _unsupported(name: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"'{name}' is not supported by this gateway. {UNSUPPORTED[name]}", param=name)
 
 
-def _error_body(error: ServiceError, _: str) -> dict[str, Any]:
+def _error_body(error: ServiceError, request_id: str) -> dict[str, Any]:
     """Return OpenAI's error object, the field at fault by its name in this API."""
-    body: Any = error.body()
+    body: Any = error.body(request_id)
     field, dot, rest = (error.param or "").partition(".")
     body["error"]["param"] = AS_RESPONSE.get(field, field) + dot + rest if error.param is not None else None
     return body

@@ -30,6 +30,7 @@ class ResponsesWriter:
     def __init__(self, request: ResponsesRequest, request_id: str, created: int) -> None:
         self._request = request
         self._id = request_id.replace("-", "")
+        self._request_id = request_id
         self.is_stored = False  # whether what is answered is to be stored
         self._ahead = b""  # what was written of a stream before its end,
         self._final: dict[str, Any] | None = None  # once that is settled
@@ -96,7 +97,7 @@ class ResponsesWriter:
         """Return the events by which clients learn that a response failed."""
         told = {"code": error.code or error.type, "message": error.message}
         failed = self._response("failed") | {"error": told, "output": self._items.all()}
-        param = {"param": error.param}
+        param = {"param": error.param, "request_id": self._request_id, **error.facts}
         return self._event({"type": "response.failed", "response": failed}) + self._event(
             {"type": "error", **told, **param}
         )

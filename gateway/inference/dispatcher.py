@@ -16,7 +16,7 @@ from gateway.cache.kept_answers import KeptAnswer
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call
 from gateway.calls.parallel_replies import answered_at_once, check_number
-from gateway.calls.unanswered import Tried, none_may_be_asked, told_of_all
+from gateway.calls.unanswered import Tried, failed_at, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.inference.attempt import (
@@ -132,6 +132,7 @@ class Dispatcher:
                 return self._in_slot(await self._send_with_retries(context, place), held)
             except UpstreamFailure as exc:
                 self._limiter.release(held)
+                exc.facts = failed_at(context.call, target)
                 if not exc.moves_on:
                     raise
                 if isinstance(exc, UpstreamUnable):
@@ -262,6 +263,7 @@ class Dispatcher:
     def note_broken(self, context: AttemptContext, answering: Answering, failure: UpstreamFailure) -> None:
         """Put down whose answer it was that broke."""
         context.log.broke(failure.outcome)
+        failure.facts = failed_at(context.call, answering.target)
         if answering.permit is not None:
             team, size = context.call.caller.team.id, prompt_characters(context.call.request)
             self._breakers.broke(answering.permit, answering.began, failure, team, size)

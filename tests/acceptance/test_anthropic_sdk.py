@@ -255,7 +255,10 @@ def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstre
             for _ in stream:
                 pass
 
+    body: Any = caught.value.body
     assert "cut off" in str(caught.value)
+    assert body["request_id"] == caught.value.response.headers["request-id"]
+    assert body["error"]["model"] == model and "/" in body["error"]["endpoint"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def test_a_fault_before_the_first_token_has_an_honest_status(
     if ASK["model"] == "claude" and code == "invalid_value":
         code = None  # Anthropic's errors have no codes of that kind
     assert (answer.status_code, error["code"]) == (status, code)
+    assert error["request_id"] == answer.headers["x-request-id"]
+    assert (error["model"], error["endpoint"]) == (row["model_used"], f"{row['provider']}/local")
     assert "sk-upstream" not in answer.text
     assert (row["status"], row["cost_usd"]) == ("failed", 0)
 
@@ -100,6 +102,7 @@ def test_a_stream_ends_at_its_total_deadline(house: House, upstream: ScriptedUps
     row = house.record_of(answer)
 
     assert "[DONE]" not in answer.text and '"upstream_timeout"' in answer.text
+    assert f'"request_id":"{answer.headers["x-request-id"]}"' in answer.text and '"endpoint":' in answer.text
     assert row["status"] == "interrupted" and 3 <= row["output_tokens"] < 40
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, InternalServerError, OpenAI
 
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -149,3 +149,17 @@ def test_the_request_id_is_the_ledgers(house: House, openai: OpenAI) -> None:
     assert (row["request_id"], row["team_id"], row["model_used"]) == (request_id, house.team_id, "small")
     assert row["status"] == "answered"
     assert row["attempts"][0]["outcome"] == "ok"
+
+
+def test_an_error_names_its_request_and_where_it_failed(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """In the body that the package keeps; of what was refused before an upstream was asked, the request alone."""
+    upstream.script("403")
+    with pytest.raises(InternalServerError) as failed:
+        openai.chat.completions.create(model="small", messages=ASK)
+    with pytest.raises(BadRequestError) as refused:
+        openai.chat.completions.create(model="small", messages=ASK, temperature=9)
+
+    body: Any = failed.value.body
+    assert (body["request_id"], body["model"]) == (failed.value.request_id, "small") and "/" in body["endpoint"]
+    refusal: Any = refused.value.body
+    assert refusal["request_id"] == refused.value.request_id and "endpoint" not in refusal
