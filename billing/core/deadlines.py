@@ -4,28 +4,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 STEPS = 4  # a stop of any length costs one of them
 
 
-@asynccontextmanager
-async def running_timeout(seconds: float) -> AsyncIterator[None]:
+class running_timeout:
     """Raise ``TimeoutError`` when the block has had so many seconds in which this process ran, to a quarter."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
 
-    def step(left: int) -> None:
-        nonlocal timer
+    def __init__(self, seconds: float) -> None:
+        self._step_seconds = seconds / STEPS
+        self._deadline = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._deadline.__aenter__()
+        self._step(STEPS)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._deadline.__aexit__(kind, error, traceback)
+
+    def _step(self, left: int) -> None:
         if left:
-            timer = loop.call_later(seconds / STEPS, step, left - 1)
+            self._timer = self._loop.call_later(self._step_seconds, self._step, left - 1)
         else:
-            deadline.reschedule(loop.time())
-
-    async with asyncio.timeout(None) as deadline:
-        timer = loop.call_later(seconds / STEPS, step, STEPS - 1)
-        try:
-            yield
-        finally:
-            timer.cancel()
+            self._deadline.reschedule(self._loop.time())
