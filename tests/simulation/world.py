@@ -71,6 +71,7 @@ class World:
             folder.mkdir()
             self.machines.append(Machine(folder))
         self._starts = 0
+        self.died: dict[str, float] = {}  # processes that were killed, and when by the database's time
         self._standing = 0  # turns of the loop since time last passed
         self._grant: tuple[str, float] | None = None
         self._refused_since: dict[tuple[str, str], float] = {}
@@ -106,6 +107,7 @@ class World:
     def crash(self, process: Process) -> None:
         """Kill a process."""
         self.note("crash", process.name)
+        self.died[process.name] = self.now
         process.machine.processes.remove(process)
         process.crash()
         self._graveyard.append((process, [task for task in asyncio.all_tasks(self.loop) if not task.done()]))
