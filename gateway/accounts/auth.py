@@ -21,6 +21,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
 from gateway.accounts.guessing import Guessing
 from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
+from gateway.accounts.key_uses import KeyUses
 from gateway.core.client_addresses import client_of
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden, TeamSuspended
@@ -70,6 +71,7 @@ class Authenticator:
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: until then known callers are not looked up: Postgres is away
         self.is_listening = asyncio.Event()  # set while the listener is connected
+        self.uses = KeyUses(database, clock)
         self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
 
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
@@ -85,6 +87,7 @@ class Authenticator:
         caller = await self._caller(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
+        self.uses.note(caller.key_id)
         return caller
 
     def may_scrape(self, key: str) -> bool:

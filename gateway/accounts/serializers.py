@@ -122,6 +122,7 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "created_at": moment(record.created_at),
         "expires_at": moment(record.expires_at),
         "revoked_at": moment(record.revoked_at),
+        "last_used_at": moment(record.last_used_at),
     }
 
 

@@ -38,6 +38,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None  # to about a minute
     pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
 
     def status(self, now: datetime) -> str:

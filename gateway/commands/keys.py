@@ -31,7 +31,7 @@ class Cache(StrEnum):
     OFF = "off"
 
 
-COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at")
+COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
 

@@ -164,7 +164,15 @@ class _Process:
         """Return what runs as long as the process does."""
         books = self.books
         of_books = (books.owner, books.quotas.rates, books.flusher, books.sweeper, books.auditor)
-        of_calls = (self.auth, self.idempotency, self.open_calls, self.breakers, self.recalibrations, self.canaries)
+        of_calls = (
+            self.auth,
+            self.auth.uses,
+            self.idempotency,
+            self.open_calls,
+            self.breakers,
+            self.recalibrations,
+            self.canaries,
+        )
         of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
         watchers = (self.metrics, self.refusals, self.watcher, self.engines)
         return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
@@ -192,7 +200,7 @@ class _Process:
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             await self.books.flusher.flush_once()
         self.refusals.turn()
-        for rows in (self.policy_events, self.refused, self.refused_counts):
+        for rows in (self.policy_events, self.refused, self.refused_counts, self.auth.uses):
             with suppress(Exception):
                 await rows.flush()
         if self.tracer is not None:

@@ -69,6 +69,7 @@ api_keys = Table(
     since(),
     moment("expires_at"),
     moment("revoked_at"),
+    moment("last_used_at"),  # to about a minute
 )
 
 files = Table(

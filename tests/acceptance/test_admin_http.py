@@ -245,7 +245,7 @@ def test_what_is_not_there_or_makes_no_sense(
     answer = admin.request(method, path, json=body)
 
     assert answer.status_code == status, answer.text
-    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code", "request_id"}
 
 
 def test_lists_go_page_by_page(admin: httpx.Client) -> None:

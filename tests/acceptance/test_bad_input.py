@@ -23,7 +23,7 @@ def post(house: House, body: bytes, path: str = "/v1/chat/completions", **header
 def error_of(answer: httpx.Response) -> dict[str, Any]:
     body = answer.json()
     assert body.keys() == {"error"}
-    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"].keys() == {"message", "type", "param", "code", "request_id"}
     assert body["error"]["message"]
     return body["error"]
 

@@ -65,5 +65,5 @@ def test_a_route_lets_in_whom_its_guard_names(house: House, other_key: str, meth
         assert answer.headers["x-request-id"]
         if answer.status_code >= 400:
             is_anthropics = path.startswith("/v1/messages")
-            keys = {"message", "type"} if is_anthropics else {"message", "type", "param", "code"}
+            keys = {"message", "type"} if is_anthropics else {"message", "type", "param", "code", "request_id"}
             assert answer.json()["error"].keys() == keys

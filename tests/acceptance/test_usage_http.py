@@ -179,7 +179,7 @@ def test_team_sees_itself_and_an_admin_sees_all(team: PayingTeam, house: House) 
     unsaid = team.usage(house.admin_key)
 
     assert (theirs.status_code, nobodys.status_code) == (403, 403)
-    assert theirs.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert theirs.json()["error"].keys() == {"message", "type", "param", "code", "request_id"}
     assert own.status_code == 200
     assert "gpu_cost_usd" not in own.json()
     assert "gpu_cost_usd" in admins.json()

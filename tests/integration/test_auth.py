@@ -6,17 +6,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import migrations
 from billing.core.errors import RateLimited
+from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.auth import CHECK_LISTENER_EVERY, Authenticator
 from gateway.accounts.guessing import FAILURES_PER_ADDRESS
 from gateway.accounts.key_lookup import KEYS_AT_ONCE
+from gateway.accounts.key_uses import KeyUses
 from gateway.accounts.schemas import NewKey, NewTeam
-from gateway.accounts.team_keys import NewlyMade, create_key, revoke_key
+from gateway.accounts.team_keys import NewlyMade, create_key, get_key, revoke_key
 from gateway.accounts.teams import create_team, find_callers
 from gateway.core.clock import Clock
 from gateway.core.keys import key_digest, new_admin_key, new_key
@@ -336,3 +339,38 @@ def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_i
                     await auth.identify(made.key, HERE)
 
     asyncio.run(scene())
+
+
+async def test_a_key_tells_when_it_was_last_used(database: Database, clock: SetClock) -> None:
+    """To about a minute: several uses are one write, another process's later one stays, a lost Postgres loses none."""
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id="used", name="Used"), ACT)
+        made = await create_key(connection, PEPPER, NewKey(team_id="used"), ACT, clock.now())
+        other = await create_key(connection, PEPPER, NewKey(team_id="used"), ACT, clock.now())
+    auth, beside = (Authenticator(database, clock, PEPPER, ()) for _ in range(2))
+
+    async def last_used() -> list[datetime | None]:
+        async with database.begin() as connection:
+            return [(await get_key(connection, each.record.key_id)).last_used_at for each in (made, other)]
+
+    assert await last_used() == [None, None]
+    for _ in range(3):
+        await auth.identify(made.key, HERE)
+    assert await last_used() == [None, None]  # no call waits for a write
+    await auth.uses.flush()
+    first = clock.moment()
+    assert await last_used() == [first, None]
+
+    clock.move(30)
+    await beside.identify(made.key, HERE)
+    await beside.uses.flush()
+    assert await last_used() == [first, None]
+    clock.move(60)
+    await beside.identify(made.key, HERE)
+    gone = KeyUses(Database("postgresql://127.0.0.1:1/x"), clock)
+    gone.note(made.record.key_id)
+    for _ in range(2):  # it waits on
+        with pytest.raises(POSTGRES_AWAY):
+            await gone.flush()
+    await beside.uses.flush()
+    assert await last_used() == [clock.moment(), None]

@@ -181,11 +181,12 @@ def wrong_with(answer: httpx.Response, path: str, *, streams: bool) -> str | Non
 def wrong_with_error(body: dict[str, Any], path: str) -> str | None:
     """Say what is wrong with an error's body."""
     outer, inner = ({"type", "error", "request_id"}, {"type", "message"}) if path == ANTHROPIC else ({"error"}, ERROR)
-    is_right = body.keys() == outer and body["error"].keys() - {"details"} == inner and body["error"]["message"]
+    is_right = body.keys() == outer and body["error"].keys() - {"details", *WHERE} == inner and body["error"]["message"]
     return None if is_right else "an error of another shape"
 
 
-ERROR = {"message", "type", "param", "code"}
+ERROR = {"message", "type", "param", "code", "request_id"}
+WHERE = {"model", "endpoint"}  # an upstream failed
 
 
 def left_of(house: House) -> dict[str, float]:
