@@ -25,6 +25,7 @@ COMMANDS |= {name: (f"gateway.commands.{name}", "command") for name in ("calls",
 COMMANDS |= {name: ("gateway.remote.login", name) for name in ("login", "logout")}
 COMMANDS |= {name: ("gateway.remote.views", name) for name in ("models", "breakers", "limits")}
 COMMANDS |= {"ps": ("gateway.remote.views", "replicas"), "audit-log": ("gateway.remote.views", "audit_log")}
+COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}
 
 app = typer.Typer(
