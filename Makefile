@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin clean
+.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin release clean
 
 setup: .venv/.ready
 
@@ -81,6 +81,13 @@ lock: setup
 # The images of compose.yaml and the Dockerfile, to the digest; SKIPPED where no registry answers.
 pin:
 	$(PYTHON) deploy/pin.py
+
+# What a release consists of, in dist/: wheel, source archive, and what the images are built of as bills of materials.
+release: setup
+	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist")'
+	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_wheel("dist")'
+	$(BIN)/python deploy/sbom.py gateway > dist/tollgate-gateway.cdx.json
+	$(BIN)/python deploy/sbom.py engine > dist/tollgate-engine.cdx.json
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,3 +1,3 @@
 # The version of this program: of the API's description, and of the processes that the database lists.
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"
