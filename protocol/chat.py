@@ -237,3 +237,4 @@ class ChatReply(Struct, frozen=True, kw_only=True):
 
     choices: tuple[Choice, ...]
     system_fingerprint: str | None = None
+    service_tier: str | None = None  # in which the upstream says that it answered

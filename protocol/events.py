@@ -49,6 +49,7 @@ class UsageReport(Struct, frozen=True, tag="usage"):
     """The upstream's own count. A later report replaces an earlier one."""
 
     usage: Usage
+    service_tier: str | None = None  # in which it says that it answered
 
 
 class ReplyEnd(Struct, frozen=True, tag="end"):

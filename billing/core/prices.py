@@ -151,6 +151,19 @@ def kept_an_hour(price: Price) -> Price:
     return replace(price, cache_write=price.cache_write_1h, steps=steps, later=later)
 
 
+def times(price: Price, factor: float) -> Price:
+    """Return a price all of whose rates are ``factor`` times as high, each rounded up."""
+    steps = tuple(replace(step, **_rates_times(step, factor)) for step in price.steps)
+    later = tuple(LaterPrice(change.starts, times(change.price, factor)) for change in price.later)
+    request = _charge(price.request * MILLION, factor)
+    return replace(price, **_rates_times(price, factor), request=request, steps=steps, later=later)
+
+
+def _rates_times(rates: Rates, factor: float) -> dict[str, NanoDollars]:
+    named = ((name, getattr(rates, name)) for name in Rates.__struct_fields__)
+    return {name: _charge(rate * MILLION, factor) for name, rate in named if rate is not None}
+
+
 def says_an_hour(price: Price) -> bool:
     """Whether a price says what a cache of an hour costs to write."""
     said = all(rates.cache_write_1h is not None for rates in (price, *price.steps))

@@ -13,7 +13,7 @@ from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
 from gateway.core.principals import Caller
-from gateway.core.settings import CacheUse
+from gateway.core.settings import PRICED_TIERS, CacheUse
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.inference import NativeRequest, Request
@@ -62,6 +62,12 @@ class Call(Struct, frozen=True, kw_only=True):
     def as_message(self) -> MessagesRequest | None:
         """The same request in Anthropic's form, where it came so."""
         return self.native if isinstance(self.native, MessagesRequest) else None
+
+    @property
+    def service_tier(self) -> str | None:
+        """The tier of its upstream that it asks for, and that has a price of its own."""
+        asked = self.extra.get("service_tier")
+        return asked if asked in PRICED_TIERS else None
 
     @property
     def share(self) -> float:

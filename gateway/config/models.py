@@ -12,11 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
-from billing.core.prices import Price, PriceStep
+from billing.core.prices import Price, PriceStep, times
 from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config.tree import Fault, Items, Node, Section, join, merge
-from gateway.core.settings import ProviderSettings
+from gateway.core.settings import PRICED_TIERS, ProviderSettings
 from gateway.model_facts.claude_models import rules_of
 from gateway.model_facts.listed_models import ListedModel, NoPrice, longest_output
 from router.catalog.targets import Capability, ModelSpec, Tier
@@ -102,6 +102,7 @@ def _read_at_one(
         upstream_model=upstream,
         price=price,
         batch_price=batch_price if has_batch_api else None,
+        service_tiers=() if own else fields.get("service_tiers", _service_tiers(price), ()),
         context=context,
         max_output=max_output,
         default_output=default_output,
@@ -115,6 +116,18 @@ def _read_at_one(
     )
     fields.close()
     return spec
+
+
+def _service_tiers(price: Price) -> Read[tuple[tuple[str, Price], ...]]:
+    """Make a reader of service tiers, each with the factor on every price."""
+    readers = dict.fromkeys(PRICED_TIERS, number(0, 100, above=True))
+    read_factors: Read[dict[str, float]] = struct_of(dict, readers)
+
+    def read(node: Node, faults: Faults) -> tuple[tuple[str, Price], ...] | None:
+        factors = read_factors(node, faults)
+        return None if factors is None else tuple((tier, times(price, factor)) for tier, factor in factors.items())
+
+    return read
 
 
 def _encoding(upstream: str, *, own: bool) -> str | None:

@@ -35,6 +35,8 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
     probes: int = 2
 
 
+PRICED_TIERS = ("flex", "priority")  # of OpenAI: answers later for less, or sooner for more
+
 Format = Literal["openai", "anthropic", "gemini"]  # the wire formats of upstreams/registry.py
 
 
@@ -230,7 +232,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     def prices(self) -> list[Price]:
         """Return what calls are reckoned by."""
         models = [one for model in self.models.values() for one in model.everywhere]
-        return [price for one in models for price in (one.price, one.batch_price) if price is not None]
+        of_models = (
+            price for one in models for price in (one.price, one.batch_price, *dict(one.service_tiers).values())
+        )
+        return [price for price in of_models if price is not None]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

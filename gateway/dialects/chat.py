@@ -96,6 +96,7 @@ class ChatWriter:
                 "choices": [_choice(choice) for choice in whole.choices],
                 "usage": usage_object(usage, reply.record.cost_nanousd),
                 "system_fingerprint": whole.system_fingerprint,
+                **({"service_tier": whole.service_tier} if whole.service_tier else {}),
             }
         )
 

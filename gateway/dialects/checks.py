@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.settings import PRICED_TIERS
 from protocol.errors import BadRequest, UnsupportedParameter, invalid_value
 
 # Fields that change what an answer costs in ways no price of ours covers. Refused, never dropped in silence.
@@ -15,7 +16,7 @@ UNPRICED = frozenset(
     | {"mcp_servers", "container", "speed", "inference_geo"}  # Anthropic's
 )
 HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "service_tier": ("auto", "default", "standard_only", None),
+    "service_tier": ("auto", "default", "standard_only", *PRICED_TIERS, None),
     "modalities": (["text"], None),
     "speed": ("standard", None),
 }

@@ -169,6 +169,8 @@ def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
     if provider.self_hosted:
         allowed |= ENGINE_FIELDS
     found = {name: value for name, value in call.extra.items() if name in allowed}
+    if call.service_tier is not None:  # then its targets have a price for it
+        found["service_tier"] = call.service_tier
     if provider.format == "anthropic":
         found |= {name: value for name, value in call.extra.items() if name in CLAUDES_FIELDS and is_wish(value)}
     return found

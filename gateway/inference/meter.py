@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from billing.core.holds import Settlement
-from billing.core.prices import cost_of
+from billing.core.prices import Price, cost_of
 from gateway.calls.call import Call
 from gateway.calls.estimate import charged_prompt_tokens, probable_usage, tokens_of
 from gateway.inference.failover import FailoverStream
@@ -26,6 +26,7 @@ class Meter:
         self.output_seen = 0  # tokens, by what went past
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen
+        self._tier: str | None = None  # of service, by its upstream
         self._call = call
         self._source = source
         self._prompt = prompt  # what its hold covers
@@ -39,13 +40,15 @@ class Meter:
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
 
-    def tell(self, usage: Usage) -> None:
-        """Take in what the upstream has counted until now."""
+    def tell(self, usage: Usage, tier: str | None = None) -> None:
+        """Take in what the upstream has counted until now, and in which tier it says to answer."""
         self._told, self._seen_when_told = usage, self.output_seen
+        self._tier = tier or self._tier
 
     def take_whole(self, whole: WholeReply) -> None:
         """Count a reply that came whole, unless its upstream has."""
         told = self._told
+        self._tier = getattr(whole, "service_tier", None)
         if told is None:
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
@@ -75,11 +78,18 @@ class Meter:
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""
         batch = self._call.routing.tier is Tier.BATCH
-        return cost_of(usage, self._source.answering.target.model.price, batch=batch, at=self._call.created_at)
+        return cost_of(usage, self.price, batch=batch, at=self._call.created_at)
+
+    @property
+    def price(self) -> Price:
+        """The price of what was used: that of the tier in which its upstream says that it answered, where it has one
+        of its own; else that of the tier which was asked for."""
+        model = self._source.answering.target.model
+        return (model.price_in(self._tier) if self._tier else None) or model.price
 
     def discount_on(self, usage: Usage, cost: int) -> int:
         """Return by how much ``usage`` costs the team less than the same live call, for its tier, in nano-dollars."""
-        price = self._source.answering.target.model.price
+        price = self.price
         if price.batch_discount == 1.0 or self._call.routing.tier is not Tier.BATCH:
             return 0
         return max(0, cost_of(usage, price, at=self._call.created_at) - cost)

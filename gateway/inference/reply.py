@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec.structs import replace
 
 from billing.core.records import CHARGED, REQUESTS, Served, Status, UsageRecord, units_of
+from billing.ledger.price_editions import edition_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.accumulate import Collector
 from gateway.calls.call import record_for, served_by
@@ -192,8 +193,8 @@ class Reply:
                         held += self._withhold(exc)
                         return out, True
                     (held if len(self._finished) >= self._choices else out).extend(passed)
-                case UsageReport(usage):
-                    self.meter.tell(usage)
+                case UsageReport(usage, tier):
+                    self.meter.tell(usage, tier)
                     self._is_counted = True
                 case ReplyEnd():
                     return out, True
@@ -280,7 +281,7 @@ class Reply:
             gpu_cost_nanousd=round(usage.gpu_seconds * (self.target.model.gpu_hour_nanousd or 0) / 3600),
             saved_nanousd=saved,
             discount_nanousd=self.meter.discount_on(usage, cost) if status in CHARGED else 0,
-            price="" if self.is_kept else begun.price,  # nothing was reckoned
+            price="" if self.is_kept else self._edition(begun),  # nothing was reckoned
             queue_ms=self.log.queue_ms,
             first_token_ms=round(self.first_token_seconds * 1000, 3),
             prefill_ms=usage.prefill_ms or None,
@@ -288,6 +289,11 @@ class Reply:
             total_ms=round((self._clock.monotonic() - self.call.started) * 1000, 3),
             attempts=tuple(self.log.attempts),
         )
+
+    def _edition(self, begun: UsageRecord) -> str:
+        """Return what the price is called that the cost was reckoned by: nearly always as it was begun."""
+        price = self.meter.price
+        return begun.price if price is self.target.model.price else edition_of(price)
 
     def _end(self, status: Status) -> None:
         if self.account.is_closed:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from msgspec.structs import replace
+
 from gateway.calls.call import Call
 from gateway.calls.foreign_fields import refuse_not_honoured
 from gateway.calls.image_urls import ImageUrls
@@ -14,6 +16,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
+from protocol.errors import UnsupportedParameter
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
 from router.catalog.catalog import Catalog
@@ -61,13 +64,14 @@ class RouteChooser:
         asked = call.request.model
         share = call.share if asked in catalog.canaries or catalog.meaning(asked) in catalog.auto else 0.0
         spread = call.spread if catalog.is_replicated else 0.0
-        return choose_route(
+        route = choose_route(
             *(call.request, call.routing, catalog, snapshot, self._complexity),
             share=share,
             spread=spread,
             at=call.created_at,
             withdrawn=self._canaries.withdrawn,
         )
+        return route if call.service_tier is None else _in_tier(route, call.service_tier)
 
     async def choose(self, call: Call, health: Mapping[str, TargetHealth]) -> Route:
         """Return the route of a call that is to be made, without targets that may not be shown its images. Raises as
@@ -86,4 +90,14 @@ class RouteChooser:
 
     def _catalog_for(self, call: Call) -> Catalog:
         message = call.as_message
-        return self._catalog.kept_an_hour if message is not None and message.is_kept_an_hour else self._catalog
+        catalog = self._catalog.kept_an_hour if message is not None and message.is_kept_an_hour else self._catalog
+        return catalog if call.service_tier is None else catalog.at_tier(call.service_tier)
+
+
+def _in_tier(route: Route, tier: str) -> Route:
+    """Return a route with the targets alone that have a price for a service tier. Raises UnsupportedParameter."""
+    targets = tuple(target for target in route.targets if target.model.price_in(tier) is not None)
+    if not targets:
+        words = f"'service_tier' {tier!r} has no price at the model that answers here. Leave it out, or send \"auto\"."
+        raise UnsupportedParameter(words, param="service_tier")
+    return replace(route, targets=targets)

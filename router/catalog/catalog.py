@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from billing.core.prices import kept_an_hour
 from router.catalog.targets import Endpoint, ModelSpec, Target
 
+USUAL_TIER = "default"  # as upstreams call it
+
 
 class ShadowTraffic(Struct, frozen=True, kw_only=True):
     """A share of what small models answered, also asked of a large one and compared: what the scores are worth."""
@@ -62,6 +64,18 @@ class Catalog(Struct, frozen=True, dict=True):
     def kept_an_hour(self) -> Catalog:
         """The same for calls that have their prompt cached for an hour: models at what that costs."""
         return replace(self, models={name: _kept_an_hour(model) for name, model in self.models.items()})
+
+    def at_tier(self, tier: str) -> Catalog:
+        """Return the same for calls that ask for a service tier: models that have it at what that costs."""
+        return self._at_tiers.get(tier, self)
+
+    @cached_property
+    def _at_tiers(self) -> dict[str, Catalog]:
+        tiers = {tier for model in self.models.values() for one in model.everywhere for tier, _ in one.service_tiers}
+        return {
+            tier: replace(self, models={name: _at_tier(model, tier) for name, model in self.models.items()})
+            for tier in tiers
+        }
 
     def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
         """Return the model at each endpoint of its providers, in order of preference."""
@@ -160,3 +174,11 @@ class Catalog(Struct, frozen=True, dict=True):
 def _kept_an_hour(model: ModelSpec) -> ModelSpec:
     others = tuple(map(_kept_an_hour, model.others))
     return replace(model, price=kept_an_hour(model.price), others=others)
+
+
+def _at_tier(model: ModelSpec, tier: str) -> ModelSpec:
+    others = tuple(_at_tier(one, tier) for one in model.others)
+    if (price := model.price_in(tier)) is None:
+        return replace(model, others=others)
+    tiers = (*model.service_tiers, (USUAL_TIER, model.price))
+    return replace(model, price=price, service_tiers=tiers, others=others)

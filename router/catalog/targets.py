@@ -44,6 +44,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     upstream_model: str
     price: Price
     batch_price: Price | None = None  # of what goes through the provider's Batch API; None: nothing does
+    service_tiers: tuple[tuple[str, Price], ...] = ()  # tiers there, sooner or later than the usual, and their prices
     context: int  # tokens, prompt and reply together
     max_output: int  # tokens
     default_output: int | None = None  # tokens, where a request names no limit; None: max_output
@@ -61,6 +62,10 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     def everywhere(self) -> tuple[ModelSpec, ...]:
         """The model at each of its providers."""
         return (self, *self.others)
+
+    def price_in(self, tier: str) -> Price | None:
+        """Return what answers cost in a tier of its provider; ``None``: it has no price of its own."""
+        return next((price for name, price in self.service_tiers if name == tier), None)
 
     @property
     def usual_output(self) -> int:

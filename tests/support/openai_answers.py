@@ -59,6 +59,7 @@ class Answer:
     id: str
     spoken: list[Spoken]
     usage: dict[str, Any] | None
+    tier: str = "default"
     error_frame = ERROR_FRAME
     done = b"data: [DONE]\n\n"
 
@@ -116,7 +117,7 @@ class Answer:
     def _frame(self, name: str) -> dict[str, Any]:
         frame = {"id": self.id, "object": name, "created": CREATED, "model": self.request["model"]}
         return (
-            {**frame, "service_tier": "default", "system_fingerprint": "fp_scripted"} if self.kind == "chat" else frame
+            {**frame, "service_tier": self.tier, "system_fingerprint": "fp_scripted"} if self.kind == "chat" else frame
         )
 
     @property
@@ -195,7 +196,9 @@ def answer_chat(request: dict[str, Any], script: Script, number: int) -> Answer:
     ]
     said = sum(_spent(one) for one in spoken) + script.reasoning_tokens
     usage = usage_of(prompt_tokens(request), said, script)
-    return Answer("chat", request, f"chatcmpl-{_digest(request, 0)[:20]}{number}", spoken, usage)
+    asked = request.get("service_tier")
+    tier = script.served or (asked if asked in ("flex", "priority") else "default")
+    return Answer("chat", request, f"chatcmpl-{_digest(request, 0)[:20]}{number}", spoken, usage, tier)
 
 
 def answer_completion(request: dict[str, Any], script: Script, number: int) -> Answer:

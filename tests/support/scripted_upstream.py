@@ -52,6 +52,7 @@ class Seen:
     at: float
     body: dict[str, Any] | None = None  # decoded, once it passed the rules
     script: Script | None = None
+    billed: dict[str, Any] | None = None  # the whole answer, in which it says what it bills
     tokens_sent: int = 0
     answered_at: float | None = None  # the last byte was handed over, or the script's fault was played to its end
     closed_at: float | None = None  # the client left before that
@@ -252,6 +253,7 @@ class ScriptedUpstream:
             await play_whole(connection, headers, body, script)
         else:
             answer = dialect.answers[path](seen.body, script, seen.number)
+            seen.billed = answer.whole()
             await self._speak(seen, answer, script, headers, connection, streams=path == GEMINI_STREAM)
 
     async def _speak(

@@ -66,6 +66,7 @@ class Script(Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    served: str | None = None  # the service tier that it says, whichever was asked
     usage: Told = Told.RIGHT
     fault: Fault | None = None
     after: int = 2

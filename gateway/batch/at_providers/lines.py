@@ -112,6 +112,8 @@ class ProviderLines:
     def _target_of(self, call: Call, route: Route) -> Target | None:
         """Return where a call goes in a batch: to the model that its route begins with, or ``None``."""
         message = call.as_message
+        if call.service_tier is not None:
+            return None  # it is answered now, at a price for that
         if message is not None and (message.is_kept_an_hour or message.betas):
             return None  # a price of its own; and a batch has one set of headers
         first = route.targets[0].model.name

@@ -62,7 +62,7 @@ class OpenAIEvents(SseEvents):
                 self._finished.add(choice.index or 0)
             events.append(self._delta(choice))
         if chunk.usage is not NOTHING and (usage := told_usage(chunk.usage)) is not None:
-            events.append(UsageReport(usage))
+            events.append(UsageReport(usage, text_in(chunk.service_tier)))
 
     def _delta(self, choice: _ChunkChoice) -> Delta:
         delta, index = choice.delta or NO_DELTA, choice.index or 0
@@ -151,6 +151,7 @@ class _Chunk(Struct, frozen=True):
     created: Raw = NOTHING
     choices: tuple[_ChunkChoice, ...] | None = None
     usage: Raw = NOTHING
+    service_tier: Raw = NOTHING
     error: Raw = NOTHING
 
 

@@ -108,6 +108,7 @@ class _Chat(Struct, frozen=True):
     created: Raw = NOTHING
     usage: Raw = NOTHING
     system_fingerprint: Raw = NOTHING
+    service_tier: Raw = NOTHING
 
     def reply(self) -> ChatReply:
         choices = tuple(
@@ -121,7 +122,8 @@ class _Chat(Struct, frozen=True):
             )
             for choice in self.choices
         )
-        return ChatReply(choices=choices, system_fingerprint=text_in(self.system_fingerprint))
+        fingerprint, tier = text_in(self.system_fingerprint), text_in(self.service_tier)
+        return ChatReply(choices=choices, system_fingerprint=fingerprint, service_tier=tier)
 
 
 class _TextChoice(Struct, frozen=True):

@@ -78,4 +78,4 @@ def test_fields_that_change_the_price_are_refused() -> None:
     refuse_unpriced({"service_tier": "auto", "unknown": 1})
 
     with pytest.raises(UnsupportedParameter, match="service_tier"):
-        refuse_unpriced({"service_tier": "priority"})
+        refuse_unpriced({"service_tier": "scale"})

@@ -346,8 +346,8 @@ def test_parts_without_a_price_do_not_decode(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("service_tier", "priority"),
-        ("service_tier", "flex"),
+        ("service_tier", "scale"),
+        ("service_tier", 1),
         ("web_search_options", {}),
         ("prediction", {"type": "content", "content": "x"}),
         ("modalities", ["text", "audio"]),
