@@ -98,6 +98,7 @@ def _in_tier(route: Route, tier: str) -> Route:
     """Return a route with the targets alone that have a price for a service tier. Raises UnsupportedParameter."""
     targets = tuple(target for target in route.targets if target.model.price_in(tier) is not None)
     if not targets:
-        words = f"'service_tier' {tier!r} has no price at the model that answers here. Leave it out, or send \"auto\"."
+        words = f"'service_tier' {tier!r} has no price at the model that answers here."
+        words = f'{words} Leave it out, or send "auto" or "default".'
         raise UnsupportedParameter(words, param="service_tier")
     return replace(route, targets=targets)
