@@ -59,6 +59,7 @@ class Journal:
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"  # in the name of every segment that we make
         self.damaged = 0  # segments found with gaps
         self.on_closed: Callable[[], None] = lambda: None  # called whenever something waits to be flushed
+        self.on_record: Callable[[UsageRecord], None] | None = None  # is told how calls end, while something listens
         self._clock = clock
         self._kept = Kept(directory, clock)
         self._segment_bytes = segment_bytes
@@ -140,6 +141,8 @@ class Journal:
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
             self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM)
         self.on_closed()
+        if self.on_record is not None:
+            self.on_record(record)
 
     def adopt_each(self) -> Iterator[int]:
         """Take over the segments of dead processes one by one, and tell of each how many of its calls now wait.

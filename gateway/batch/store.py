@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import insert, literal, select, text, tuple_, update
+from sqlalchemy import insert, literal, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batch.file_store import check_seen, new_file_id
@@ -227,6 +227,16 @@ async def list_batches(
         await check_seen(connection, batches, team_id, seen)
     found = [from_row(Batch, row) for row in rows]
     return found[::-1] if is_above else found
+
+
+async def batches_that_run(
+    connection: AsyncConnection, team_id: str | None, known: Sequence[str], limit: int
+) -> list[Batch]:
+    """Return a team's batches, or everyone's, that are open or among those ``known``, newest first."""
+    own = [] if team_id is None else [batches.c.team_id == team_id]
+    running = or_(batches.c.status.in_(OPEN), batches.c.id.in_(known))
+    query = select(batches).where(*own, running).order_by(batches.c.created_at.desc()).limit(limit)
+    return [from_row(Batch, row) for row in (await connection.execute(query)).mappings()]
 
 
 async def _tell(connection: AsyncConnection, clock: Clock, batch: Batch) -> None:

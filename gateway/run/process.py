@@ -57,6 +57,7 @@ from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import ResponseStore
+from gateway.telemetry.live_events import LiveEvents
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
@@ -174,7 +175,7 @@ class _Process:
             self.canaries,
         )
         of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
-        watchers = (self.metrics, self.refusals, self.watcher, self.engines)
+        watchers = (self.metrics, self.refusals, self.live, self.watcher, self.engines)
         return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
 
     def parts(self) -> Parts:
@@ -184,6 +185,7 @@ class _Process:
             *(self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
             *(
                 self.refusals,
+                self.live,
                 self.drain,
                 self.body_room,
                 ReadLimit(self.clock.monotonic),
@@ -252,6 +254,7 @@ class _Process:
         self.refusals = Refusals(
             self.metrics, catalog, endpoints, FIELDS, self.refused.add, count=self.refused_counts.add
         )
+        self.live = LiveEvents(books.journal, self.refusals, self.redis, self.clock)
         self.tracer = _open_tracer(settings.tracing)
         hooks: tuple[HookMaker, ...] = (
             self.metrics.watch,

@@ -60,6 +60,7 @@ class Refusals:
         self._endpoints = endpoints
         self._fields = fields
         self._keep = keep
+        self.on_kept: Callable[[dict[str, Any]], None] | None = None  # is told what is kept, while something listens
         self._count = count
         self._counted: Counter[tuple[datetime, str, str, str, str]] = Counter()  # since the last turn
         self._alike: Counter[Kind] = Counter()  # kept in this second,
@@ -144,20 +145,21 @@ class Refusals:
         self._alike[kind] += 1
         self._kept[caller.team.id] += 1
         is_told = error.status in TOLD and not isinstance(error, UpstreamFailure)
-        self._keep(
-            {
-                "request_id": UUID(scope["state"]["request_id"]),
-                "team_id": caller.team.id,
-                "key_id": caller.key_id,
-                "endpoint": endpoint,
-                "model_asked": self._model(scope["state"]),
-                "http_status": error.status,
-                "code": kind[2],
-                "param": self._field(error.param),
-                "limit_name": error.limit or None,
-                "message": error.message[:LONGEST] if is_told else None,
-            }
-        )
+        row = {
+            "request_id": UUID(scope["state"]["request_id"]),
+            "team_id": caller.team.id,
+            "key_id": caller.key_id,
+            "endpoint": endpoint,
+            "model_asked": self._model(scope["state"]),
+            "http_status": error.status,
+            "code": kind[2],
+            "param": self._field(error.param),
+            "limit_name": error.limit or None,
+            "message": error.message[:LONGEST] if is_told else None,
+        }
+        self._keep(row)
+        if self.on_kept is not None and not isinstance(error, UpstreamFailure):  # of that there is a call
+            self.on_kept(row)
 
     def _field(self, param: str | None) -> str | None:
         """Return the field that a fault lies in, as the API names it: ``messages`` of ``messages[0].content``."""

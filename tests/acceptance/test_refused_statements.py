@@ -116,8 +116,10 @@ async def send_all(house: FaultHouse, key: str, calls: list[Refusal]) -> list[ht
     async with httpx.AsyncClient(base_url=house.gateways[0].url, headers=headers, timeout=60) as client:
 
         async def send(method: str, path: str, sent: dict[str, Any]) -> httpx.Response:
-            async with few:
-                return await client.request(method, path, **sent)
+            async with few, client.stream(method, path, **sent) as answer:
+                if method != "GET" or "event-stream" not in answer.headers["content-type"]:  # which does not end
+                    await answer.aread()
+                return answer
 
         return await asyncio.gather(*(send(*call) for call in calls))
 

@@ -10,6 +10,7 @@ from gateway.http.routes import (
     count_tokens,
     files,
     health,
+    live,
     message_batches,
     models,
     moderations,
@@ -24,6 +25,7 @@ from gateway.http.routes.admin import breakers, corrections, instances, teams, w
 MODULES = (
     *(count_tokens, models, moderations, route, shadow, responses, batch, message_batches, files, usage, calls),
     series,
+    live,
     *(teams, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [

@@ -1,0 +1,155 @@
+# GET /admin/live: what happens in the whole deployment, as one stream of events; GET /v1/live: a team's part. A watcher
+# that does not read costs a bounded memory, and after a minute its connection.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import get
+from litestar.types import ASGIApp
+
+from billing.core.errors import RateLimited
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.ledger.instance_samples import last_looks
+from gateway.accounts.auth import admin_guard, team_guard
+from gateway.accounts.serializers import to_json
+from gateway.batch.shapes import OPEN
+from gateway.batch.store import batches_that_run
+from gateway.batch.views import batch_view
+from gateway.core.clock import Clock
+from gateway.core.draining import Drain
+from gateway.http.current_edition import edition_of
+from gateway.http.exchange import AnyRequest, caller_of, part_of, read_parameters, transaction
+from gateway.http.routes.admin.breakers import breaker_view
+from gateway.http.routes.admin.instances import REMEMBERED, instance_view
+from gateway.http.stream_sender import StreamSender
+from gateway.telemetry.live_events import LiveEvents
+from gateway.upstreams.resilience.breakers import Breakers
+from protocol.errors import invalid_value
+from protocol.serving.leaving import ended_when_client_leaves
+
+TYPES = ("call", "refusal", "breaker", "replica", "batch")
+OF_TEAMS = ("call", "refusal", "batch")
+MOST_WATCHERS = 50  # of one process
+MOST_OF_TEAM = 2
+LOOK_EVERY = 2.0  # seconds between looks at breakers, replicas and batches
+MOST_BATCHES = 200
+SILENCE = 15.0  # seconds until a comment
+READ_WITHIN = 60.0  # seconds in which a watcher has to take what was sent
+
+
+@get("/admin/live", guards=[admin_guard], summary="Watch what happens", query=("types", "team_id"))
+async def get_live(request: AnyRequest) -> ASGIApp:
+    """Stream calls, refusals, breakers, replicas and batches as server-sent events, each as it changes.
+
+    ``types``: call, refusal, breaker, replica, batch, or several with commas between; ``team_id``: of one team. An
+    event ``dropped`` says how many came faster than they were read or told.
+    """
+    query = read_parameters(request)
+    return _Live(request, query.get("team_id"), _types(query, TYPES))
+
+
+@get("/v1/live", guards=[team_guard], summary="Watch a team's calls", query=("types",))
+async def get_own_live(request: AnyRequest) -> ASGIApp:
+    """Stream the team's calls, refusals and batches as server-sent events, each as it ends or changes."""
+    team_id = caller_of(request).team.id
+    types = _types(read_parameters(request), OF_TEAMS)
+    if part_of(request, LiveEvents).watchers_of(team_id) >= MOST_OF_TEAM:
+        raise RateLimited(f"This team watches {MOST_OF_TEAM} times already here.", headers={"retry-after": "5"})
+    return _Live(request, team_id, types)
+
+
+def _types(query: Mapping[str, str], offered: tuple[str, ...]) -> frozenset[str]:
+    types = frozenset(query["types"].split(",")) if "types" in query else frozenset(offered)
+    if not types.issubset(offered):
+        raise invalid_value("types", f"is one of {', '.join(offered)}, or several with commas between")
+    return types
+
+
+class _Live:
+    """Streams to one watcher: an ASGI app that a route returns."""
+
+    def __init__(self, request: AnyRequest, team_id: str | None, types: frozenset[str]) -> None:
+        self._request, self._team_id, self._types = request, team_id, types
+        self._live = part_of(request, LiveEvents)
+        self._shown: dict[tuple[str, str], dict[str, Any]] = {}  # as they were last told, by type and id
+        if self._live.watchers >= MOST_WATCHERS:
+            raise RateLimited(f"This process has {MOST_WATCHERS} watchers already.", headers={"retry-after": "5"})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send what happens until the watcher leaves, does not read, or this process ends."""
+        watcher = self._live.watch(self._team_id)
+        sender = StreamSender(send, SILENCE)
+        drain = part_of(self._request, Drain)
+        try:
+            with ended_when_client_leaves(scope, receive):
+                await sender.begin([])
+                looked, clock = -LOOK_EVERY, part_of(self._request, Clock)
+                while not drain.has_begun:
+                    now = clock.monotonic()
+                    told = []
+                    if now - looked >= LOOK_EVERY:
+                        looked, told = now, await self._changes()
+                    events, dropped = watcher.take()
+                    told += [event for event in events if event["type"] in self._types]
+                    told += [{"type": "dropped", "events": dropped}] if dropped else []
+                    if told:
+                        async with asyncio.timeout(READ_WITHIN):
+                            await sender.send(b"".join(map(_encoded, told)))
+                    try:
+                        async with asyncio.timeout(LOOK_EVERY):
+                            await watcher.news.wait()
+                    except TimeoutError:
+                        pass
+                await sender.end()
+        except TimeoutError:
+            return  # without its end: the server closes the connection
+        finally:
+            self._live.leave(watcher)
+            sender.close()
+
+    async def _changes(self) -> list[dict[str, Any]]:
+        """Return breakers, replicas and batches that are not as they were last told; at first all of them."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        request, clock = self._request, part_of(self._request, Clock)
+        if "breaker" in self._types:
+            breakers = part_of(request, Breakers)
+            for watched in breakers.all():
+                view = breaker_view(breakers, clock, watched)
+                facts = {
+                    name: view[name] for name in ("id", "provider", "endpoint", "region", "model", "state", "reason")
+                }
+                found["breaker", watched.id] = facts
+        try:
+            async with transaction(request) as connection:
+                if "replica" in self._types:
+                    now, catalog = clock.now(), edition_of(request).catalog
+                    for one in await last_looks(connection, now - REMEMBERED):
+                        found["replica", one.instance_id] = instance_view(one, now, catalog)
+                if "batch" in self._types:
+                    open_ones = [ident for (kind, ident), batch in self._shown.items() if _is_open(kind, batch)]
+                    for batch in await batches_that_run(connection, self._team_id, open_ones, MOST_BATCHES):
+                        found["batch", batch.id] = {"team_id": batch.team_id, **batch_view(batch)}
+        except POSTGRES_AWAY:
+            pass  # seen at the next look
+        changed = {name: view for name, view in found.items() if _facts(self._shown.get(name, {})) != _facts(view)}
+        ended = [name for name, batch in self._shown.items() if name[0] == "batch" and not _is_open("batch", batch)]
+        self._shown |= changed
+        for name in ended:
+            self._shown.pop(name, None)
+        return [{"type": kind, **view} for (kind, _), view in changed.items()]
+
+
+def _facts(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a view does not change by itself."""
+    return {name: value for name, value in view.items() if name not in ("estimated_completion", "warning")}
+
+
+def _is_open(kind: str, view: Mapping[str, Any]) -> bool:
+    return kind == "batch" and view["status"] in OPEN
+
+
+def _encoded(event: dict[str, Any]) -> bytes:
+    return b"event: " + event["type"].encode() + b"\ndata: " + to_json(event) + b"\n\n"

@@ -1,0 +1,104 @@
+# What happens at one process reaches those who watch at another, through a real Redis; none is told while none watches,
+# and one who does not read holds nothing up.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+from uuid import UUID
+
+from redis.asyncio import Redis
+
+from billing.core.ids import uuid7
+from billing.journal.journal import Journal
+from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Watcher
+from gateway.telemetry.refusals import Refusals
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+
+class Source:
+    """Where calls end and are refused: what a journal and refusals tell of them."""
+
+    on_record: Any = None
+    on_kept: Any = None
+
+    def call(self, number: int = 1, team_id: str = "team_a") -> None:
+        if self.on_record is not None:
+            self.on_record(make_record(uuid7(1_800_000_000_000, number), team_id=team_id))
+
+
+@asynccontextmanager
+async def process(redis: Redis) -> AsyncIterator[tuple[LiveEvents, Source]]:
+    source = Source()
+    live = LiveEvents(cast(Journal, source), cast(Refusals, source), redis, SetClock())
+    loop = asyncio.create_task(live.run())
+    yield live, source
+    loop.cancel()
+
+
+async def heard(watcher: Watcher, count: int) -> list[dict[str, Any]]:
+    """Return the events that come, once they are so many."""
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            await watcher.news.wait()
+            found += watcher.take()[0]
+    return found
+
+
+async def test_what_happens_elsewhere_is_told_while_one_watches(redis: Redis) -> None:
+    """Calls and refusals of any process, each once, a team's own to who watches a team; afterwards nothing is noted."""
+    async with process(redis) as (here, own), process(redis) as (_, elsewhere):
+        own.call()
+        assert (own.on_record, elsewhere.on_record) == (None, None)
+        every, one = here.watch(None), here.watch("team_b")
+        await _true(lambda: own.on_record is not None and elsewhere.on_record is not None)
+        own.call(1)
+        elsewhere.call(2, "team_b")
+        row = {"team_id": "team_a", "key_id": "k", "endpoint": "chat.completions", "model_asked": "m"}
+        told = {"http_status": 429, "code": "rate_limit_exceeded", "limit_name": None}
+        elsewhere.on_kept({"request_id": UUID(int=7), "message": "No.", **row, **told})
+        found = await heard(every, 3)
+        [of_team] = await heard(one, 1)
+
+        assert sorted(event["type"] for event in found) == ["call", "call", "refusal"]
+        assert {event["team_id"] for event in found if event["type"] == "call"} == {"team_a", "team_b"}
+        assert (of_team["team_id"], of_team["status"]) == ("team_b", "answered")
+        for watcher in (every, one):
+            here.leave(watcher)
+        await redis.delete("tollgate:{live}:watched")
+        await _true(lambda: own.on_record is None and elsewhere.on_record is None)
+
+
+async def test_more_than_fits_is_dropped_and_counted(redis: Redis) -> None:
+    """At the process that tells, and at a watcher that does not read: the newest stay, the number of others is told."""
+    async with process(redis) as (live, source):
+        watcher = live.watch(None)
+        await _true(lambda: source.on_record is not None)
+        for number in range(MOST_TOLD + 50):
+            source.call(number)
+        await _true(lambda: watcher.dropped == 50)
+        watcher.tell([{"type": "call", "team_id": "t", "n": number} for number in range(3 * MOST_WAITING)], 0)
+        events, dropped = watcher.take()
+
+    assert len(events) == MOST_WAITING and events[-1]["n"] == 3 * MOST_WAITING - 1
+    assert dropped == 50 + MOST_TOLD + 2 * MOST_WAITING
+
+
+async def test_without_redis_a_process_tells_its_own() -> None:
+    """Whoever watches there sees what happens there."""
+    async with Redis(port=1) as away, process(away) as (live, source):
+        watcher = live.watch(None)
+        await _true(lambda: source.on_record is not None)
+        source.call()
+
+        assert [event["type"] for event in await heard(watcher, 1)] == ["call"]
+
+
+async def _true(is_so: Any) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.02)
