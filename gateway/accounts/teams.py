@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
-from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, select, text, update
+from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -70,9 +70,15 @@ async def get_team(connection: AsyncConnection, team_id: str) -> TeamRecord:
     return _record(await _find(connection, team_id, select(teams)))
 
 
-async def list_teams(connection: AsyncConnection, *, after: str | None = None, limit: int = 1000) -> list[TeamRecord]:
-    """Return teams in the order of their ids; ``after`` is the last one already seen."""
+async def list_teams(
+    connection: AsyncConnection, *, after: str | None = None, limit: int = 1000, search: str | None = None
+) -> list[TeamRecord]:
+    """Return teams in the order of their ids; ``after`` is the last one already seen, ``search`` a part of the id or
+    the name."""
     query = select(teams).order_by(teams.c.id).limit(limit)
+    if search is not None:
+        held = (column.icontains(search, autoescape=True) for column in (teams.c.id, teams.c.name))
+        query = query.where(or_(*held))
     if after is not None:
         query = query.where(teams.c.id > after)
     return [_record(row) for row in (await connection.execute(query)).mappings()]

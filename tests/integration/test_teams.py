@@ -256,6 +256,20 @@ async def test_lists_can_be_paged(connection: AsyncConnection) -> None:
     assert first + rest == keys
 
 
+async def test_teams_are_found_by_a_part_of_their_id_or_name(connection: AsyncConnection) -> None:
+    """In any case; what SQL would take for a pattern stands for itself."""
+    for team_id, name in (("search", "Web"), ("web_two", "50% off"), ("other", "Other")):
+        await create_team(connection, NewTeam(id=team_id, name=name), ADMIN)
+
+    async def found(words: str) -> list[str]:
+        return [each.team.id for each in await list_teams(connection, search=words)]
+
+    assert await found("WEB") == ["search", "web_two"]
+    assert await found("%") == ["web_two"]
+    assert await found("b_t") == ["web_two"]
+    assert await found("none") == []
+
+
 async def test_the_longest_page_of_the_audit_log_tells_of_the_next(connection: AsyncConnection) -> None:
     """However many entries a page may have, one more is read: whether there is another page hangs on it."""
     entry = {"actor": "tests", "action": "team.updated"}

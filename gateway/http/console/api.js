@@ -10,26 +10,28 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  constructor(key) {
+  // `refused` hears of it when the gateway does not take the key.
+  constructor(key, refused = () => {}) {
     this.key = key;
+    this.role = key.startsWith("tg-") ? "team" : "admin"; // no admin's key may begin like a team's
+    this.refused = refused;
     this.left = {}; // what the x-ratelimit-* headers of the last answer said, and when: { remaining, limit, at }
   }
 
-  async call(method, path, body = undefined) {
-    const answer = await this.send(method, path, body);
+  async call(method, path, body = undefined, signal = undefined) {
+    const answer = await this.send(method, path, body, signal);
     return answer.json();
   }
 
-  get(path) {
-    return this.call("GET", path);
+  get(path, signal = undefined) {
+    return this.call("GET", path, undefined, signal);
   }
 
-  // Yields text as it comes; returns { usage, model_used } at the end.
+  // Yields text as it comes; returns { usage, model_used, requestId } at the end.
   async *chat(model, messages, signal) {
     const options = { model, messages, stream: true, stream_options: { include_usage: true } };
     const answer = await this.send("POST", "/v1/chat/completions", options, signal);
-    const requestId = answer.headers.get("x-request-id");
-    const end = {};
+    const end = { requestId: answer.headers.get("x-request-id") };
     let isDone = false;
     for await (const event of events(answer.body)) {
       if (event === "[DONE]") {
@@ -37,13 +39,13 @@ export class Api {
         continue;
       }
       const chunk = JSON.parse(event);
-      if (chunk.error) throw new ApiError(answer.status, chunk, requestId);
+      if (chunk.error) throw new ApiError(answer.status, chunk, end.requestId);
       end.model_used = chunk.model_used ?? end.model_used;
       end.usage = chunk.usage ?? end.usage;
       const text = chunk.choices?.[0]?.delta?.content;
       if (text) yield text;
     }
-    if (!isDone) throw new ApiError(answer.status, { error: { message: "The answer broke off." } }, requestId);
+    if (!isDone) throw new ApiError(answer.status, { error: { message: "The answer broke off." } }, end.requestId);
     return end;
   }
 
@@ -51,10 +53,21 @@ export class Api {
     const headers = { authorization: `Bearer ${this.key}` };
     if (body !== undefined) headers["content-type"] = "application/json";
     const options = { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal };
-    const answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
+    let answer;
+    try {
+      answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(0, { error: { message: "The gateway does not answer. Is the network up?" } });
+    }
     this.hear(answer.headers);
     if (answer.ok) return answer;
-    throw new ApiError(answer.status, await answer.json().catch(() => null), answer.headers.get("x-request-id"));
+    const error = new ApiError(answer.status, await answer.json().catch(() => null), answer.headers.get("x-request-id"));
+    if (error.code === "invalid_api_key") {
+      error.message = "This key is not known, or no longer.";
+      this.refused(error);
+    }
+    throw error;
   }
 
   // Notes what is left of the limits a minute; refusals say it, too.
@@ -68,7 +81,7 @@ export class Api {
 }
 
 // The data of each server-sent event in a stream of bytes, whatever the chunks' boundaries.
-export async function* events(stream) {
+async function* events(stream) {
   const decoder = new TextDecoder();
   let rest = "";
   for await (const bytes of chunksOf(stream)) {

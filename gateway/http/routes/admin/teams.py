@@ -39,12 +39,14 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     return answer(team_view(record), 201)
 
 
-@get("/admin/teams", guards=[admin_guard], summary="List the teams", query=("after", "limit"))
+@get("/admin/teams", guards=[admin_guard], summary="List the teams", query=("after", "limit", "search"))
 async def get_teams(request: AnyRequest) -> Response[bytes]:
-    """List teams in the order of their ids. ``after``: the last id of the page before; ``limit``: at most 1000."""
+    """List teams in the order of their ids. ``after``: the last id of the page before; ``limit``: at most 1000;
+    ``search``: a part of the id or the name, in any case."""
     query, limit = read_query(request)
+    after, search = query.get("after"), query.get("search")
     async with transaction(request) as connection:
-        records = await list_teams(connection, after=query.get("after"), limit=limit + 1)
+        records = await list_teams(connection, after=after, limit=limit + 1, search=search)
     return answer(list_view([team_view(record) for record in records], limit))
 
 

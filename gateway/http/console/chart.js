@@ -1,0 +1,113 @@
+// A chart of values over time, stacked by line, with its unit on the axis; what stands under the pointer is told line by
+// line in the legend below, whose room is kept. uPlot is loaded when the first chart is drawn.
+
+import { html, useEffect, useRef, useState } from "./ui.js";
+
+const LINES = 5; // with a tint of their own; the rest is grey
+let loading = null;
+
+function uplot() {
+  loading ??= new Promise((done, fail) => {
+    const script = document.createElement("script");
+    script.src = "/console/vendor/uplot.js";
+    script.onload = () => done(globalThis.uPlot);
+    script.onerror = () => fail(new Error("The chart could not be loaded."));
+    document.head.append(script);
+  });
+  return loading;
+}
+
+// times: RFC 3339; lines: [{ name, values }], the largest first; shown: value => text; step: "hour" or "day".
+// isStacked: values add up; else each line is drawn by itself.
+export function Chart({ label, times, lines, shown, step, isStacked = true }) {
+  const box = useRef();
+  const [place, setPlace] = useState(null); // under the pointer
+  const seconds = times.map((time) => Date.parse(time) / 1000);
+  const top = isStacked ? [...lines.slice(0, LINES), ...restOf(lines)] : lines.slice(0, 1);
+  const drawn = JSON.stringify([seconds, top, isStacked, step]);
+  useEffect(() => {
+    let plot = null;
+    let isGone = false;
+    const draw = (uPlot) => {
+      plot?.destroy();
+      plot = new uPlot(options(uPlot, box.current, top, shown, step, isStacked, setPlace), [seconds, ...stacked(top, isStacked)], box.current);
+    };
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const again = () => loading.then(draw);
+    const resize = new ResizeObserver(() => plot?.setSize(sizeOf(box.current)));
+    uplot().then((uPlot) => {
+      if (isGone) return;
+      draw(uPlot);
+      resize.observe(box.current);
+      scheme.addEventListener("change", again);
+    }, () => {});
+    return () => {
+      isGone = true;
+      resize.disconnect();
+      scheme.removeEventListener("change", again);
+      plot?.destroy();
+    };
+  }, [drawn]);
+  const at = place === null || place >= times.length ? null : place;
+  const sum = (line) => line.values.reduce((all, value) => all + Number(value ?? 0), 0);
+  return html`<figure aria-label=${label}>
+    <div class="chart-box" ref=${box} aria-hidden="true"></div>
+    <figcaption class="legend">
+      <span class="soft">${at === null ? (isStacked ? "In all" : "Point at the chart") : wordsOf(times[at], step)}</span>
+      ${top.map((line, number) => html`<span key=${line.name}><i class="swatch-${number < LINES ? number : "rest"}"></i>${line.name} ${
+        at === null ? (isStacked ? shown(sum(line)) : "") : shown(line.values[at])}</span>`)}
+    </figcaption>
+  </figure>`;
+}
+
+function wordsOf(time, step) {
+  return step === "day" ? time.slice(0, 10) : `${time.slice(5, 10)} ${time.slice(11, 16)} UTC`;
+}
+
+// The lines that have no tint of their own, as one.
+function restOf(lines) {
+  const rest = lines.slice(LINES);
+  if (!rest.length) return [];
+  return [{ name: `${rest.length} more`, values: rest[0].values.map((_, at) => rest.reduce((sum, line) => sum + Number(line.values[at] ?? 0), 0)) }];
+}
+
+// uPlot draws each line over the one before: the sum of all first, then that of all but the last, and so on.
+function stacked(lines, isStacked) {
+  if (!isStacked) return lines.map((line) => line.values.map((value) => (value === null ? null : Number(value))));
+  const sums = [];
+  let below = lines[0]?.values.map(() => 0) ?? [];
+  for (const line of lines) {
+    below = below.map((sum, at) => sum + Number(line.values[at] ?? 0));
+    sums.unshift(below);
+  }
+  return sums;
+}
+
+const sizeOf = (box) => ({ width: box.clientWidth, height: box.clientHeight });
+
+function options(uPlot, box, lines, shown, step, isStacked, setPlace) {
+  const style = getComputedStyle(box);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const tint = (number) => colour(`series-${number < LINES ? number : "rest"}`);
+  const bars = uPlot.paths.bars({ size: [0.72, 40], align: 1 });
+  const drawnAs = isStacked ? { paths: bars, width: 0 } : { width: 2 };
+  const order = lines.map((_, number) => number);
+  if (isStacked) order.reverse();
+  const font = `${style.fontSize} ${style.fontFamily}`;
+  const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font };
+  const hour = (stamp) => new Date(stamp * 1000).toISOString();
+  return {
+    ...sizeOf(box),
+    tzDate: (stamp) => uPlot.tzDate(new Date(stamp * 1000), "UTC"),
+    legend: { show: false },
+    padding: [8, 4, 0, 0],
+    cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    axes: [
+      { ...axis, grid: { show: false }, space: 64, size: 30, values: (_, at) => at.map((stamp) => (step === "day" || stamp % 86_400 === 0 ? hour(stamp).slice(5, 10) : hour(stamp).slice(11, 16))) },
+      { ...axis, size: 72, space: 40, values: (_, at) => at.map((value) => shown(value)) },
+    ],
+    series: [{}, ...order.map((number) => ({ ...drawnAs, fill: isStacked ? tint(number) : undefined, stroke: isStacked ? undefined : colour("accent"), points: { show: !isStacked } }))],
+    hooks: { setCursor: [(plot) => setPlace(plot.cursor.idx ?? null)] },
+  };
+}

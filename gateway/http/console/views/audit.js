@@ -1,0 +1,46 @@
+// The audit log: what admins did and what the safety checks found, newest first.
+
+import { Problem, Table, href, html, path, useData, useState, whole } from "../ui.js";
+
+export default function Audit({ api, query, go }) {
+  const list = path("/admin/audit-log", { team_id: query.team, action: query.action, before: query.before, limit: 100 });
+  const { data, error, again } = useData(api, list);
+  const columns = [
+    ["Time, UTC", (entry) => whole(entry.created_at).slice(0, 19)],
+    ["Who", (entry) => html`<code>${entry.actor}</code>`],
+    ["Action", (entry) => html`<a href=${href("audit", { ...query, action: entry.action, before: null })}>${entry.action}</a>`],
+    ["Team", (entry) => entry.team_id && html`<a href=${href("audit", { ...query, team: entry.team_id, before: null })}>${entry.team_id}</a>`, "name"],
+    ["Subject", (entry) => entry.subject !== entry.team_id && html`<code>${entry.subject}</code>`, "name wide"],
+    ["Details", (entry) => entry.details && wordsOf(entry.details), "long wide"],
+  ];
+  return html`
+    <div class="chips">
+      <${Field} label="Team" value=${query.team} keep=${(team) => go({ team, before: null })} />
+      <${Field} label="Action, such as key.revoked" value=${query.action} keep=${(action) => go({ action, before: null })} />
+    </div>
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${data && html`<${Table} label="Audit log" columns=${columns} rows=${data.data} keyOf=${(entry) => entry.id} empty=${query.team || query.action ? "No entry fits." : "Nothing has been done yet."} />
+      <div class="bar">
+        ${query.before && html`<button onClick=${() => go({ before: null })}>Newest</button>`}
+        ${data.has_more && html`<button onClick=${() => go({ before: String(data.data.at(-1).id) })}>Older</button>`}
+      </div>`}`;
+}
+
+// What is said in details, at any depth: "limits.requests_per_minute 600".
+function wordsOf(details, at = "") {
+  const said = Object.entries(details).filter(([, value]) => value !== null && value !== "");
+  const each = ([name, value]) => (typeof value === "object" ? wordsOf(value, `${at}${name}.`) : shown(at + name, value));
+  return said.map(each).filter(Boolean).join("; ");
+}
+
+function shown(name, value) {
+  if (name.includes("nanousd") && typeof value === "number") return `${name.replace("nanousd", "usd")} ${value / 1e9}`;
+  return `${name} ${value}`;
+}
+
+function Field({ label, value, keep }) {
+  const [said, setSaid] = useState(null);
+  return html`<form onSubmit=${(event) => (event.preventDefault(), said !== null && (keep(said.trim() || null), setSaid(null)))}>
+    <input aria-label=${label} placeholder=${`${label}, then Enter`} value=${said ?? value ?? ""} onInput=${(event) => setSaid(event.target.value)} />
+  </form>`;
+}

@@ -1,0 +1,121 @@
+// Budgets: used, held and left in one bar. A team sees its own; an admin every team's month, with where it will end at
+// today's rate, and changes limits in place.
+
+import {
+  Drawer, Meter, PERIODS, Problem, Table, count, href, html, owed, path, usd, usdWith, useAct, useData, useState,
+} from "../ui.js";
+
+const BUDGETS = [
+  ["usd_this_month", "Dollars this month", "usd_per_month", (value) => usd(value)],
+  ["usd_today", "Dollars today", "usd_per_day", (value) => usd(value)],
+  ["tokens_today", "Tokens today", "tokens_per_day", count],
+];
+const RATES = [
+  ["requests_per_minute", "Requests a minute", "requests"],
+  ["tokens_per_minute", "Tokens a minute", "tokens"],
+  ["concurrent_requests", "Requests at once", null],
+];
+const MINUTE = 60_000; // ms for which what is left of a minute is known
+const PAGE = 100; // teams
+
+export default function Budgets(props) {
+  return props.role === "admin" ? html`<${OfTeams} ...${props} />` : html`<${OfOwn} ...${props} />`;
+}
+
+function OfOwn({ api }) {
+  const { data: team, error, again } = useData(api, "/v1/team", { every: 10_000 });
+  if (error && !team) return html`<${Problem} error=${error} again=${again} />`;
+  if (!team) return null;
+  const lies = team.unavailable && Number(team.unavailable.usd_this_month) > 0;
+  return html`
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    <div class="columns">
+      <section><h2>${team.name}</h2><${Bars} scope=${team} left=${api.left} /></section>
+      <section><h2>This key${team.key.name ? `, ${team.key.name}` : ""}</h2><${Bars} scope=${team.key} left=${{}} /></section>
+    </div>
+    ${lies && html`<p class="warn">${usd(team.unavailable.usd_this_month)} of the month lie with gateways that do not answer.</p>`}
+    <p class="soft">Held: drawn by gateways for calls that run, and a little ahead of them. Days and months are UTC.</p>`;
+}
+
+// The bars of a team or a key: its budgets, and what the last answer said of its rates.
+function Bars({ scope, left }) {
+  const { limits, budgets } = scope;
+  const bars = BUDGETS.map(([name, label, limit, shown]) => {
+    const budget = budgets?.[name];
+    if (limits[limit] === null) return budget && html`<p>${label}<span class="soft">, no limit: ${shown(budget.used)} used</span></p>`;
+    if (!budget) return html`<p>${label}<span class="soft">: at most ${shown(limits[limit])}; what is used is not known at the moment</span></p>`;
+    return html`<${Meter} label=${label} used=${Number(budget.used)} held=${Number(budget.held)} limit=${Number(limits[limit])} shown=${shown} />`;
+  });
+  const rates = RATES.filter(([limit]) => limits[limit] !== null).map(([limit, label, kind]) => {
+    const last = kind && left[kind];
+    const isKnown = last && Date.now() - last.at < MINUTE; // a minute later nothing is known
+    return html`<p>${label}<span class="soft"> ${isKnown ? `${count(last.remaining)} of ${count(last.limit)} left` : `at most ${count(limits[limit])}`}</span></p>`;
+  });
+  return html`${bars}${rates}`;
+}
+
+function OfTeams({ api, query, go }) {
+  const [from, to] = PERIODS.month[1]();
+  const list = path("/admin/usage", { from, to, after: query.after, limit: PAGE });
+  const { data, error, again } = useData(api, list);
+  const months = new Date(Date.UTC(Number(from.slice(0, 4)), Number(from.slice(5, 7)), 0)).getUTCDate();
+  const gone = (Date.now() - Date.parse(from)) / 86_400_000;
+  const ends = (team) => (owed(team.usage) / gone) * months;
+  const among = data ? data.data.map((team) => owed(team.usage)) : [];
+  const columns = [
+    ["Team", (team) => html`<a href=${href("budgets", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
+    ["This month", (team) => usd(owed(team.usage), among), "number"],
+    ["Of its limit", (team) => (team.limits.usd_per_month === null ? html`<span class="soft">no limit</span>` : html`<${Part} used=${owed(team.usage)} limit=${Number(team.limits.usd_per_month)} />`), "wide"],
+    ["Ends at", (team) => html`<span class=${team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month ? "bad" : ""}>${usd(ends(team), among)}</span>`, "number wide"],
+    ["Limit a month, $", (team) => html`<${Limit} api=${api} team=${team} name="usd_per_month" again=${again} />`, "number"],
+    ["Limit a day, $", (team) => html`<${Limit} api=${api} team=${team} name="usd_per_day" again=${again} />`, "number wide"],
+  ];
+  return html`
+    <p class="soft">Of ${from} to ${to}, UTC. “Ends at” is the month’s end at the rate so far. An empty limit is none.</p>
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${data && html`<${Table} label="Budgets of teams" columns=${columns} rows=${data.data} keyOf=${(team) => team.id}
+        empty=${html`No teams yet. <a href=${href("teams")}>Create one</a>`} foot=${["All teams", usd(owed(data.total), among), "", "", "", ""]} />
+      <div class="bar">
+        ${query.after && html`<button onClick=${() => go({ after: null })}>First teams</button>`}
+        ${data.has_more && html`<button onClick=${() => go({ after: data.data.at(-1).id })}>Next teams</button>`}
+      </div>`}
+    ${query.team && html`<${OneTeam} key=${query.team} api=${api} id=${query.team} close=${() => go({ team: null })} />`}`;
+}
+
+function Part({ used, limit }) {
+  const part = used / Math.max(limit, 1e-9);
+  return html`<div class="meter"><svg class=${part >= 1 ? "full" : part >= 0.8 ? "near" : ""} viewBox="0 0 100 1" preserveAspectRatio="none" role="img" aria-label=${`${Math.round(100 * part)} % of the limit`}>
+    <rect class="whole" width="100" height="1" /><rect class="used" width=${Math.min(100, 100 * part)} height="1" /></svg></div>`;
+}
+
+// A limit that is changed where it stands: Enter or leaving the field keeps it; an error stays beside it, with what was said.
+function Limit({ api, team, name, again }) {
+  const now = team.limits[name];
+  const [said, setSaid] = useState(null);
+  const act = useAct(async () => {
+    const text = said.trim();
+    const value = text === "" ? null : name.startsWith("usd") ? text : Number(text);
+    await api.call("PATCH", `/admin/teams/${encodeURIComponent(team.id)}`, { limits: { [name]: value } });
+    setSaid(null);
+    again();
+  });
+  const keep = (event) => {
+    event?.preventDefault();
+    if (said !== null && said.trim() !== String(now ?? "")) act.run();
+  };
+  return html`<form onSubmit=${keep}>
+    <input class="short" inputmode="decimal" aria-label=${`${name.replaceAll("_", " ")} of ${team.id}`} disabled=${act.isBusy} placeholder="none"
+      value=${said ?? now ?? ""} onInput=${(event) => setSaid(event.target.value)} onBlur=${keep} />
+    ${act.error && html`<p class="bad" role="alert">${act.error.message}</p>`}
+  </form>`;
+}
+
+function OneTeam({ api, id, close }) {
+  const { data: team, error, again } = useData(api, `/admin/teams/${encodeURIComponent(id)}`);
+  return html`<${Drawer} title=${team ? team.name || team.id : id} close=${close}>
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${team && html`<section><${Bars} scope=${team} left=${{}} /></section>
+      <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${name.replaceAll("_", " ").replace("usd", "dollars")}</span><span class="end"><${Limit} api=${api} team=${team} name=${name} again=${again} /></span></div>`)}</section>
+      <p><a href=${href("calls", { team: team.id })}>Its calls</a> · <a href=${href("overview", { team: team.id })}>Its overview</a> · <a href=${href("teams", { team: team.id })}>Its keys</a></p>`}
+  <//>`;
+}

@@ -1,0 +1,195 @@
+// Calls one by one, refused ones too: as they come or of a period, chosen by chips, and one of them whole in a drawer.
+
+import {
+  Copy, Drawer, Empty, Facts, PeriodBar, Problem, State, Table, clock, count, duration, href, html, path, periodOf,
+  today, usdWith, useData, useEffect, useState, whole,
+} from "../ui.js";
+
+const LIVE = 2000; // ms between two looks
+const STATUSES = ["answered", "refused", "failed", "blocked", "interrupted"];
+// What a call can be chosen by, beside its status: name of the query: words
+const CHOICES = {
+  team: "Team",
+  model: "Model",
+  key: "Key id",
+  user: "User",
+  metadata: "Metadata (KEY:VALUE)",
+  route_reason: "Route reason",
+  min_cost_usd: "Least cost in $",
+};
+
+export default function Calls({ api, role, query, go }) {
+  const isLive = !query.period && !query.from && !query.after;
+  const [isPaused, setPaused] = useState(false);
+  const { from, to } = isLive ? { from: null, to: null } : periodOf(query, "today");
+  const chosen = Object.fromEntries(Object.keys(CHOICES).map((name) => [name === "team" ? "team_id" : name, query[name]]));
+  if (role !== "admin") delete chosen.team_id;
+  const list = path(role === "admin" ? "/admin/calls" : "/v1/calls", {
+    ...chosen, status: query.status, from, to, after: query.after, limit: 50,
+  });
+  const isHeld = isPaused || Boolean(query.call);
+  const { data, error, at, again } = useData(api, list, { every: isLive && !isHeld ? LIVE : null });
+  const [held, setHeld] = useState(null); // what stands still while it is pointed at, or the focus is in it
+  const shown = isLive && held ? held : data?.data;
+  const fresh = shown === data?.data ? 0 : data.data.filter((call) => call.request_id > (shown[0]?.request_id ?? "")).length;
+  const hold = () => isLive && setHeld((last) => last ?? data.data);
+  const open = (call) => href("calls", { ...query, call: call.request_id });
+  const columns = [
+    ["Time, UTC", (call) => html`<a href=${open(call)}>${timeOf(call)}</a>`],
+    ["Status", (call) => html`<${State} of=${call.status} />${call.code && html` <span class="soft wide">${call.code}</span>`}`],
+    ...(role === "admin" ? [["Team", (call) => call.team_id, "name wide"]] : []),
+    ["Model", modelOf, "name"],
+    ["Input", (call) => count(call.input_tokens), "number wide"],
+    ["Output", (call) => count(call.output_tokens), "number wide"],
+    ["First token", (call) => duration(call.first_token_ms), "number wide"],
+    ["In all", (call) => duration(call.total_ms), "number wide"],
+    ["Cost", (call) => (call.status === "refused" ? "–" : usdWith(call.cost_usd, 6)), "number"],
+  ];
+  const isChosen = Object.keys(CHOICES).some((name) => query[name]) || query.status;
+  const nothing = isChosen
+    ? html`No call fits. <a href=${href("calls", { period: query.period, from: query.from, to: query.to })}>Show all calls</a>`
+    : "No calls yet. The first one shows here within two seconds of its end.";
+  return html`
+    <div class="bar">
+      <div class="segments" role="group" aria-label="Which calls">
+        <button aria-pressed=${isLive} onClick=${() => go({ period: null, from: null, to: null, after: null })}>Live</button>
+        <button aria-pressed=${!isLive} onClick=${() => go({ period: "today", after: null })}>A period</button>
+      </div>
+      ${isLive
+        ? html`<button aria-pressed=${isPaused} onClick=${() => setPaused(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button>
+            <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh === 50 ? "50 or more" : fresh} new above` : "As they end"}${at ? `, seen ${clock(at)} UTC` : ""}</span>`
+        : html`<${PeriodBar} query=${query} go=${go} />`}
+    </div>
+    <${Chips} role=${role} query=${query} go=${go} />
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${data &&
+    html`<div onMouseEnter=${hold} onMouseLeave=${() => setHeld(null)} onfocusin=${hold} onfocusout=${() => setHeld(null)}>
+        <${Table} label="Calls" columns=${columns} rows=${shown} keyOf=${(call) => call.request_id} empty=${nothing} />
+      </div>
+      <div class="bar">
+        ${query.after && html`<button onClick=${() => go({ after: null })}>Newest</button>`}
+        ${data.next && html`<button onClick=${() => go({ after: data.next })}>Older</button>`}
+      </div>`}
+    ${query.call && html`<${Call} key=${query.call} api=${api} role=${role} id=${query.call} close=${() => go({ call: null })} />`}
+  `;
+}
+
+function timeOf(call) {
+  return call.created_at.startsWith(today()) ? clock(call.created_at) : `${call.created_at.slice(5, 10)} ${clock(call.created_at)}`;
+}
+
+function modelOf(call) {
+  if (!call.model_used || call.model_used === call.model_asked) return call.model_asked;
+  return html`<span class="soft">${call.model_asked} →</span> ${call.model_used}`;
+}
+
+function Chips({ role, query, go }) {
+  const offered = Object.keys(CHOICES).filter((name) => role === "admin" || name !== "team");
+  const [name, setName] = useState(offered[0]);
+  const [value, setValue] = useState("");
+  const choose = (changes) => go({ ...changes, after: null });
+  const add = (event) => {
+    event.preventDefault();
+    if (!value.trim()) return;
+    choose({ [name]: value.trim() });
+    setValue("");
+  };
+  return html`<div class="chips" role="group" aria-label="Choose calls">
+    ${STATUSES.map((each) => {
+      const isOn = query.status === each;
+      return html`<button key=${each} class="chip" aria-pressed=${isOn} onClick=${() => choose({ status: isOn ? null : each })}>${each}</button>`;
+    })}
+    ${offered
+      .filter((each) => query[each])
+      .map((each) => html`<button key=${each} class="chip chosen" aria-label=${`Take away ${CHOICES[each]} ${query[each]}`}
+        onClick=${() => choose({ [each]: null })}>${CHOICES[each]}: ${query[each]} ×</button>`)}
+    <form class="chips" onSubmit=${add}>
+      <select aria-label="Choose by" value=${name} onChange=${(event) => setName(event.target.value)}>
+        ${offered.map((each) => html`<option key=${each} value=${each}>${CHOICES[each]}</option>`)}
+      </select>
+      <input aria-label="Its value" value=${value} onInput=${(event) => setValue(event.target.value)} placeholder="then Enter" />
+    </form>
+  </div>`;
+}
+
+// One call whole: its waterfall, route, price line by line, what was held. A call shows within two seconds of its end, so
+// one that is not there yet is asked for again.
+function Call({ api, role, id, close }) {
+  const one = (role === "admin" ? "/admin/calls/" : "/v1/calls/") + encodeURIComponent(id);
+  const { data: call, error, again } = useData(api, one);
+  useEffect(() => {
+    const timer = error?.status === 404 ? setTimeout(again, 3000) : null;
+    return () => clearTimeout(timer);
+  }, [error]);
+  return html`<${Drawer} title=${call ? `Call of ${whole(call.created_at)}` : "Call"} close=${close}>
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${call && html`<${OneCall} call=${call} role=${role} />`}
+  <//>`;
+}
+
+function OneCall({ call, role }) {
+  const isRefused = call.status === "refused";
+  const why = [call.code, call.http_status && `HTTP ${call.http_status}`, call.limit && `limit ${call.limit}`, call.param && `at ${call.param}`];
+  return html`
+    <div>
+      <p class="large">${usdWith(call.cost_usd, 6)}</p>
+      <p><${State} of=${call.status} /> ${why.filter(Boolean).join(" · ")}</p>
+      ${call.message && html`<p>${call.message}</p>`}
+    </div>
+    ${!isRefused && html`<${Waterfall} call=${call} />`}
+    <${Facts} rows=${[
+      ["Request", html`<code>${call.request_id}</code> <${Copy} text=${call.request_id} />`],
+      ["Model", modelOf(call)],
+      ["Route", call.route_reason && call.route_reason + (call.complexity === null || call.complexity === undefined ? "" : `, small suffices: ${Number(call.complexity).toFixed(3)}`)],
+      ["Answered by", call.provider && [call.provider, call.provider_endpoint].filter(Boolean).join(", ")],
+      ["Endpoint", call.endpoint],
+      ["Team", role === "admin" ? html`<a href=${href("calls", { team: call.team_id })}>${call.team_id}</a>` : call.team_id],
+      ["Key", call.key_id && html`<a href=${href("calls", { key: call.key_id })}>${call.key_id}</a>`],
+      ["User", call.user_tag && html`<a href=${href("calls", { user: call.user_tag })}>${call.user_tag}</a>`],
+      ["Metadata", call.metadata && Object.entries(call.metadata).map(([name, value]) => `${name}: ${value}`).join(", ")],
+      ["Caller’s own id", call.client_request_id],
+      ["Tier", call.tier],
+      ["Held before", call.held && `${usdWith(call.held.cost_usd, 6)} and ${count(call.held.tokens)} tokens, against ${usdWith(call.cost_usd, 6)} charged`],
+    ]} />
+    ${call.price?.lines?.length > 0 && html`<${PriceLines} call=${call} />`}
+  `;
+}
+
+function PriceLines({ call }) {
+  const unit = (line) => (line.kind === "request" ? "a request" : "a million");
+  const columns = [
+    ["What", (line) => line.kind.replaceAll("_", " ")],
+    ["Count", (line) => count(line.count), "number"],
+    ["Price", (line) => html`${usdWith(line.usd, 2)} <span class="soft">${unit(line)}</span>`, "number"],
+    ["Cost", (line) => usdWith(line.cost_usd, 9), "number"],
+  ];
+  const foot = ["Charged", "", "", usdWith(call.cost_usd, 9)];
+  return html`<section><h3>Price</h3><${Table} label="Price by line" columns=${columns} rows=${call.price.lines} keyOf=${(line) => line.kind} foot=${foot} /></section>`;
+}
+
+// Bars on one time line: the queue, each attempt until its first token or its failure, and the answer to its end.
+function Waterfall({ call }) {
+  const times = call.times_ms ?? {};
+  const rows = [];
+  let at = 0;
+  if (times.queue) rows.push(["Queue", at, times.queue, "wait"]);
+  at += times.queue ?? 0;
+  for (const attempt of call.attempts ?? []) {
+    const target = attempt.target.replace(/\/https?:.*\//, " "); // without its URL, which is told below
+    const isFailed = attempt.outcome && attempt.outcome !== "ok";
+    rows.push([isFailed ? `${target}: ${attempt.outcome}` : target, at, attempt.ms ?? 0, isFailed ? "failed" : "wait"]);
+    at += attempt.ms ?? 0;
+  }
+  const total = Math.max(times.total ?? 0, at, 1);
+  if (times.total > at) rows.push(["Answer", at, total - at, ""]);
+  if (!rows.length) return html`<${Empty}>No times are known of this call.<//>`;
+  return html`<section><h3>Waterfall</h3><div class="waterfall">
+    ${rows.map(
+      ([words, from, took, kind]) => html`<span>${words}</span>
+        <svg viewBox="0 0 100 12" preserveAspectRatio="none" aria-hidden="true">
+          <rect class="ground" y="5.5" width="100" height="1" /><rect class="span ${kind}" x=${(100 * from) / total} width=${Math.max((100 * took) / total, 0.4)} height="12" />
+        </svg><span class="number">${duration(took)}</span>`,
+    )}
+  </div>
+  <p class="soft">First token after ${duration(times.first_token)}, all after ${duration(times.total)}${times.prefill ? `; inside the engine ${duration(times.prefill)} of prefill and ${duration(times.decode)} of decode` : ""}.</p></section>`;
+}

@@ -1,0 +1,56 @@
+// What all teams owe for a period, and what it cost the operator: the report of GET /admin/report, by team or by model.
+
+import { PeriodBar, Figure, Problem, Table, count, html, path, percent, periodOf, usd, useAct, useData, href } from "../ui.js";
+
+const USUAL = "month";
+
+export default function Finance({ api, query, go }) {
+  const { from, to } = periodOf(query, USUAL);
+  const by = query.by === "model" ? "model" : "team";
+  const report = path("/admin/report", { from, to });
+  const { data, error, again } = useData(api, report);
+  const download = useAct(async () => {
+    const answer = await api.send("GET", path("/admin/report", { from, to, format: "csv" }));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await answer.blob());
+    link.download = `tollgate-${from}-${to}.csv`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  });
+  return html`
+    <${PeriodBar} query=${query} go=${go} usual=${USUAL} />
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${download.error && html`<${Problem} error=${download.error} dismiss=${download.forget} />`}
+    ${data && html`<${Report} data=${data} by=${by} go=${go} download=${download} />`}`;
+}
+
+function Report({ data, by, go, download }) {
+  const { total } = data;
+  const gpu = data.instances_total;
+  const rows = (by === "team" ? data.teams : data.models).toSorted((a, b) => Number(b.cost_usd) - Number(a.cost_usd));
+  const among = rows.map((row) => row.cost_usd);
+  const nameOf = (row) => (by === "team" ? html`<a href=${href("calls", { team: row.team_id, from: data.from, to: data.to })}>${row.team_id}</a>` : row.model ?? "corrections that name none");
+  const columns = [
+    [by === "team" ? "Team" : "Model", nameOf, "name"],
+    ["Requests", (row) => count(row.requests), "number wide"],
+    ["Input tokens", (row) => count(row.input_tokens), "number wide"],
+    ["Output tokens", (row) => count(row.output_tokens), "number wide"],
+    ["$ a million", (row) => (row.usd_per_million_tokens === null ? "–" : Number(row.usd_per_million_tokens).toFixed(2)), "number wide"],
+    ["Share", (row) => percent(row.share_of_cost), "number"],
+    ["Cost", (row) => usd(row.cost_usd, among), "number"],
+  ];
+  const foot = ["All", count(total.requests), count(total.input_tokens), count(total.output_tokens), "", "", usd(total.cost_usd, among)];
+  return html`
+    <div class="figures">
+      <${Figure} label="Charged to teams" value=${usd(total.cost_usd)} exact=${`$${total.cost_usd}`}>${Number(total.corrections_usd) ? `${usd(total.corrections_usd)} of it corrections` : "no corrections"}<//>
+      <${Figure} label="Our GPUs cost" value=${usd(gpu.cost_usd)} exact=${`$${gpu.cost_usd}`}>${usd(gpu.idle_usd)} of it idle<//>
+      <${Figure} label="Saved by automatic routes" value=${data.auto?.saved_usd === undefined ? "–" : usd(data.auto.saved_usd)}>against the large model<//>
+      <${Figure} label="State" value=${data.is_closed ? "Closed" : "Open"}>${data.is_closed ? "only corrections follow" : "calls may still arrive"}<//>
+    </div>
+    <section>
+      <div class="bar"><div class="segments" role="group" aria-label="Lines by">
+          ${["team", "model"].map((each) => html`<button key=${each} aria-pressed=${each === by} onClick=${() => go({ by: each })}>By ${each}</button>`)}
+        </div><span class="end"><button onClick=${() => download.run()} disabled=${download.isBusy}>Download CSV</button></span></div>
+      <${Table} label=${`Cost by ${by}`} columns=${columns} rows=${rows} keyOf=${(row) => row.team_id ?? row.model} foot=${foot} empty="Nothing was charged in this period." />
+    </section>`;
+}

@@ -1,0 +1,34 @@
+// The replicas of our own engine, a card for each: queue, KV cache, hits, tokens a second, busy and idle in dollars.
+
+import { Empty, Facts, Meter, Problem, State, count, html, percent, usd, useData } from "../ui.js";
+
+export default function Fleet({ api }) {
+  const { data, error, again } = useData(api, "/admin/instances", { every: 5000 });
+  if (!data) return error && html`<${Problem} error=${error} again=${again} />`;
+  const alive = data.instances.filter((one) => !one.stale);
+  const sum = (name) => alive.reduce((all, one) => all + one[name], 0);
+  return html`
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${data.instances.length === 0 && html`<${Empty}>No replica was seen in the last hour. A provider with “self_hosted: true” in tollgate.yaml is one.<//>`}
+    ${data.instances.length > 0 && html`<p class="large">${count(Math.round(sum("tokens_per_second")))} tokens/s on ${alive.length} ${alive.length === 1 ? "replica" : "replicas"}, ${count(sum("queue_depth"))} waiting</p>`}
+    <div class="cards">${data.instances.map((one) => html`<${Replica} key=${one.instance_id} one=${one} />`)}</div>`;
+}
+
+function Replica({ one }) {
+  const hours = (seconds) => (one.gpu_hour_usd === null ? null : (Number(one.gpu_hour_usd) * one.gpus * seconds) / 3600);
+  const idle = Math.max(0, one.uptime_seconds - one.busy_seconds);
+  return html`<section class="card">
+    <div class="bar"><h3>${one.model_id}</h3><span class="end"><${State} of=${one.stale ? "stale" : one.status} /></span></div>
+    <p><span class="large">${count(Math.round(one.tokens_per_second))}</span> tokens/s</p>
+    <${Meter} label="KV cache" used=${one.total_blocks - one.free_blocks} limit=${one.total_blocks} shown=${count} />
+    <${Facts} rows=${[
+      ["Waiting, running", `${count(one.queue_depth)}, ${count(one.running)}`],
+      ["Requests/s", one.requests_per_second.toFixed(2)],
+      ["Prefix hits", percent(one.prefix_hit_rate)],
+      ["Busy since start", `${percent(one.uptime_seconds ? one.busy_seconds / one.uptime_seconds : 0)}${one.gpu_hour_usd === null ? "" : `, ${usd(hours(one.busy_seconds))}`}`],
+      ["Idle since start", one.gpu_hour_usd === null ? `${percent(one.uptime_seconds ? idle / one.uptime_seconds : 0)}` : usd(hours(idle))],
+      ["Node", `${one.gpu_node_id}, ${one.gpus} GPU${one.gpus === 1 ? "" : "s"}`],
+      ["Replica", html`<code>${one.instance_id}</code>`],
+    ]} />
+  </section>`;
+}

@@ -1,0 +1,138 @@
+// What was spent, by whom, and what needs attention: figures of a period beside those of the one before, a chart of them,
+// and a line for each team, model or key.
+
+import {
+  Figure, PeriodBar, Problem, Table, count, duration, href, html, path, percent, periodOf, usd, useData, useEffect, useState,
+} from "../ui.js";
+
+const METRICS = ["cost_usd", "requests", "errors", "refused", "tokens", "first_token_ms"];
+const EVERY = 10_000; // ms
+const DAY = 86_400_000; // ms
+// What the chart can show: metric: [words, value => text]
+const SHOWN = {
+  cost_usd: ["Cost", (value) => usd(value)],
+  requests: ["Requests", count],
+  tokens: ["Tokens", compact],
+  first_token_ms: ["First token, p95", duration],
+};
+
+function compact(value) {
+  return Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 }).format(value);
+}
+
+export default function Overview({ api, role, query, go }) {
+  const { from, to, name } = periodOf(query);
+  const days = (Date.parse(to) - Date.parse(from)) / DAY + 1;
+  const step = days <= 8 ? "hour" : "day";
+  const by = query.by ?? (role === "admin" && !query.team ? "team" : "model");
+  const source = role === "admin" ? "/admin/series" : "/v1/series";
+  const asked = { metric: METRICS.join(","), step, team_id: role === "admin" ? query.team : null };
+  const now = useData(api, path(source, { ...asked, by, from, to }), { every: EVERY });
+  const before = useData(api, now.data && path(source, { ...asked, ...spanBefore(from, to, days) }));
+  const words = name === "today" ? "yesterday" : days === 1 ? "the day before" : `the ${days} days before`;
+  const offered = role === "admin" ? ["team", "model", "provider"] : ["model", "key"];
+  return html`
+    <div class="bar">
+      <${PeriodBar} query=${query} go=${go} />
+      ${role === "admin" && query.team && html`<button class="chip chosen" onClick=${() => go({ team: null })}>Team: ${query.team} ×</button>`}
+    </div>
+    ${now.error && html`<${Problem} error=${now.error} again=${now.again} />`}
+    ${now.data && html`
+      <${Figures} now=${now.data} before=${before.data} words=${words} />
+      <${Attention} api=${api} role=${role} series=${now.data} query=${query} />
+      <${Charted} series=${now.data} by=${by} offered=${offered} query=${query} go=${go} />
+      <${Lines} series=${now.data} by=${by} period=${{ period: query.period, from: query.from, to: query.to }} />`}`;
+}
+
+// As many days before; of a period that runs, as much of it as has passed, in whole steps.
+function spanBefore(from, to, days) {
+  const end = Math.min(Date.parse(to) + DAY, Date.now());
+  const iso = (moment) => new Date(moment).toISOString().slice(0, 19) + "Z";
+  return { from: iso(Date.parse(from) - days * DAY), to: iso(end - days * DAY) };
+}
+
+const totalOf = (series, metric) => series.total[metric].total;
+const owedOf = (series) => Number(totalOf(series, "cost_usd")) + Number(series.corrections?.cost_usd ?? 0);
+const rateOf = (errors, requests) => (errors + requests ? errors / (errors + requests) : null);
+
+function Figures({ now, before, words }) {
+  const change = (one, other) => {
+    if (before === null) return " ";
+    if (!Number(other)) return `none ${words}`;
+    const ratio = one / other;
+    return ratio > 10 ? `${ratio.toFixed(0)} times ${words}` : `${ratio >= 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(0)} % on ${words}`;
+  };
+  const late = now.corrections && Number(now.corrections.cost_usd);
+  const errors = (series) => rateOf(totalOf(series, "errors"), totalOf(series, "requests"));
+  return html`<div class="figures">
+    <${Figure} label=${late ? `Cost, ${usd(late)} of it corrections` : "Cost"} value=${usd(owedOf(now))} exact=${`$${owedOf(now)}`}>${change(owedOf(now), before && owedOf(before))}<//>
+    <${Figure} label="Requests" value=${count(totalOf(now, "requests"))}>${change(totalOf(now, "requests"), before && totalOf(before, "requests"))}<//>
+    <${Figure} label="Errors" value=${percent(errors(now))}>${before ? `${percent(errors(before))} ${words}` : " "}<//>
+    <${Figure} label="First token, p95" value=${duration(totalOf(now, "first_token_ms"))}>${before ? `${duration(totalOf(before, "first_token_ms"))} ${words}` : " "}<//>
+  </div>`;
+}
+
+function Attention({ api, role, series, query }) {
+  const isAdmin = role === "admin";
+  const health = useData(api, isAdmin ? "/health/ready" : null, { every: EVERY });
+  const breakers = useData(api, isAdmin ? "/admin/breakers" : null, { every: EVERY });
+  const ill = health.data ? Object.entries(health.data.parts).filter(([, state]) => state !== "ok") : [];
+  const open = breakers.data ? breakers.data.breakers.filter((one) => one.state !== "closed") : [];
+  const [errors, requests, refused] = ["errors", "requests", "refused"].map((name) => totalOf(series, name));
+  const calls = (status) => href("calls", { team: query.team, period: query.period ?? "today", from: query.from, to: query.to, status });
+  const found = [
+    ...ill.map(([part, state]) => html`${part}: ${state}`),
+    ...open.map((one) => html`<a href=${href("models")}>${one.model} at ${one.provider}</a> is ${one.forced ? "not called: its breaker was opened by hand" : `not called: breaker ${one.state.replace("_", " ")}`}`),
+    ...(rateOf(errors, requests) > 0.02 ? [html`<a href=${calls("failed")}>${count(errors)} calls failed</a>, ${percent(rateOf(errors, requests))} of all`] : []),
+    ...(refused > 0 ? [html`<a href=${calls("refused")}>${count(refused)} calls were refused</a>`] : []),
+  ];
+  const parts = health.data && Object.entries(health.data.parts).map(([part, state]) => `${part}: ${state}`).join(", ");
+  return html`<section><h2>Needs attention</h2>
+    ${found.length ? html`<ul class="attention">${found.map((one) => html`<li>${one}</li>`)}</ul>` : html`<p>Nothing.</p>`}
+    ${parts && html`<p class="soft">${parts}</p>`}
+  </section>`;
+}
+
+const nameOf = (line, by) => line[by] ?? (line.others ? `${line.others} others` : "none");
+
+function Charted({ series, by, offered, query, go }) {
+  const [Chart, setChart] = useState(null); // its code comes after the figures; its room is kept
+  useEffect(() => {
+    import("../chart.js").then((module) => setChart(() => module.Chart), () => {});
+  }, []);
+  const metric = query.metric in SHOWN ? query.metric : "cost_usd";
+  const [words, shown] = SHOWN[metric];
+  const isStacked = metric !== "first_token_ms";
+  const lines = isStacked
+    ? series.data.map((line) => ({ name: nameOf(line, by), values: line[metric].values })).toSorted((a, b) => sumOf(b) - sumOf(a))
+    : [{ name: "p95 of all", values: series.total[metric].values }];
+  return html`<section>
+    <div class="bar">
+      <div class="segments" role="group" aria-label="Chart">${Object.entries(SHOWN).map(([each, [text]]) => html`<button key=${each} aria-pressed=${each === metric} onClick=${() => go({ metric: each }, { replace: true })}>${text}</button>`)}</div>
+      <div class="segments" role="group" aria-label="Lines by">${offered.map((each) => html`<button key=${each} aria-pressed=${each === by} onClick=${() => go({ by: each }, { replace: true })}>By ${each}</button>`)}</div>
+    </div>
+    <div class="chart">${Chart && html`<${Chart} label=${`${words} by ${series.step}`} times=${series.times} lines=${lines} shown=${shown} step=${series.step} isStacked=${isStacked} />`}</div>
+  </section>`;
+}
+
+const sumOf = (line) => line.values.reduce((all, value) => all + Number(value ?? 0), 0);
+
+function Lines({ series, by, period }) {
+  const rows = series.data.toSorted((a, b) => Number(b.cost_usd.total) - Number(a.cost_usd.total));
+  const among = rows.map((line) => line.cost_usd.total);
+  const link = (line) => {
+    const name = nameOf(line, by);
+    if (by === "provider" || line[by] === null) return name;
+    return html`<a href=${href("calls", { ...period, period: period.period ?? (period.from ? null : "today"), [by]: line[by] })}>${name}</a>`;
+  };
+  const columns = [
+    [by[0].toUpperCase() + by.slice(1), link, "name"],
+    ["Requests", (line) => count(line.requests.total), "number"],
+    ["Errors", (line) => percent(rateOf(line.errors.total, line.requests.total)), "number wide"],
+    ["Refused", (line) => count(line.refused.total), "number wide"],
+    ["Tokens", (line) => count(line.tokens.total), "number wide"],
+    ["First token, p95", (line) => duration(line.first_token_ms.total), "number wide"],
+    ["Cost", (line) => usd(line.cost_usd.total, among), "number"],
+  ];
+  return html`<${Table} label=${`By ${by}`} columns=${columns} rows=${rows} keyOf=${(line) => nameOf(line, by)} empty="No calls in this period." />`;
+}

@@ -1,0 +1,144 @@
+// Teams and their keys: search, create, suspend, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
+// until its reader says that it is copied.
+
+import { Copy, Drawer, Problem, State, Table, day, href, html, path, useAct, useData, useEffect, useState, whole } from "../ui.js";
+
+const PAGE = 50; // teams
+const MADE = "tollgate-new-keys"; // in the tab's session storage: keys that are not yet said to be copied
+
+export default function Teams({ api, query, go }) {
+  const list = path("/admin/teams", { search: query.search, after: query.after, limit: PAGE });
+  const { data, error, again } = useData(api, list);
+  const [isNew, setNew] = useState(false);
+  const columns = [
+    ["Team", (team) => html`<a href=${href("teams", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
+    ["Id", (team) => html`<code>${team.id}</code>`, "wide"],
+    ["State", (team) => html`<${State} of=${team.suspended ? "suspended" : "active"} />`],
+    ["Models", (team) => (team.allowed_models === null ? "all" : team.allowed_models.length), "number wide"],
+    ["Weight", (team) => team.weight, "number wide"],
+    ["Made", (team) => day(team.created_at), "number"],
+  ];
+  return html`
+    <div class="bar">
+      <${Search} said=${query.search ?? ""} search=${(words) => go({ search: words, after: null }, { replace: true })} />
+      <span class="end"><button class="main" onClick=${() => setNew(true)}>New team</button></span>
+    </div>
+    <${NewKeys} />
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${data && html`<${Table} label="Teams" columns=${columns} rows=${data.data} keyOf=${(team) => team.id}
+        empty=${query.search ? `No team’s id or name holds “${query.search}”.` : "No teams yet. Create the first one."} />
+      <div class="bar">
+        ${query.after && html`<button onClick=${() => go({ after: null })}>First teams</button>`}
+        ${data.has_more && html`<button onClick=${() => go({ after: data.data.at(-1).id })}>Next teams</button>`}
+      </div>`}
+    ${isNew && html`<${NewTeam} api=${api} close=${() => setNew(false)} made=${(team) => (setNew(false), again(), go({ team: team.id }))} />`}
+    ${query.team && html`<${OneTeam} key=${query.team} api=${api} id=${query.team} close=${() => go({ team: null })} changed=${again} />`}`;
+}
+
+function Search({ said, search }) {
+  const [words, setWords] = useState(said);
+  return html`<form role="search" onSubmit=${(event) => (event.preventDefault(), search(words.trim()))}>
+    <input type="search" aria-label="Search teams by id or name" placeholder="Id or name, then Enter" value=${words} onInput=${(event) => setWords(event.target.value)} />
+  </form>`;
+}
+
+function NewTeam({ api, close, made }) {
+  const act = useAct(async (form) => {
+    const said = new FormData(form);
+    const limits = {};
+    for (const name of ["usd_per_day", "usd_per_month"]) if (said.get(name)) limits[name] = said.get(name);
+    made(await api.call("POST", "/admin/teams", { id: said.get("id").trim(), name: said.get("name").trim() || null, limits }));
+  });
+  return html`<${Drawer} title="New team" close=${close}>
+    <form class="row" onSubmit=${(event) => (event.preventDefault(), act.run(event.target))}>
+      <label>Id<input name="id" required autocomplete="off" pattern="[a-z0-9][a-z0-9_\\-]{0,63}" title="lower-case letters, digits, - and _" /></label>
+      <label>Name<input name="name" autocomplete="off" /></label>
+      <label>Dollars a day<input name="usd_per_day" inputmode="decimal" autocomplete="off" placeholder="no limit" /></label>
+      <label>Dollars a month<input name="usd_per_month" inputmode="decimal" autocomplete="off" placeholder="no limit" /></label>
+      <button class="main" disabled=${act.isBusy}>Create</button>
+    </form>
+    ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
+  <//>`;
+}
+
+function OneTeam({ api, id, close, changed }) {
+  const team = useData(api, `/admin/teams/${encodeURIComponent(id)}`);
+  const keys = useData(api, path("/admin/keys", { team_id: id, limit: 200 }));
+  const act = useAct(async (change) => {
+    await change();
+    team.again();
+    keys.again();
+    changed();
+  });
+  const suspend = () => {
+    const { suspended } = team.data;
+    if (!suspended && !confirm(`Suspend ${id}? All of its calls are refused at once, until it is resumed.`)) return;
+    act.run(() => api.call("PATCH", `/admin/teams/${encodeURIComponent(id)}`, { suspended: !suspended }));
+  };
+  const revoke = (key) => {
+    if (!confirm(`Revoke ${key.prefix}… of ${id}? It is refused within a second, for ever.`)) return;
+    act.run(() => api.call("DELETE", `/admin/keys/${encodeURIComponent(key.key_id)}`));
+  };
+  const rotate = (key) =>
+    act.run(async () => keep(await api.call("POST", `/admin/keys/${encodeURIComponent(key.key_id)}/rotate`, {})));
+  const create = (event) => {
+    event.preventDefault();
+    const form = event.target;
+    act.run(async () => {
+      keep(await api.call("POST", "/admin/keys", { team_id: id, name: new FormData(form).get("name").trim() }));
+      form.reset();
+    });
+  };
+  const columns = [
+    ["Key", (key) => html`<code>${key.prefix}…</code>`],
+    ["Name", (key) => key.name, "name wide"],
+    ["State", (key) => html`<${State} of=${key.status} />`],
+    ["Used", (key) => day(key.last_used_at), "number wide"],
+    ["Expires", (key) => day(key.expires_at), "number wide"],
+    ["", (key) => key.status === "active" && html`
+      <button class="quiet" aria-label=${`Rotate ${key.prefix}`} onClick=${() => rotate(key)}>Rotate</button>
+      <button class="quiet danger" aria-label=${`Revoke ${key.prefix}`} onClick=${() => revoke(key)}>Revoke</button>`],
+  ];
+  return html`<${Drawer} title=${team.data ? team.data.name || id : id} close=${close}>
+    ${(team.error ?? keys.error) && html`<${Problem} error=${team.error ?? keys.error} again=${() => (team.again(), keys.again())} />`}
+    ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
+    <${NewKeys} team=${id} />
+    ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${team.data.suspended ? "suspended" : "active"} />
+      <span class="soft">made ${whole(team.data.created_at)}</span>
+      <span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button></span></div>
+      <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a> · <a href=${href("budgets", { team: id })}>Its budgets</a></p>`}
+    ${keys.data && html`<section><h3>Keys</h3>
+      <${Table} label="Keys" columns=${columns} rows=${keys.data.data} keyOf=${(key) => key.key_id} empty="No keys yet." />
+      ${keys.data.has_more && html`<p class="soft">The first 200 keys. “tollgate keys list --team ${id}” lists all.</p>`}</section>
+      <form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}
+  <//>`;
+}
+
+// ---- keys that were just made
+
+const waiting = () => JSON.parse(sessionStorage.getItem(MADE) ?? "[]");
+const keepAll = (keys) => {
+  sessionStorage.setItem(MADE, JSON.stringify(keys));
+  dispatchEvent(new Event(MADE));
+};
+const keep = (made) => keepAll([...waiting(), { key: made.key, key_id: made.key_id, team_id: made.team_id, name: made.name }]);
+
+const snippet = (key) => `export TOLLGATE_KEY=${key}\ncurl ${location.origin}/v1/models -H "authorization: Bearer $TOLLGATE_KEY"`;
+
+function NewKeys({ team = null }) {
+  const [, turn] = useState(0);
+  useEffect(() => {
+    const hear = () => turn((last) => last + 1);
+    addEventListener(MADE, hear);
+    return () => removeEventListener(MADE, hear);
+  }, []);
+  const copied = (made) => keepAll(waiting().filter((each) => each.key_id !== made.key_id));
+  return waiting()
+    .filter((made) => team === null || made.team_id === team)
+    .map((made) => html`<div class="secret" key=${made.key_id} role="status">
+      <p>New key of ${made.team_id}${made.name ? `, ${made.name}` : ""}. It is shown this once; this tab keeps it until you have copied it.</p>
+      <code>${made.key}</code>
+      <pre>${snippet(made.key)}</pre>
+      <div><${Copy} text=${made.key} words="Copy the key" /><button class="quiet" onClick=${() => copied(made)}>I have copied it</button></div>
+    </div>`);
+}
