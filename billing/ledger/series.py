@@ -1,5 +1,5 @@
-# The rollup of calls by the minute: what a flush adds for the rows that it inserts, how minutes are merged and become
-# hours, and when hours go. Rows are added and never updated, so writers do not wait for each other here.
+# The rollup of calls by the minute: what a flush adds for the rows that it inserts, how minutes are merged and make
+# hours, and when they go. Rows are added and never updated, so writers do not wait for each other here.
 #
 # A histogram is an array of bigints, one for a bucket: its number above 40 bits, how many calls it has below. Buckets
 # grow by 10.5 %, and a percentile is told by the middle of its bucket: to 5 %. Histograms merge by concatenation.
@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import CACHED, COSTS, SAVINGS, TOKENS
 
 KEY = ("team_id", "key_id", "model_used", "provider", "status", "tier", "route_reason", "code")
 SUMS = ("calls", "cached", *TOKENS, *COSTS, *SAVINGS)
-MINUTE, HOUR = 1, 60  # steps
+# Steps: a minute that no hour has yet; one that its hour has; an hour; an hour of all teams and keys together.
+MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL = 1, 2, 60, 61
 MINUTES_KEPT = timedelta(hours=48)
 SETTLED = timedelta(minutes=2)  # after which few parts of a minute are still to come
 MERGED_WITHIN = timedelta(minutes=15)  # that each round of merging looks back: more than lies between two
 BUCKETS_PER_E, LAST_BUCKET, COUNT_BITS = 10, 255, 40
 MASK = 2**COUNT_BITS - 1
-MOST = 50_000  # rows in one transaction of the chores
+MOST = 30_000  # rows in one transaction of the chores
 
 
 def middle_of(bucket: int) -> float:
@@ -55,28 +56,26 @@ ADD_NEW = f"""
     RETURNING 1
 """  # noqa: S608  (columns are ours)
 
-# Takes rows away and adds one for each key and ``unit`` of time; ``gone`` says which.
-MERGE = """
-    WITH gone AS ({gone}),
-    placed AS (
+# Adds one row for each key and ``unit`` of time of those that are ``gone``.
+MERGED = """
+    {name}_placed AS (
         SELECT *, dense_rank() OVER (ORDER BY date_trunc('{unit}', at, 'UTC'), {key}) AS place FROM gone
-    ), packed AS (
+    ), {name}_packed AS (
         SELECT place, kind, ((each >> {bits}) << {bits}) + CAST(sum(each & {mask}) AS bigint) AS each
-        FROM placed, LATERAL (
+        FROM {name}_placed, LATERAL (
             SELECT 1 AS kind, unnest(first_token) AS each UNION ALL SELECT 2, unnest(total)
         ) AS histogram
         GROUP BY place, kind, each >> {bits}
-    ), histograms AS (
+    ), {name}_histograms AS (
         SELECT place, array_agg(each) FILTER (WHERE kind = 1) AS first_token,
                array_agg(each) FILTER (WHERE kind = 2) AS total
-        FROM packed GROUP BY place
-    ), merged AS (
-        SELECT place, date_trunc('{unit}', min(at), 'UTC') AS at, {keys}, {sums} FROM placed GROUP BY place
-    ), added AS (
-        INSERT INTO usage_series (at, step, {key}, {names}, first_token, total)
-        SELECT at, {step}, {key}, {names}, first_token, total FROM merged LEFT JOIN histograms USING (place)
+        FROM {name}_packed GROUP BY place
+    ), {name}_merged AS (
+        SELECT place, date_trunc('{unit}', min(at), 'UTC') AS at, {keys}, {sums} FROM {name}_placed GROUP BY place
+    ), {name} AS (
+        INSERT INTO usage_series (at, step, {names}, first_token, total)
+        SELECT at, {step}, {names}, first_token, total FROM {name}_merged LEFT JOIN {name}_histograms USING (place)
     )
-    SELECT count(*) FROM gone
 """
 ALIKE = f"""
     DELETE FROM usage_series WHERE ctid = ANY(ARRAY(
@@ -96,25 +95,36 @@ OLDEST = f"""
 """  # noqa: S608  (columns are ours)
 
 
-def _merge(gone: str, unit: str, step: int) -> str:
-    return MERGE.format(
-        gone=gone,
+def _merged(name: str, unit: str, step: int, key: tuple[str, ...] = KEY) -> str:
+    keys = [f"min({each}) AS {each}" if each in key else f"'' AS {each}" for each in KEY]
+    return MERGED.format(
+        name=name,
         unit=unit,
         step=step,
         bits=COUNT_BITS,
         mask=MASK,
-        key=", ".join(KEY),
-        keys=", ".join(f"min({name}) AS {name}" for name in KEY),
-        names=", ".join(SUMS),
-        sums=", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS),
+        key=", ".join(key),
+        keys=", ".join(keys),
+        names=", ".join((*KEY, *SUMS)),
+        sums=", ".join(f"CAST(sum({each}) AS bigint) AS {each}" for each in SUMS),
     )
 
 
-MERGE_PARTS = text(_merge(ALIKE, "minute", MINUTE))
-MAKE_HOURS = text(_merge(OLDEST, "hour", HOUR))
+def _move(gone: str, *added: str) -> TextClause:
+    return text(f"WITH gone AS ({gone}), {', '.join(added)} SELECT count(*) FROM gone")  # noqa: S608
+
+
+MERGE_PARTS = _move(ALIKE, _merged("minutes", "minute", MINUTE))
+SEAL = _move(
+    OLDEST,
+    _merged("minutes", "minute", SEALED_MINUTE),
+    _merged("hours", "hour", HOUR),
+    _merged("of_all", "hour", HOUR_OF_ALL, KEY[2:]),
+)
 FORGET = text(f"""
     DELETE FROM usage_series WHERE ctid = ANY(ARRAY(
-        SELECT ctid FROM usage_series WHERE step = {HOUR} AND at < :before LIMIT {MOST}
+        SELECT ctid FROM usage_series
+        WHERE step = {SEALED_MINUTE} AND at < :minutes OR step IN ({HOUR}, {HOUR_OF_ALL}) AND at < :hours LIMIT {MOST}
     ))
 """)  # noqa: S608  (columns are ours)
 
@@ -129,12 +139,15 @@ async def merge_parts(connection: AsyncConnection, now: datetime) -> int:
     return int((await connection.execute(MERGE_PARTS, spans)).scalar_one())
 
 
-async def make_hours(connection: AsyncConnection, now: datetime) -> int:
-    """Make hours of minutes that are past their time, of one hour at the most; return how many rows went."""
-    until = (now - MINUTES_KEPT).replace(minute=0, second=0, microsecond=0)
-    return int((await connection.execute(MAKE_HOURS, {"until": until})).scalar_one())
+async def seal_hours(connection: AsyncConnection, now: datetime) -> int:
+    """Make hours of minutes whose hour is over, those of one hour at the most; return how many rows there were.
+
+    Each row passes here once, a late one too: what is sealed and what is not yet is everything, at every moment.
+    """
+    until = (now - SETTLED).replace(minute=0, second=0, microsecond=0)
+    return int((await connection.execute(SEAL, {"until": until})).scalar_one())
 
 
-async def forget_hours(connection: AsyncConnection, before: datetime) -> int:
-    """Delete some of the hours before ``before``; return how many rows went."""
-    return (await connection.execute(FORGET, {"before": before})).rowcount
+async def forget_series(connection: AsyncConnection, now: datetime, keep: timedelta) -> int:
+    """Delete some of the minutes that are past their time and of the hours older than ``keep``; return how many."""
+    return (await connection.execute(FORGET, {"minutes": now - MINUTES_KEPT, "hours": now - keep})).rowcount

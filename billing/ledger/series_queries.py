@@ -12,7 +12,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import CHARGED, REQUESTS, Status
-from billing.ledger.series import COUNT_BITS, HOUR, MASK, MINUTE, middle_of
+from billing.ledger.series import COUNT_BITS, HOUR, HOUR_OF_ALL, MASK, MINUTE, SEALED_MINUTE, middle_of
 
 REFUSED = "refused"  # the status of calls that have no row in the ledger
 STEPS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
@@ -71,6 +71,11 @@ class SeriesQuery(Struct, frozen=True, kw_only=True):
     def points(self) -> int:
         """How many steps there are."""
         return (self.until - self.since) // STEPS[self.step]
+
+    @property
+    def names_teams(self) -> bool:
+        """Whether teams or keys are told apart."""
+        return not {"team", "key"}.isdisjoint((self.by, *self.chosen))
 
     @property
     def reads_days(self) -> bool:
@@ -189,8 +194,15 @@ def _name(asked: SeriesQuery) -> str:
 def _where(asked: SeriesQuery) -> str:
     column, kind = ("day", "date") if asked.reads_days else ("at", "timestamptz")
     time = f"{column} >= CAST(:since AS {kind}) AND {column} < CAST(:until AS {kind})"
-    steps = "" if asked.reads_days else f"step IN ({MINUTE}, {HOUR}) AND "
+    steps = "" if asked.reads_days else f"step IN ({MINUTE}, {_step(asked)}) AND "
     return steps + time + "".join(f" AND {DIMENSIONS[name]} = :{name}" for name in asked.chosen)
+
+
+def _step(asked: SeriesQuery) -> int:
+    """Return the rows that are read beside minutes that no hour has yet."""
+    if asked.step == "minute":
+        return SEALED_MINUTE
+    return HOUR if asked.names_teams else HOUR_OF_ALL
 
 
 def _values(asked: SeriesQuery) -> dict[str, Any]:

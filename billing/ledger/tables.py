@@ -105,13 +105,13 @@ usage_daily = Table(
 )
 
 # Calls by the minute, for charts: each flush adds its part, in the transaction that inserts the rows, and changes none
-# that is there; parts of one minute become one later, and minutes hours (billing.ledger.series). Refused calls are
+# that is there; later parts become one, and make hours (billing.ledger.series). Refused calls are
 # counted here too, beside the accounting.
 usage_series = Table(
     "usage_series",
     metadata,
     Column("at", DateTime(timezone=True), nullable=False),  # when its minute or hour begins, by the moment in the id
-    Column("step", SmallInteger, nullable=False),  # minutes: 1 or 60
+    Column("step", SmallInteger, nullable=False),  # billing.ledger.series: MINUTE, SEALED_MINUTE, HOUR, HOUR_OF_ALL
     Column("team_id", Text, nullable=False),
     Column("key_id", Text, nullable=False),
     Column("model_used", Text, nullable=False),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import date, datetime, timedelta
+from functools import partial
 
 import structlog
 from sqlalchemy import text
@@ -19,7 +20,7 @@ from billing.core.edges import Clock, Database
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
-from billing.ledger.series import forget_hours, make_hours, merge_parts
+from billing.ledger.series import forget_series, merge_parts, seal_hours
 from billing.upkeep.turns import Turns
 
 EVERY = 10.0  # seconds between looks
@@ -117,16 +118,16 @@ class Sweeper:
                     changed = await chore(connection, now)
 
     async def roll_up(self) -> None:
-        """Merge the minutes of charts, make old ones hours, and delete hours with the rows that they add up."""
-        now = await self._turns.now()
+        """Merge the minutes of charts, make hours of them, and delete both when their time is over."""
+        now, keep = await self._turns.now(), timedelta(seconds=self.keep_rows)
         began = time.monotonic()
         async with self._database.begin() as connection:
             await merge_parts(connection, now)
-        for chore, moment in ((make_hours, now), (forget_hours, now - timedelta(seconds=self.keep_rows))):
+        for chore in (seal_hours, partial(forget_series, keep=keep)):
             changed = 1
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:
-                    changed = await chore(connection, moment)
+                    changed = await chore(connection, now)
 
 
 async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:

@@ -12,14 +12,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger.series_queries import STEPS, Cell, SeriesQuery, read_corrections, read_percentile, read_sums
 from gateway.accounts.serializers import dollars, moment
 from gateway.reports.usage_analysis import see_one_moment
+from gateway.reports.usage_report import added_up_by_call
 
 Line = tuple[bool, str | None]  # all, or one by name; None: all that are not listed
 ALL: Line = (True, None)
 
 
 async def series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, Any]:
-    """Return series in the shape of GET /v1/series. The connection's transaction has asked nothing yet."""
+    """Return series in the shape of GET /v1/series. The connection's transaction has asked nothing yet.
+
+    Raises BadRequest where there is too much to be added up in time.
+    """
     await see_one_moment(connection)
+    async with added_up_by_call(connection):
+        return await _series(connection, asked)
+
+
+async def _series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, Any]:
     found = await read_sums(connection, asked)
     named = [] if asked.by is None else [*found.names, *([None] if found.others else [])]
     lines: list[Line] = [ALL, *((False, name) for name in named)]

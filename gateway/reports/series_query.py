@@ -13,6 +13,7 @@ from protocol.errors import BadRequest, invalid_value
 MOST_POINTS = 1500
 MOST_METRICS, MOST_LINES, USUAL_LINES = 6, 50, 10
 USUAL_PERIOD = {"minute": timedelta(hours=1), "hour": timedelta(hours=24), "day": timedelta(days=31)}
+LONGEST_OF_ALL = timedelta(days=8)  # by team or key: every hour of every key is read
 FOR_ADMINS = frozenset({"gpu_cost_usd"})
 CHOSEN = tuple(name for name in DIMENSIONS if name not in ("team", "code"))
 NAMES = ("metric", "by", "step", "from", "to", "percentile", "top", *CHOSEN)
@@ -29,7 +30,7 @@ def read_series_query(said: Mapping[str, str], now: datetime, team_id: str | Non
     chosen = {name: said[name] for name in CHOSEN if name in said}
     if team_id is not None:
         chosen["team"] = team_id
-    return SeriesQuery(
+    asked = SeriesQuery(
         since=since,
         until=until,
         step=step,
@@ -40,6 +41,10 @@ def read_series_query(said: Mapping[str, str], now: datetime, team_id: str | Non
         chosen=chosen,
         top=round(_number(said, "top", USUAL_LINES, 1, MOST_LINES)),
     )
+    if asked.names_teams and "team" not in chosen and not asked.reads_days and until - since > LONGEST_OF_ALL:
+        words = f"is at most {_words(LONGEST_OF_ALL)} before 'to' by team or key, of all teams, but for sums by the day"
+        raise invalid_value("from", f"{words}: name a team_id, or ask with step=day")
+    return asked
 
 
 def _metrics(said: Mapping[str, str], *, for_admin: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from sqlalchemy import text
 
 from billing.core.money import to_nano
 from billing.core.prices import Price
 from billing.ledger.instance_samples import Look, book_look
 from billing.ledger.ledger import insert_records
 from gateway.reports.admin_report import admin_report, report_csv
+from gateway.reports.focus import focus_day
 from gateway.reports.usage_analysis import Analysis
 from gateway.storage.database import Database
 from router.catalog.catalog import AutoRoute, Catalog
@@ -136,3 +138,43 @@ async def test_a_house_without_calls_reports_nothing(database: Database) -> None
 
     assert (report["results"], report["models"], report["instances"]) == ([], [], [])
     assert (report["total"]["cost_usd"], report["total"]["usd_per_million_tokens"]) == (0, None)
+
+
+async def test_focus_adds_up_to_the_report(database: Database) -> None:
+    """Every mandatory column of FOCUS 1.4 is there; usage and adjustments of all days together cost what the report
+    says, and no cell runs as a formula."""
+    await fill(database)
+    entry = "'=team', '2026-04-05', '2026-04-05', 'llama', 3, -1, -500000000, '=x', 'x', now()"
+    columns = "id, team_id, day, booked_on, model_used, input_tokens, output_tokens, cost_nanousd, reason, actor"
+    async with database.begin() as connection:
+        await connection.execute(
+            text(f"INSERT INTO corrections ({columns}, created_at) VALUES (gen_random_uuid(), {entry})")
+        )
+    found = catalog()
+    async with database.begin() as connection:
+        report = await admin_report(connection, Analysis(None), found, TODAY, TODAY)
+    async with database.begin() as connection:
+        head = await focus_day(connection, found, TODAY, is_first=True)
+        rest = await focus_day(connection, found, date(2026, 4, 6), is_first=False)
+    rows = list(csv.DictReader(io.StringIO(head + rest)))
+
+    assert set(FOCUS_MANDATORY) <= set(rows[0])
+    assert [name for name in rows[0] if name.startswith("x_")] == list(rows[0])[-5:]
+    assert sum(Decimal(row["BilledCost"]) for row in rows) == report["total"]["cost_usd"]
+    filled = {name for name in FOCUS_MANDATORY if all(row[name] for row in rows)}
+    assert set(FOCUS_MANDATORY) - filled == {"ChargeClass", "PricingQuantity", "PricingUnit"}  # null without a SKU
+    usage = next(row for row in rows if row["SubAccountId"] == "team_b" and row["ServiceName"] == "gpt-4o")
+    assert (usage["ChargeCategory"], usage["ConsumedQuantity"], usage["BilledCost"]) == ("Usage", "2000020", "5.0002")
+    assert (usage["BillingPeriodStart"], usage["BillingPeriodEnd"]) == ("2026-04-01T00:00:00Z", "2026-05-01T00:00:00Z")
+    assert (usage["ChargePeriodStart"], usage["ChargePeriodEnd"]) == ("2026-04-05T00:00:00Z", "2026-04-06T00:00:00Z")
+    [adjusted] = [row for row in rows if row["ChargeCategory"] == "Adjustment"]
+    assert (adjusted["SubAccountId"], adjusted["BilledCost"]) == ("'=team", "-0.50")
+    assert rest == ""
+
+
+FOCUS_MANDATORY = (
+    *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd"),
+    *("BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd"),
+    *("ChargePeriodStart", "ContractedCost", "EffectiveCost", "HostProviderName", "InvoiceIssuerName", "ListCost"),
+    *("PricingQuantity", "PricingUnit", "ServiceCategory", "ServiceName", "ServiceProviderName"),
+)

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from billing.core.ids import uuid7
 from billing.core.records import Attempt, Status, UsageRecord
 from billing.ledger.ledger import insert_records
-from billing.ledger.series import forget_hours, make_hours, merge_parts
+from billing.ledger.series import forget_series, merge_parts, seal_hours
 from gateway.reports.admin_report import admin_report
 from gateway.reports.series import series
 from gateway.reports.series_query import read_series_query
@@ -141,13 +141,22 @@ async def test_merging_changes_no_answer(database: Database) -> None:
     assert await ask(database, **span) == before
     assert 0 < rows - minutes < merged
 
+    in_all = await ask(database, **span | {"by": "model"})
+    by_minute = await ask(database, metric="cost_usd,total_ms", step="minute", since="2026-04-04T18:30:00Z")
     await roll_up(database, NOW + timedelta(days=3))
 
-    assert await count(database) < minutes
+    assert await ask(database, **span) == before
+    assert await ask(database, **span | {"by": "model"}) == in_all
+    assert await ask(database, **span, key="k") == before
+    assert await ask(database, metric="cost_usd,total_ms", step="minute", since="2026-04-04T18:30:00Z") == by_minute
+    sealed = await count(database)
+    async with database.begin() as connection:
+        assert await forget_series(connection, NOW + timedelta(days=3), timedelta(days=400)) > 0
+    assert await count(database) < sealed
     assert await ask(database, **span) == before
     assert before["total"]["first_token_ms"]["total"] is not None
     async with database.begin() as connection:
-        assert await forget_hours(connection, NOW) == await count(database)
+        assert await forget_series(connection, NOW, timedelta()) == await count(database)
     assert await count(database) == 0
 
 
@@ -229,7 +238,7 @@ async def roll_up(database: Database, now: datetime) -> None:
     changed = 1
     while changed:
         async with database.begin() as connection:
-            changed = await make_hours(connection, now)
+            changed = await seal_hours(connection, now)
 
 
 async def count(database: Database) -> int:

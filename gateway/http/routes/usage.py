@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 from litestar import Response, get
+from litestar.response import Stream
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
@@ -30,11 +32,14 @@ from gateway.http.exchange import (
     transaction,
 )
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
+from gateway.reports.focus import focus_day
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv
+from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
 
+LONGEST_EXPORT = 400  # days
 ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
 
 
@@ -95,6 +100,32 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     async with transaction(request) as connection:
         report = await admin_report(connection, analysis, edition.catalog, first, last)
     return _csv(report_csv(report)) if is_csv else answer(report)
+
+
+@get(
+    "/admin/focus",
+    guards=[admin_guard],
+    summary="Export what all teams cost in FOCUS 1.4",
+    query=("date", "from", "to"),
+)
+async def get_focus(request: AnyRequest) -> Stream:
+    """Stream the cost of all teams as CSV in the columns of FOCUS 1.4: a line for each team, model and tier on each UTC
+    day from ``from`` to ``to`` (or ``date``; default: today), at most 400 days."""
+    edition, database = edition_of(request), part_of(request, Database)
+    first, last = read_span(read_parameters(request), part_of(request, Clock).today())
+    if (last - first).days >= LONGEST_EXPORT:
+        raise invalid_value("from", f"is at most {LONGEST_EXPORT} days before 'to': export a year at a time")
+    async with database.begin() as connection:
+        head = await focus_day(connection, edition.catalog, first, is_first=True)
+
+    async def days() -> AsyncIterator[str]:
+        yield head
+        for number in range(1, (last - first).days + 1):
+            async with database.begin() as connection:
+                yield await focus_day(connection, edition.catalog, first + timedelta(days=number), is_first=False)
+
+    attachment = f'attachment; filename="focus-{first}-{last}.csv"'
+    return Stream(days(), media_type="text/csv", headers={"content-disposition": attachment})
 
 
 @get(
