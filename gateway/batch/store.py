@@ -192,6 +192,13 @@ async def get_batch(connection: AsyncConnection, team_id: str, batch_id: str, *,
     return from_row(Batch, row)
 
 
+async def find_batch(connection: AsyncConnection, batch_id: str) -> Batch:
+    """Return a batch of any team. Raises NotFound."""
+    whose = select(batches.c.team_id).where(batches.c.id == batch_id)
+    team_id = None if "\x00" in batch_id else (await connection.execute(whose)).scalar_one_or_none()
+    return await get_batch(connection, team_id or "", batch_id)
+
+
 async def batch_of_output(connection: AsyncConnection, file_id: str) -> Batch | None:
     """Return the batch whose lines a file has."""
     query = select(batches).where((batches.c.output_file_id == file_id) | (batches.c.error_file_id == file_id))

@@ -18,14 +18,14 @@ from gateway.batch.file_store import CHUNK, add_chunk, begin_file, end_file
 from gateway.batch.limits import check_queue, check_storage, lock_limits
 from gateway.batch.results import ENDED, ERRORS, read_results
 from gateway.batch.retention import check_retained
-from gateway.batch.store import Batch, cancel_batch, get_batch, list_batches, make_batch
+from gateway.batch.store import Batch, cancel_batch, find_batch, list_batches, make_batch
 from gateway.batch.views import batch_view
 from gateway.commands.command_line import cli_actor, open_database, run
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
 from gateway.storage.audit_log import record_act
-from gateway.storage.tables import batches, teams
+from gateway.storage.tables import teams
 from protocol.errors import BadRequest, NotFound
 
 View = dict[str, Any]
@@ -66,7 +66,7 @@ class LocalBatches:
 
     def show(self, batch_id: str) -> View:
         """Return a batch."""
-        return batch_view(run(self._settings, lambda connection: _find(connection, batch_id)))
+        return batch_view(run(self._settings, lambda connection: find_batch(connection, batch_id)))
 
     def list(self, team: str | None, status: str | None, limit: int) -> list[View]:
         """Return batches, newest first."""
@@ -80,7 +80,7 @@ class LocalBatches:
         """Start nothing more of a batch."""
 
         async def act(connection: AsyncConnection) -> Batch:
-            batch, keep = await _find(connection, batch_id), self._settings.retention.batch_files
+            batch, keep = await find_batch(connection, batch_id), self._settings.retention.batch_files
             await record_act(connection, cli_actor(), "batch.cancelled", team_id=batch.team_id, subject=batch_id)
             return await cancel_batch(connection, Clock(), batch.team_id, batch_id, keep)
 
@@ -90,7 +90,7 @@ class LocalBatches:
         """Yield what came out so far, some JSON Lines at a time; ``failed``: only what failed or expired."""
 
         async def check(connection: AsyncConnection) -> None:
-            batch = await _find(connection, batch_id)
+            batch = await find_batch(connection, batch_id)
             await check_retained(connection, Clock(), batch, self._settings.retention.batch_files)
 
         run(self._settings, check)
@@ -126,12 +126,6 @@ class LocalBatches:
 
 async def _next(pages: AsyncIterator[bytes]) -> bytes | None:
     return await anext(pages, None)
-
-
-async def _find(connection: AsyncConnection, batch_id: str) -> Batch:
-    query = select(batches.c.team_id).where(batches.c.id == batch_id)
-    team_id = (await connection.execute(query)).scalar_one_or_none()
-    return await get_batch(connection, team_id or "", batch_id)
 
 
 async def _whose(connection: AsyncConnection, team: str | None) -> tuple[str, str]:

@@ -237,10 +237,14 @@ def test_batches_are_sent_listed_and_cancelled(house: House, team: PayingTeam, t
     batch_id = tollgate("batch", "submit", "in.jsonl", *own).stdout.strip()
     shown = json.loads(tollgate("batch", "status", batch_id, *own, "--format", "json").stdout)
     listed, of_all = rows(tollgate("batch", "list", *own)), rows(tollgate("batch", "list", "--team", team.id, *admin))
-    cancelled = rows(tollgate("batch", "cancel", batch_id, *own))
+    of_any = json.loads(tollgate("batch", "status", batch_id, *admin, "--format", "json").stdout)
+    cancelled = rows(tollgate("batch", "cancel", batch_id, *admin))
+    acts = rows(tollgate("audit-log", "--team", team.id, "--action", "batch.cancelled", *admin))
+    tollgate("batch", "cancel", batch_id, *own)
     other = tollgate("batch", "cancel", batch_id, "--url", house.url, "--key", house.team_key, exits=1)
 
-    assert (shown["batch_id"], shown["status"]) == (batch_id, "validating")
+    assert (shown["batch_id"], shown["status"], of_any["team_id"]) == (batch_id, "validating", team.id)
+    assert [act["subject"] for act in acts] == [batch_id]
     assert [row["batch_id"] for row in listed] == [batch_id] and listed == of_all
     assert cancelled[0]["status"] in ("cancelling", "cancelled") and "batch_not_found" in other.stderr
     assert tollgate("batch", "results", batch_id, *own).stdout == ""

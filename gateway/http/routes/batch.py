@@ -15,13 +15,14 @@ from gateway.accounts.auth import admin_guard, team_guard
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
-from gateway.batch.store import cancel_batch, get_batch, list_batches
+from gateway.batch.store import cancel_batch, find_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
 from gateway.core.clock import Clock
 from gateway.http.batch_submission import BatchSubmission
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import (
     AnyRequest,
+    act_of,
     answer,
     caller_of,
     openai_page,
@@ -30,6 +31,7 @@ from gateway.http.exchange import (
     read_query,
     transaction,
 )
+from gateway.storage.audit_log import record_act
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
 from protocol.errors import BadRequest, TooLarge, invalid_value
@@ -153,6 +155,25 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
     async with transaction(request) as connection:
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
     return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})
+
+
+@get("/admin/batches/{batch_id:str}", guards=[admin_guard], summary="Show a batch of any team")
+async def get_batch_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Show how far a batch is, and whose it is."""
+    async with transaction(request) as connection:
+        batch = await find_batch(connection, batch_id)
+    return answer({"team_id": batch.team_id, **batch_view(batch)})
+
+
+@post("/admin/batches/{batch_id:str}/cancel", guards=[admin_guard], status_code=200, summary="Cancel any team's batch")
+async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
+    """Start nothing more of a batch; what runs comes to its end and is kept. The audit log tells who did it."""
+    keep = edition_of(request).settings.retention.batch_files
+    async with transaction(request) as connection:
+        team_id = (await find_batch(connection, batch_id)).team_id
+        await record_act(connection, act_of(request), "batch.cancelled", team_id=team_id, subject=batch_id)
+        batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
+    return answer({"team_id": batch.team_id, **batch_view(batch)})
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
