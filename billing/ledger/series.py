@@ -23,7 +23,7 @@ SETTLED = timedelta(minutes=2)  # after which few parts of a minute are still to
 MERGED_WITHIN = timedelta(minutes=15)  # that each round of merging looks back: more than lies between two
 BUCKETS_PER_E, LAST_BUCKET, COUNT_BITS = 10, 255, 40
 MASK = 2**COUNT_BITS - 1
-MOST = 30_000  # rows in one transaction of the chores
+MOST = 20_000  # rows in one transaction of the chores
 
 
 def middle_of(bucket: int) -> float:
@@ -82,7 +82,7 @@ ALIKE = f"""
         SELECT ctid FROM (
             SELECT ctid, count(*) OVER (PARTITION BY at, {", ".join(KEY)}) AS parts FROM usage_series
             WHERE step = {MINUTE} AND at >= :since AND at < :until
-        ) AS each WHERE parts > 1
+        ) AS each WHERE parts > 1 LIMIT {MOST}
     )) RETURNING *
 """  # noqa: S608  (columns are ours)
 # Minutes of the oldest hour there is; those of one team together, so that most make one row for each key.
@@ -129,12 +129,18 @@ FORGET = text(f"""
 """)  # noqa: S608  (columns are ours)
 
 
+# How many rows are gone Postgres learns only after it has planned their joins: for the few that it expects it would
+# compare each with each.
+NOT_EACH_WITH_EACH = text("SET LOCAL enable_nestloop = off")
+
+
 async def merge_parts(connection: AsyncConnection, now: datetime) -> int:
     """Make one row of the parts that several flushes added to a minute; return how many parts there were.
 
     A minute that is merged may get parts again, which the next rounds merge; readers add up whatever there is.
     """
     until = now - SETTLED
+    await connection.execute(NOT_EACH_WITH_EACH)
     spans = {"since": until - MERGED_WITHIN, "until": until}
     return int((await connection.execute(MERGE_PARTS, spans)).scalar_one())
 
@@ -144,6 +150,7 @@ async def seal_hours(connection: AsyncConnection, now: datetime) -> int:
 
     Each row passes here once, a late one too: what is sealed and what is not yet is everything, at every moment.
     """
+    await connection.execute(NOT_EACH_WITH_EACH)
     until = (now - SETTLED).replace(minute=0, second=0, microsecond=0)
     return int((await connection.execute(SEAL, {"until": until})).scalar_one())
 

@@ -121,9 +121,7 @@ class Sweeper:
         """Merge the minutes of charts, make hours of them, and delete both when their time is over."""
         now, keep = await self._turns.now(), timedelta(seconds=self.keep_rows)
         began = time.monotonic()
-        async with self._database.begin() as connection:
-            await merge_parts(connection, now)
-        for chore in (seal_hours, partial(forget_series, keep=keep)):
+        for chore in (seal_hours, partial(forget_series, keep=keep), merge_parts):
             changed = 1
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:

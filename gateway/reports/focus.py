@@ -42,7 +42,7 @@ USUAL = {
 async def focus_day(connection: AsyncConnection, catalog: Catalog, day: date, *, is_first: bool) -> str:
     """Return a UTC day's lines as CSV, after the heading where it is the first of a file."""
     statement = await period(connection, None, day, day, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
-    names = dict((await connection.execute(select(teams.c.id, teams.c.name))).tuples().all())
+    names = {team.id: team.name for team in await connection.execute(select(teams.c.id, teams.c.name))}
     rows = [
         row
         for line in statement.lines

@@ -227,6 +227,23 @@ async def test_corrections_stand_beside_the_calls(database: Database) -> None:
     assert (await ask(database, metric="cost_usd", provider="openai"))["corrections"] is None
 
 
+async def test_an_hour_of_many_teams_is_sealed_in_seconds(database: Database) -> None:
+    """However many rows: Postgres, which expects few of them, does not compare each with each."""
+    async with database.begin() as connection:
+        await connection.execute(MANY, {"at": NOW - timedelta(hours=2)})
+
+    await roll_up(database, NOW)
+
+    found = await ask(database, metric="requests,total_ms", since="2026-04-05", to="2026-04-05")
+    assert (found["total"]["requests"]["total"], found["total"]["total_ms"]["total"]) == (20_000, 1.2)
+
+
+MANY = text("""
+    INSERT INTO usage_series (at, step, team_id, key_id, model_used, provider, status, tier, route_reason, calls, total)
+    SELECT date_trunc('hour', CAST(:at AS timestamptz)), 1, 'team_' || n, 'k', 'm', 'p', 'answered', 'batch', '', 1,
+           ARRAY[1, 1 + (1::bigint << 40)]
+    FROM generate_series(1, 20000) AS n
+""")
 CORRECTION = text("""
     INSERT INTO corrections (id, team_id, day, booked_on, input_tokens, output_tokens, cost_nanousd, reason, actor,
                              created_at)
