@@ -1,5 +1,5 @@
-# `tollgate usage`: the report of GET /v1/usage, or without a team that of GET /admin/report, as tables, JSON or CSV,
-# from Postgres directly.
+# `tollgate usage`: the report of GET /v1/usage, or without a team that of GET /admin/report, as tables, JSON or CSV;
+# over HTTP, or on a deployment's own machine from Postgres directly.
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from gateway.reports.admin_report import admin_report, report_csv
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
+from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
 from gateway.terminal.printing import Format, FormatOption, say, show
+from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
 ALWAYS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "cost_usd")
@@ -42,12 +44,21 @@ def command(
     ] = None,
     analysis: Annotated[bool, typer.Option("--analysis", help="Cost per million tokens, and which models")] = False,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what a team used and what it costs; without --team, what all teams used and what it cost the operator."""
-    settings = read_settings(config)
+    """Show what a team used and what it costs; without --team, what all teams used and what it cost the operator.
+
+    With a team's key it is that team's, with or without --team.
+    """
     given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare}
     said = {name: value for name, value in given.items() if value is not None}
+    if is_elsewhere(config, url):
+        with remote_gateway(url, key) as gateway:
+            _show_remote(gateway, team, said | ({"analysis": "true"} if analysis else {}), format)
+        return
+    settings = read_settings(config)
     try:
         wanted = read_analysis(said | ({"analysis": "true"} if analysis else {}), settings, settings.catalog())
         if team is None:
@@ -72,6 +83,27 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
     if format is Format.CSV:
         sys.stdout.write(usage_csv(usage))  # to the byte as over HTTP
         return
+    _print_team(usage, format)
+
+
+def _show_remote(gateway: RemoteGateway, team: str | None, said: Mapping[str, str], format: Format) -> None:
+    """Ask for a team's report, or with an admin key and no team for that of all, and print it."""
+    is_of_all = team is None and gateway.address.admin_key is not None
+    if is_of_all and "group_by" in said:
+        raise GatewayFault("--group-by needs a --team")
+    path = "/admin/report" if is_of_all else "/v1/usage"
+    query = {name: value for name, value in said.items() if not (is_of_all and name == "analysis")}
+    query |= {} if team is None else {"team_id": team}
+    if format is Format.CSV:
+        for piece in gateway.content(path, format="csv", **query):
+            sys.stdout.write(piece.decode())
+    elif is_of_all:
+        _print_deployment(gateway.get(path, **query), *read_span(said, Clock().today()), format)
+    else:
+        _print_team(gateway.get(path, **query), format)
+
+
+def _print_team(usage: Mapping[str, Any], format: Format) -> None:
     columns, rows = usage_rows(usage)
     if "results" in usage:
         groups = [name for name in columns if name in usage["group_by"].split(",")]
@@ -81,7 +113,7 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
     else:
         groups = []
     span = usage.get("date") or f"{usage['from']} to {usage['to']}"
-    title = f"Usage of {team}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
+    title = f"Usage of {usage['team_id']}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
     columns = [name for name in columns if name in (*ALWAYS, *groups) or any(row.get(name) for row in rows)]
     show(format, usage, [name for name in columns if name not in UNSHOWN], rows, title)
     if format is Format.TABLE:
@@ -95,6 +127,10 @@ def _show_deployment(settings: Settings, analysis: Analysis, first: Day, last: D
     if format is Format.CSV:
         sys.stdout.write(report_csv(report))
         return
+    _print_deployment(report, first, last, format)
+
+
+def _print_deployment(report: Mapping[str, Any], first: Day, last: Day, format: Format) -> None:
     rows = [*(_named(line, ["model"]) for line in report["results"]), {"team_id": "total", **report["total"]}]
     columns = ["team_id", "model", *OF_MODELS, *_gpus(report), *_compared(report), *SHARES]
     title = f"Usage of all teams, {first} to {last} (UTC){'' if report['is_closed'] else ', not closed yet'}"

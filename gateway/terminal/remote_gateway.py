@@ -77,9 +77,9 @@ class RemoteGateway:
             for piece in self._pieces(answer):
                 yield from (event.data for event in reader.feed(piece) if event.data != b"[DONE]")
 
-    def content(self, path: str) -> Iterator[bytes]:
+    def content(self, path: str, **query: object) -> Iterator[bytes]:
         """Yield an answer's body piece by piece."""
-        with self._open(urllib.request.Request(self._url(path), headers=self._headers(path))) as answer:
+        with self._open(urllib.request.Request(self._url(path, query), headers=self._headers(path))) as answer:
             yield from self._pieces(answer)
 
     def _post(self, path: str, body: object, more: Mapping[str, str]) -> urllib.request.Request:

@@ -248,3 +248,21 @@ def test_batches_are_sent_listed_and_cancelled(house: House, team: PayingTeam, t
     assert [row["batch_id"] for row in listed] == [batch_id] and listed == of_all
     assert cancelled[0]["status"] in ("cancelling", "cancelled") and "batch_not_found" in other.stderr
     assert tollgate("batch", "results", batch_id, *own).stdout == ""
+
+
+def test_usage_is_the_same_over_http(house: House, team: PayingTeam, tmp_path: Path) -> None:
+    """A team's by its key, any team's and that of all by an admin's; as CSV to the byte."""
+    team.ask()
+    cost = str(team.settled()["cost_usd"])
+    own, admin = ("--url", house.url, "--key", team.key), ("--url", house.url, "--key", house.admin_key)
+    (line,) = rows(tollgate("usage", *own))
+    by_model = rows(tollgate("usage", "--team", team.id, "--group-by", "model", *admin))
+    of_all = tollgate("usage", *admin).stdout
+    written = tollgate("usage", "--format", "csv", *own).stdout_bytes
+
+    assert (line["requests"], line["cost_usd"]) == ("1", f"{float(cost):f}".rstrip("0"))
+    assert [row["model"] for row in by_model] == ["small", "total"] and by_model[0]["cost_usd"] == line["cost_usd"]
+    assert team.id in of_all and "team_id\tmodel\t" in of_all
+    assert written == team.usage(format="csv").content
+    assert "sees its own team" in tollgate("usage", "--team", house.team_id, *own, exits=3).stderr
+    assert "needs a --team" in tollgate("usage", "--group-by", "model", *admin, exits=1).stderr
