@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.config.fields import Faults, complain, is_empty, meant
 from gateway.config.tree import Fault, Items, Node, Scalar, Section, join, merge, tree_of
 
-CREDENTIALS = ("api_keys", "oauth", "google_key_file", "token_file")
+CREDENTIALS = ("api_keys", "oauth", "google_key_file", "token_file", "aws")
 
 
 class Preset(Struct, frozen=True, kw_only=True):

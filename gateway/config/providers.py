@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import ssl
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from gateway.config.tree import Node, Scalar, Section
 from gateway.core.settings import (
     DIRECT,
     DROPPABLE,
+    AwsAccount,
     BreakerPolicy,
     Egress,
     Format,
@@ -48,7 +50,7 @@ from router.catalog.targets import Endpoint
 # Hosts of Batch APIs that give a discount: lines go there unless the file says otherwise.
 BATCH_API_HOSTS = frozenset({"api.openai.com", "api.anthropic.com", "generativelanguage.googleapis.com"})
 AT_VERTEX = ("/publishers/google", "/publishers/anthropic")
-WITHOUT_N = ("anthropic", "gemini")  # formats of APIs that give one reply at a time
+WITHOUT_N = ("anthropic", "gemini", "bedrock")  # formats of APIs that give one reply at a time
 REPLICA_SILENT = 5.0  # seconds
 HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
 OWN_HEADERS = frozenset(
@@ -123,6 +125,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
         oauth=fields.find("oauth", _OAUTH),
         google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
+        aws=_aws(fields, wire, ways),
         headers=fields.get("headers", _headers, {}),
         egress=_egress(fields),
         models=fields.get("models", _offered, nothing),
@@ -141,6 +144,18 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
     )
     fields.close()
     return provider
+
+
+def _aws(fields: Fields, wire: str, ways: list[str]) -> AwsAccount | None:
+    """Read whose credentials sign requests to Bedrock: what AWS's own tools would take, where the file says nothing."""
+    said = fields.find("aws", struct_of(AwsAccount, {"profile": text}))
+    if said is not None and wire != "bedrock":
+        return complain(fields.node("aws"), fields.faults, "only for the format bedrock")  # type: ignore[arg-type]
+    account = said or (AwsAccount() if wire == "bedrock" and not ways else None)
+    if account is not None and find_spec("botocore") is None:
+        at = fields.node("aws") or fields.node("format")
+        return complain(at, fields.faults, "needs the package botocore: pip install 'tollgate[bedrock]'")  # type: ignore[arg-type]
+    return account
 
 
 def _has_batch_api(endpoints: tuple[Endpoint, ...]) -> bool:
@@ -242,6 +257,9 @@ def _base_url(wire: str, *, is_azure: bool) -> Read[str]:
             return complain(node, faults, "the base URL of the OpenAI format ends in its version: add /v1")
         if wire == "gemini" and not path:
             return complain(node, faults, "the base URL of the Gemini format ends in its version: add /v1beta")
+        if wire == "bedrock" and path:
+            right = "the base URL of Bedrock is its runtime's: https://bedrock-runtime.us-east-1.amazonaws.com"
+            return complain(node, faults, right)
         if wire == "anthropic" and path.endswith("/v1"):
             return complain(node, faults, "the base URL of the Anthropic format ends before the version: drop /v1")
         return value.rstrip("/")

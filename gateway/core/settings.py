@@ -37,7 +37,7 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
 
 PRICED_TIERS = ("flex", "priority")  # of OpenAI: answers later for less, or sooner for more
 
-Format = Literal["openai", "anthropic", "gemini"]  # the wire formats of upstreams/registry.py
+Format = Literal["openai", "anthropic", "gemini", "bedrock"]  # the wire formats of upstreams/registry.py
 
 
 # Fields of a request that change no meaning of it: a provider that refuses one can be asked without.
@@ -64,6 +64,12 @@ class GoogleAccount(Struct, frozen=True, kw_only=True):
     token_uri: str
 
 
+class AwsAccount(Struct, frozen=True):
+    """Whose credentials of AWS sign requests: those of a profile, or "" for what the environment or the machine has."""
+
+    profile: str = ""
+
+
 class Egress(Struct, frozen=True):
     """How a provider is reached."""
 
@@ -81,6 +87,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     oauth: OAuthClient | None = None  # in place of keys,
     google_key_file: GoogleAccount | None = None  # or these,
     token_file: Path | None = None  # or this: a token that another program keeps fresh
+    aws: AwsAccount | None = None  # or these: of Bedrock, whose requests are signed
     headers: Mapping[str, str] = {}  # sent along with every call; names in lower case
     egress: Egress = DIRECT
     models: tuple[str, ...] = ()  # offered as NAME/model, beside those of the file; "*": all that have a known price

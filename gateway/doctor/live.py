@@ -42,6 +42,7 @@ BAD_VALUES: dict[str, dict[str, Any]] = {
     "openai": {"temperature": 99},
     "anthropic": {"stop_sequences": 7},
     "gemini": {"contents": 7},
+    "bedrock": {"stop_sequences": 7},
 }
 NO_MODEL = "tollgate-doctor-no-such-model"
 RECORDINGS = Path("recordings")

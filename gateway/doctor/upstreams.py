@@ -19,7 +19,7 @@ from protocol.chat import ChatRequest, Message
 from router.catalog.targets import Target
 
 WITHIN = 10.0  # seconds for each answer
-LISTS = {"openai": "/models", "anthropic": "/v1/models", "gemini": "/models"}
+LISTS = {"openai": "/models", "anthropic": "/v1/models", "gemini": "/models", "bedrock": "/"}
 GREETING = ChatRequest(model="any", messages=(Message("user", "Hi"),), max_tokens=1)
 
 

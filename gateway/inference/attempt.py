@@ -171,7 +171,7 @@ def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:
     found = {name: value for name, value in call.extra.items() if name in allowed}
     if call.service_tier is not None:  # then its targets have a price for it
         found["service_tier"] = call.service_tier
-    if provider.format == "anthropic":
+    if provider.format in ("anthropic", "bedrock"):
         found |= {name: value for name, value in call.extra.items() if name in CLAUDES_FIELDS and is_wish(value)}
     return found
 

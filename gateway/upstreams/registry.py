@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.core.settings import DIRECT, ProviderSettings
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.gemini.wire_format import GeminiFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
@@ -22,6 +23,7 @@ FORMATS: dict[str, Provider] = {
     "openai": OpenAIFormat(),
     "anthropic": AnthropicFormat(),
     "gemini": GeminiFormat(),
+    "bedrock": BedrockFormat(),
 }
 
 

@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
-from gateway.core.settings import DIRECT, Egress, GoogleAccount, OAuthClient, ProviderSettings
+from gateway.core.settings import DIRECT, AwsAccount, Egress, GoogleAccount, OAuthClient, ProviderSettings
+from gateway.upstreams.bedrock.signing import find_credentials
 from gateway.upstreams.client import UpstreamClient, read_error_body
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
@@ -21,6 +22,7 @@ from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
 
 RENEWED_BEFORE = 300.0  # seconds that a token has left when the next one is asked for
 USUAL_LIFE = 3600.0  # seconds, where the server does not say
+LOOKED_UP_FOR = 60.0  # seconds that credentials of AWS are believed
 READ_FOR = 10.0  # seconds that a file is believed
 ASKED_AGAIN_AFTER = 1.0  # seconds after a failure
 LONGEST = 16 * 1024  # characters
@@ -28,7 +30,7 @@ CONNECT, PATIENCE = 5.0, 10.0  # seconds
 
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
-Source = OAuthClient | GoogleAccount | Path
+Source = OAuthClient | GoogleAccount | AwsAccount | Path
 
 
 class Token(Struct, frozen=True):
@@ -41,7 +43,7 @@ class Token(Struct, frozen=True):
 
 def source_of(provider: ProviderSettings) -> Source | None:
     """Return where a provider's tokens come from, or ``None`` where it takes keys."""
-    return provider.oauth or provider.google_key_file or provider.token_file
+    return provider.oauth or provider.google_key_file or provider.token_file or provider.aws
 
 
 class Tokens:
@@ -79,7 +81,8 @@ class Tokens:
         if isinstance(source, Path):
             return Token(await asyncio.to_thread(_read, source), now + READ_FOR, now + READ_FOR)
         if (asking := self._asking.get(source)) is None:
-            asking = self._asking[source] = asyncio.create_task(_ask(source, client, now, egress))
+            next_one = _found(source, now) if isinstance(source, AwsAccount) else _ask(source, client, now, egress)
+            asking = self._asking[source] = asyncio.create_task(next_one)
             asking.add_done_callback(lambda done: self._asked(source, done))
         return await asyncio.shield(asking)
 
@@ -87,6 +90,12 @@ class Tokens:
         del self._asking[source]
         if not done.cancelled():
             done.exception()  # its callers may have left
+
+
+async def _found(source: AwsAccount, now: float) -> Token:
+    """Return credentials in the place of a token; botocore renews them, so they are looked up often."""
+    text = await asyncio.to_thread(find_credentials, source.profile)
+    return Token(text, now + LOOKED_UP_FOR, now + 2 * LOOKED_UP_FOR)
 
 
 async def _ask(source: OAuthClient | GoogleAccount, client: UpstreamClient, now: float, egress: Egress) -> Token:

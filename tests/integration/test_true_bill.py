@@ -20,6 +20,7 @@ from billing.ledger.price_editions import edition_of
 from tests.support.house import (
     House,
     anthropic_provider,
+    bedrock_provider,
     gemini_provider,
     model,
     running_house,
@@ -33,6 +34,7 @@ RATES = {"input": "1.25", "output": "10", "cached_input": "0.125", "cache_write"
 PRICE = Price(**{name: to_nano(rate) for name, rate in RATES.items()})
 FACTORS = {"flex": 0.5, "priority": 1.75}
 TIERS = tuple((tier, times(PRICE, factor)) for tier, factor in FACTORS.items())
+CONVERSED = "us.anthropic.claude-v1"
 CHATS = {"gpt": "/v1/chat/completions", "claude": "/v1/messages", "gemini": "/v1/responses"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -40,7 +42,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The providers."""
-    with ScriptedUpstream(models=("gpt", "claude", "gemini-3-flash")) as upstream:
+    with ScriptedUpstream(models=("gpt", "claude", "gemini-3-flash", CONVERSED)) as upstream:
         yield upstream
         assert upstream.violations == []
 
@@ -50,11 +52,13 @@ def house(upstream: ScriptedUpstream, postgres_url: str, tmp_path_factory: pytes
     """A gateway with a model of each format at one price, with tiers at OpenAI."""
     with database_of_its_own(postgres_url) as url, temporary_valkey() as valkey:
         settings = settings_for(url, valkey.url, upstream.url, tmp_path_factory.mktemp("house"))
-        others = (anthropic_provider(upstream.root_url), gemini_provider(upstream.root_url))
+        root = upstream.root_url
+        others = (anthropic_provider(root), gemini_provider(root), bedrock_provider(root))
         models = {
             "gpt": model("gpt", price=PRICE, service_tiers=TIERS),
             "claude": model("claude", "anthropic", price=PRICE),
             "gemini": model("gemini", "gemini", upstream_model="gemini-3-flash", price=PRICE),
+            "bedrock": model("bedrock", "bedrock", upstream_model=CONVERSED, price=PRICE),
         }
         providers = settings.providers | {one.name: one for one in others}
         with running_house(replace(settings, providers=providers, models=models)) as house:
@@ -83,6 +87,10 @@ def bill_of(seen: Seen) -> Fraction:
     if (told := whole.get("usageMetadata")) is not None:
         prompt, cached, written = told["promptTokenCount"], told.get("cachedContentTokenCount", 0), 0
         output = told["candidatesTokenCount"] + told.get("thoughtsTokenCount", 0)
+    elif "inputTokens" in whole["usage"]:
+        told = whole["usage"]
+        cached, written = told["cacheReadInputTokens"], told["cacheWriteInputTokens"]
+        prompt, output = told["inputTokens"] + cached + written, told["outputTokens"]
     elif "input_tokens" in (told := whole["usage"]):
         cached, written = told.get("cache_read_input_tokens") or 0, told.get("cache_creation_input_tokens") or 0
         prompt, output = told["input_tokens"] + cached + written, told["output_tokens"]
@@ -103,12 +111,12 @@ def call(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Respons
     return answer
 
 
-@pytest.mark.parametrize(("name", "path"), list(product(("gpt", "claude", "gemini"), CHATS.values())))
+@pytest.mark.parametrize(("name", "path"), list(product(("gpt", "claude", "gemini", "bedrock"), CHATS.values())))
 def test_a_call_is_charged_what_its_upstream_bills(
     house: House, upstream: ScriptedUpstream, name: str, path: str
 ) -> None:
     """Whole or streamed, with a cached prompt or a tool or neither, in every tier that the model has."""
-    upstream_name = "gemini-3-flash" if name == "gemini" else name
+    upstream_name = {"gemini": "gemini-3-flash", "bedrock": CONVERSED}.get(name, name)
     tiers = (None, *FACTORS) if name == "gpt" and path != "/v1/messages" else (None,)
     made = []
     with house.client() as client:

@@ -118,6 +118,12 @@ def gemini_provider(root_url: str, **more: object) -> ProviderSettings:
     return replace(anthropic_provider(root_url), **facts | more)
 
 
+def bedrock_provider(root_url: str, **more: object) -> ProviderSettings:
+    """Return a provider that speaks Converse at the scripted upstream, with a key of Bedrock's own."""
+    facts: dict[str, object] = {"name": "bedrock", "format": "bedrock", "endpoints": (Endpoint("us-east-1", root_url),)}
+    return replace(anthropic_provider(root_url), **facts | more)
+
+
 def entra_client(root_url: str) -> OAuthClient:
     """Return the client as whom the scripted Entra knows the gateway."""
     return OAuthClient(

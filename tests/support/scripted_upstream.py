@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import unquote
 
-from tests.support import anthropic_answers, anthropic_rules, azure_rules, gemini_answers, gemini_rules
+from tests.support import anthropic_answers, anthropic_rules, azure_rules, bedrock_answers, gemini_answers, gemini_rules
 from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
@@ -221,7 +221,7 @@ class ScriptedUpstream:
             if path not in dialect.answers or seen.method != "POST":
                 raise Violation(f"Invalid URL ({seen.method} {seen.path})", status=404)
             seen.body = dialect.check_body(path, seen.raw, seen.headers)
-            model = seen.body["model"] if dialect is not GEMINI else gemini_model(seen.path)
+            model = MODEL_IN[dialect](seen.path) if dialect in MODEL_IN else seen.body["model"]
             self._know(model)
         except Violation as exc:
             self.violations.append(f"{seen.method} {seen.path}: {exc.message}")
@@ -254,7 +254,9 @@ class ScriptedUpstream:
         else:
             answer = dialect.answers[path](seen.body, script, seen.number)
             seen.billed = answer.whole()
-            await self._speak(seen, answer, script, headers, connection, streams=path == GEMINI_STREAM)
+            await self._speak(
+                seen, answer, script, headers, connection, streams=path in (GEMINI_STREAM, CONVERSE_STREAM)
+            )
 
     async def _speak(
         self,
@@ -406,7 +408,7 @@ def error_body(script: Script) -> dict[str, object]:
     return {"error": {"message": script.message, "type": script.type, "param": None, "code": script.code}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dialect:
     """What tells the APIs apart: their rules, how they put an error, and what they answer where."""
 
@@ -467,6 +469,17 @@ ANTHROPIC = Dialect(
 )
 
 
+CONVERSE, CONVERSE_STREAM = "converse", "converse-stream"
+BEDROCK = Dialect(
+    headers=lambda number: {"x-amzn-requestid": f"scripted-{number}"},
+    check_headers=lambda headers, _: bedrock_answers.check_headers(headers),
+    check_body=lambda path, raw, _: bedrock_answers.check_body(raw),
+    refusal=lambda exc: bedrock_answers.error_body(exc.message),
+    error=lambda script: bedrock_answers.error_body(script.message),
+    answers=dict.fromkeys((CONVERSE, CONVERSE_STREAM), bedrock_answers.answer_converse),
+)
+
+
 def _dialect_of(path: str) -> tuple[str, Dialect]:
     """Return the API that a request asks, and the path as its plain form has it."""
     if (plain := azure_rules.plain_path(path)) is not None:
@@ -475,6 +488,8 @@ def _dialect_of(path: str) -> tuple[str, Dialect]:
         return f":{found[2]}{found[3] or ''}", GEMINI
     if path == "/v1beta/models":
         return path, GEMINI
+    if (called := bedrock_answers.PATH.fullmatch(path)) is not None:
+        return called[2], BEDROCK
     return path, ANTHROPIC if path.startswith(MESSAGES) else OPENAI
 
 
@@ -483,6 +498,9 @@ def gemini_model(path: str) -> str:
     found = gemini_rules.PATH.fullmatch(path)
     assert found is not None
     return unquote(found[1])
+
+
+MODEL_IN: Mapping[Dialect, Callable[[str], str]] = {GEMINI: gemini_model, BEDROCK: bedrock_answers.model_in}
 
 
 def main() -> None:

@@ -13,11 +13,12 @@ from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta, ReplyEnd
 from tests.wire.anthropic_traffic import ANTHROPIC
+from tests.wire.bedrock_traffic import BEDROCK
 from tests.wire.gemini_traffic import GEMINI
 from tests.wire.openai_traffic import OPENAI
 from tests.wire.traffic import Failing, Said, Streamed, Whole, WireFormat, asking, read_stream, sum_up
 
-FORMATS = (OPENAI, ANTHROPIC, GEMINI)
+FORMATS = (OPENAI, ANTHROPIC, GEMINI, BEDROCK)
 
 
 def every(kind: str) -> list[ParameterSet]:
