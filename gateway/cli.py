@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Commands that are imported when they are meant: each a name in a module.
 COMMANDS = {name: (f"gateway.commands.{name}", "command") for name in ("teams", "keys", "owners", "batch", "usage")}
 COMMANDS |= {name: (f"gateway.commands.{name}", "command") for name in ("calls", "explain")}
+COMMANDS |= {"admin-keys": ("gateway.commands.keys", "admin_command")}
 COMMANDS |= {name: ("gateway.remote.login", name) for name in ("login", "logout")}
 COMMANDS |= {name: ("gateway.remote.views", name) for name in ("models", "breakers", "limits")}
 COMMANDS |= {"ps": ("gateway.remote.views", "replicas"), "audit-log": ("gateway.remote.views", "audit_log")}

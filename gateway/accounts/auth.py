@@ -1,4 +1,4 @@
-# API key -> Caller or Admin, and the guards on routes. Keys are looked up whole, by their digest; what is known is
+# API key -> Caller or Admin. Keys are looked up whole, by their digest; what is known is
 # remembered until Postgres announces a change, so a revoked key is refused within a second.
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any
 
 import asyncpg
 import structlog
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
+from gateway.accounts.admin_keys import find_admin
 from gateway.accounts.guessing import Guessing
 from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.accounts.key_uses import KeyUses
-from gateway.core.client_addresses import client_of
 from gateway.core.clock import Clock
-from gateway.core.errors import Forbidden, TeamSuspended
 from gateway.core.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
 from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
 from gateway.storage.database import Database
@@ -40,7 +37,10 @@ QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
 AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
 CHECK_LISTENER_EVERY = 1.0  # seconds
 
+ADMINS_AT_ONCE = 2  # look-ups of admin keys, so that guesses take few connections
+
 _KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
+_ADMIN_KEY_SHAPE = re.compile(rf"{ADMIN_KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 
 
 class Authenticator:
@@ -62,6 +62,9 @@ class Authenticator:
         self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
         # An admin key that was chosen by hand, without our prefix, can be guessed.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
+        self._other_peppers = other_peppers
+        self._known_admins: OrderedDict[bytes, tuple[Admin, int]] = OrderedDict()
+        self._admin_lookups = asyncio.Semaphore(ADMINS_AT_ONCE)
         self._known: OrderedDict[bytes, tuple[Caller, int]] = OrderedDict()  # with their generation
         # Unknown keys, since when and in which generation: apart, so that no flood of them displaces a caller.
         self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
@@ -83,7 +86,7 @@ class Authenticator:
         if not key:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
         if _KEY_SHAPE.fullmatch(key) is None:
-            return self._admin(key, address)
+            return await self._admin(key, address)
         caller = await self._caller(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
@@ -131,7 +134,7 @@ class Authenticator:
         """Look up every key anew from now on: teams or keys have changed."""
         self._generation += 1
 
-    def _admin(self, key: str, address: str) -> Admin:
+    async def _admin(self, key: str, address: str) -> Admin:
         is_ours = key.startswith(ADMIN_KEY_PREFIX)
         if not is_ours and self._is_guessable:
             # Before the right one is looked for: guessing would find it all the same.
@@ -140,11 +143,42 @@ class Authenticator:
         matches = [admin for known, admin in self._admins if hmac.compare_digest(known, digest)]
         if matches:
             return matches[0]
+        if _ADMIN_KEY_SHAPE.fullmatch(key) is not None and (admin := await self._stored_admin(key, digest)) is not None:
+            self.uses.note(admin.fingerprint)
+            return admin
         if is_ours or self._is_guessable:
             self._count_failure(address)
         if not is_ours:
             raise InvalidKey("Incorrect API key provided: a team's key is 'tg-' and 43 characters.")
-        raise InvalidKey("Incorrect API key provided: no admin has it.")
+        raise InvalidKey("Incorrect API key provided: no admin has it, or it is revoked or expired.")
+
+    async def _stored_admin(self, key: str, digest: bytes) -> Admin | None:
+        """Return the admin of a stored key, ``None`` for an unknown, a revoked or an expired one. Raises Overloaded."""
+        admin, generation = self._known_admins.get(digest, (None, -1))
+        if generation != self._generation:
+            since, unknown_in = self._unknown.get(digest, (-math.inf, 0))
+            if unknown_in == self._generation and self._clock.monotonic() - since < UNKNOWN_FOR:
+                return None
+            admin = await self._look_up_admin(key, digest)
+        is_over = admin is not None and admin.expires_at is not None and admin.expires_at <= self._clock.now()
+        return None if is_over else admin
+
+    async def _look_up_admin(self, key: str, digest: bytes) -> Admin | None:
+        generation = self._generation
+        digests = [digest, *(key_digest(pepper, key) for pepper in self._other_peppers)]
+        try:
+            async with asyncio.timeout(LOOKUP_WITHIN), self._admin_lookups, self._database.begin() as connection:
+                admin = await find_admin(connection, digests, self._pepper)
+        except POSTGRES_AWAY as exc:
+            raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
+        self._known_admins.pop(digest, None)
+        if admin is None:
+            self._unknown[digest] = (self._clock.monotonic(), generation)
+            _bound(self._unknown)
+        else:
+            self._known_admins[digest] = (admin, generation)
+            _bound(self._known_admins)
+        return admin
 
     async def _caller(self, key: str, address: str) -> Caller | None:
         digest = key_digest(self._pepper, key)
@@ -191,61 +225,3 @@ class Authenticator:
 def _bound(memory: OrderedDict[bytes, Any]) -> None:
     if len(memory) > REMEMBERED:
         memory.popitem(last=False)
-
-
-Connection = ASGIConnection
-
-
-async def team_guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """Let teams in, by a team key."""
-    caller = await _identify(connection)
-    if isinstance(caller, Admin):
-        raise Forbidden("This is a team's route: call it with a team's key, not an admin's.")
-    if caller.team.is_suspended:
-        raise TeamSuspended(f"The team '{caller.team.id}' is suspended. Ask an admin of this gateway.")
-    claimed = connection.headers.get("x-team-id")
-    if claimed is not None and claimed != caller.team.id:
-        raise Forbidden("The x-team-id header names another team than the key's own.", param="x-team-id")
-
-
-async def admin_guard(connection: Connection, _: BaseRouteHandler) -> None:
-    """Let admins in."""
-    if isinstance(await _identify(connection), Caller):
-        raise Forbidden("This route needs an admin key.")
-
-
-async def metrics_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Let admins in, and metrics keys."""
-    auth: Authenticator = connection.app.state.parts.get(Authenticator)
-    key = read_key(connection)
-    if key is None or not auth.may_scrape(key):
-        await admin_guard(connection, handler)
-
-
-async def team_or_admin_guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Let teams and admins in; the route decides what a team may see."""
-    await _identify(connection)
-
-
-async def open_guard(_: Connection, __: BaseRouteHandler) -> None:
-    """Let every request in: health checks and the console page."""
-
-
-GUARDS = (team_guard, admin_guard, metrics_guard, team_or_admin_guard, open_guard)
-
-
-async def _identify(connection: Connection) -> Caller | Admin:
-    auth: Authenticator = connection.app.state.parts.get(Authenticator)
-    address = client_of(connection.scope, connection.app.state.editions.current.settings.trusted_proxies)
-    state = connection.scope["state"]
-    state["address"] = address  # for the log, should the key be invalid
-    state["caller"] = caller = await auth.identify(read_key(connection), address)
-    return caller
-
-
-def read_key(connection: Connection) -> str | None:
-    """Return the key that a request carries, as a bearer token or in x-api-key."""
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token:
-        return token.strip()
-    return connection.headers.get("x-api-key")

@@ -48,21 +48,26 @@ class KeyUses:
             return
         moments = [datetime.fromtimestamp(moment, UTC) for moment in used.values()]
         try:
+            values = {"ids": list(used), "moments": moments, "every": EVERY}
             async with self._database.at_once() as connection:
-                await connection.execute(WRITE, {"ids": list(used), "moments": moments, "every": EVERY})
+                for query in WRITE:
+                    await connection.execute(query, values)
         except POSTGRES_AWAY:
             self._used = {**used, **self._used}
             raise
 
 
 # A row that another process writes at this moment is passed by.
-WRITE = text("""
-    UPDATE api_keys SET last_used_at = used.at
-    FROM (
-        SELECT id, used.at FROM api_keys
-        JOIN unnest(CAST(:ids AS text[]), CAST(:moments AS timestamptz[])) AS used (id, at) USING (id)
-        WHERE coalesce(last_used_at, '-infinity') < used.at - make_interval(secs => :every)
-        FOR NO KEY UPDATE OF api_keys SKIP LOCKED
-    ) AS used
-    WHERE api_keys.id = used.id
-""")
+WRITE = [
+    text(f"""
+        UPDATE {table} SET last_used_at = used.at
+        FROM (
+            SELECT id, used.at FROM {table}
+            JOIN unnest(CAST(:ids AS text[]), CAST(:moments AS timestamptz[])) AS used (id, at) USING (id)
+            WHERE coalesce(last_used_at, '-infinity') < used.at - make_interval(secs => :every)
+            FOR NO KEY UPDATE OF {table} SKIP LOCKED
+        ) AS used
+        WHERE {table}.id = used.id
+    """)  # noqa: S608  (the names are ours)
+    for table in ("api_keys", "admin_keys")
+]

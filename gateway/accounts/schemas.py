@@ -16,6 +16,7 @@ from msgspec.structs import asdict, replace
 from billing.core.holds import Limits
 from billing.core.money import to_nano
 from gateway.core.durations import read_duration
+from gateway.core.principals import Role
 from gateway.core.settings import CacheUse, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
@@ -88,6 +89,15 @@ class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
     limits: LimitsInput | None = None
     cache: CacheUse | None = None  # whether its calls go by the cache; null: as the model that they ask for
+
+
+class NewAdminKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An admin key to create. ``team_id``: whose, for the role ``team-admin`` and no other."""
+
+    role: Role
+    team_id: str | None = None
+    name: str = ""
+    expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
 
 
 class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from billing.core.holds import Limits
 from billing.core.money import to_text
 from billing.core.prices import Price, Rates
 from billing.upkeep.scope_room import ScopeRoom
+from gateway.accounts.admin_keys import AdminKeyRecord
 from gateway.accounts.team_keys import KeyRecord, NewlyMade
 from gateway.accounts.team_secrets import SecretRecord
 from gateway.accounts.teams import TeamRecord
@@ -133,6 +134,24 @@ def made_view(made: NewlyMade, now: datetime) -> dict[str, Any]:
     if made.replaces is not None:
         shown["replaces"] = key_view(made.replaces, now)
     return shown
+
+
+def admin_key_view(record: AdminKeyRecord, now: datetime) -> dict[str, Any]:
+    """Return an admin key, without the key."""
+    return {
+        "object": "admin_key",
+        "key_id": record.key_id,
+        "role": record.role.value,
+        "team_id": record.team_id,
+        "name": record.name,
+        "prefix": record.prefix,
+        "status": record.status(now),
+        "created_by": record.created_by,
+        "created_at": moment(record.created_at),
+        "expires_at": moment(record.expires_at),
+        "revoked_at": moment(record.revoked_at),
+        "last_used_at": moment(record.last_used_at),
+    }
 
 
 def audit_view(entry: AuditEntry) -> dict[str, Any]:

@@ -166,7 +166,12 @@ async def _find(connection: AsyncConnection, key_id: str, query: Select[Any]) ->
         row = (await connection.execute(query.where(api_keys.c.id == key_id))).mappings().one_or_none()
         if row is not None:
             return _record(row)
-    raise NotFound(f"There is no key '{key_id[:100]}'.", param="key_id", code="key_not_found")
+    raise no_key(key_id)
+
+
+def no_key(key_id: str) -> NotFound:
+    """Return the error that tells that there is no such key."""
+    return NotFound(f"There is no key '{key_id[:100]}'.", param="key_id", code="key_not_found")
 
 
 async def _tell(connection: AsyncConnection, act: Act, action: str, record: KeyRecord, details: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -17,6 +18,8 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.schemas import LimitsInput
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.paths import CONFIG_VARIABLE, find_config
+from gateway.core.clock import Clock
+from gateway.core.durations import read_duration
 from gateway.core.settings import Settings
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
@@ -91,3 +94,16 @@ def read_limits(options: Mapping[str, Any]) -> LimitsInput:
                 fail(f"--{name.replace('_', '-')}: expected a number or none, found {said!r}")
             values[name] = None
     return LimitsInput(**values)
+
+
+def read_expiry(said: str | None) -> datetime | None:
+    """Return the moment that --expires says: a day, a moment, or a time from now."""
+    if said is None:
+        return None
+    if (seconds := read_duration(said)) is not None:
+        return Clock().moment() + timedelta(seconds=seconds)
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError:
+        fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}")
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -1,24 +1,24 @@
-# `tollgate keys`: create, list, rotate and revoke the keys of teams, on Postgres directly.
+# `tollgate keys` and `tollgate admin-keys`: create, list, rotate and revoke keys, on Postgres directly.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 import typer
 
-from gateway.accounts.schemas import NewKey, Rotation
-from gateway.accounts.serializers import key_view, made_view
+from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
+from gateway.accounts.schemas import NewAdminKey, NewKey, Rotation
+from gateway.accounts.serializers import admin_key_view, key_view, made_view
 from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key
-from gateway.commands.command_line import Count, Usd, cli_actor, read_limits, read_settings, run
+from gateway.commands.command_line import Count, Usd, cli_actor, read_expiry, read_limits, read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
-from gateway.core.durations import read_duration
 from gateway.core.keys import pepper_name
+from gateway.core.principals import Role
 from gateway.core.settings import CacheUse
-from gateway.terminal.printing import Format, FormatOption, fail, say, show
+from gateway.terminal.printing import Format, FormatOption, say, show
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
 
@@ -56,7 +56,7 @@ def create_one_key(
     """Create a key and show it, this once."""
     limits = read_limits(locals())
     use = None if cache is None else msgspec.convert(cache.value, CacheUse)
-    new = NewKey(team_id=team, name=name, expires_at=_expiry(expires), limits=limits, cache=use)
+    new = NewKey(team_id=team, name=name, expires_at=read_expiry(expires), limits=limits, cache=use)
     settings = read_settings(config)
     made = run(
         settings, lambda connection: create_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())
@@ -123,13 +123,48 @@ def _show_made(made: NewlyMade, format: Format) -> None:
         say(f"{old['key_id']} {'is revoked' if old['revoked_at'] else 'works until ' + old['expires_at']}.")
 
 
-def _expiry(said: str | None) -> datetime | None:
-    if said is None:
-        return None
-    if (seconds := read_duration(said)) is not None:
-        return Clock().moment() + timedelta(seconds=seconds)
-    try:
-        moment = datetime.fromisoformat(said)
-    except ValueError:
-        fail(f"--expires: expected a day, a moment or a duration, such as 2027-01-31 or 90d, found {said!r}")
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+admin_command = typer.Typer(no_args_is_help=True, help="Keys of admins, each with a role: create, list, revoke.")
+
+ADMIN_COLUMNS = ("key_id", "role", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
+
+
+@admin_command.command("create")
+def create_one_admin_key(
+    role: Annotated[Role, typer.Option(help="What it is for")],
+    team: Annotated[str | None, typer.Option(help="Whose admin it is: for the role team-admin")] = None,
+    name: Annotated[str, typer.Option(help="For people: who has it")] = "",
+    expires: Annotated[str | None, typer.Option(help="A day, a moment, or from now: 2027-01-31, 90d")] = None,
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Create an admin key and show it, this once."""
+    new = NewAdminKey(role=role, team_id=team, name=name, expires_at=read_expiry(expires))
+    settings = read_settings(config)
+    key, record = run(
+        settings, lambda connection: create_admin_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())
+    )
+    view = {"key_id": record.key_id, "key": key} | admin_key_view(record, Clock().moment())
+    if format is Format.TABLE:
+        say(f"{record.key_id}, an admin key of the role {record.role}; it is shown this once:\n\n  {key}\n")
+    else:
+        show(format, view, ("key_id", "key", *ADMIN_COLUMNS[1:]), [view], "")
+
+
+@admin_command.command("list")
+def list_all_admin_keys(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+    """List admin keys by their beginnings; those of tollgate.yaml are not among them."""
+    records = run(read_settings(config), lambda connection: list_admin_keys(connection, limit=100_000))
+    rows = [admin_key_view(record, Clock().moment()) for record in records]
+    show(format, {"object": "list", "data": rows, "has_more": False}, ADMIN_COLUMNS, rows, "Admin keys")
+
+
+@admin_command.command("revoke")
+def revoke_one_admin_key(
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, adm_…")],
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """End an admin key at once and for ever."""
+    record = run(read_settings(config), lambda connection: revoke_admin_key(connection, key_id, cli_actor()))
+    row = admin_key_view(record, Clock().moment())
+    show(format, row, ADMIN_COLUMNS, [row], f"Admin key {key_id}")

@@ -38,6 +38,11 @@ def shown_prefix(key: str) -> str:
     return key[: len(KEY_PREFIX) + _SHOWN]
 
 
+def shown_admin_prefix(key: str) -> str:
+    """Return the beginning of an admin key that lists may show."""
+    return key[: len(ADMIN_KEY_PREFIX) + _SHOWN]
+
+
 def fingerprint(key: str) -> str:
     """Return a short name for an admin key, the same at every start, from which the key cannot be found."""
     return hashlib.sha256(b"tollgate admin key\0" + key.encode("utf-8", "surrogateescape")).hexdigest()[:12]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from billing.core.holds import Limits
@@ -36,7 +38,21 @@ class Caller(Struct, frozen=True, kw_only=True):
     cache: CacheUse | None = None  # of calls that do not say; None: as the name that they ask for
 
 
+class Role(StrEnum):
+    """What an admin key is for. Which routes let it in stands in gateway/accounts/guards.py."""
+
+    VIEWER = "viewer"  # sees everything, changes nothing
+    FINANCE = "finance"  # and books corrections
+    OPERATOR = "operator"  # and handles breakers, callbacks and what runs
+    TEAM_ADMIN = "team-admin"  # one team's keys and webhook secrets, and what that team may see
+    ADMIN = "admin"  # everything
+
+
 class Admin(Struct, frozen=True):
-    """A holder of an admin key. ``fingerprint`` tells which key in the audit log, without the key."""
+    """A holder of an admin key. ``fingerprint`` tells which key in the audit log, without the key: of a stored one it
+    is the id."""
 
     fingerprint: str
+    role: Role = Role.ADMIN
+    team_id: str | None = None  # whose admin it is; none: not of one team
+    expires_at: float | None = None  # unix seconds

@@ -103,6 +103,13 @@ def act_of(request: AnyRequest) -> Act:
     return Act(f"admin:{caller.fingerprint}", request.scope["state"].get("request_id"))
 
 
+def own_team(request: AnyRequest, team_id: str, missing: Exception) -> None:
+    """Raise ``missing`` where a team's admin asks for what is another team's."""
+    admin: Admin = request.scope["state"]["caller"]
+    if admin.team_id not in (None, team_id):
+        raise missing
+
+
 def now_of(request: AnyRequest) -> datetime:
     """Return the current time by the gateway's clock."""
     return part_of(request, Clock).moment()

@@ -14,7 +14,7 @@ from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
 from msgspec import Struct
 
-from gateway.accounts.auth import open_guard
+from gateway.accounts.guards import open_guard
 from gateway.dialects.table import errors_at
 
 SCHEMAS = "#/components/schemas/"

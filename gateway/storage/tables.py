@@ -72,6 +72,23 @@ api_keys = Table(
     moment("last_used_at"),  # to about a minute
 )
 
+admin_keys = Table(
+    "admin_keys",
+    metadata,
+    Column("id", Text, primary_key=True),  # "adm_…"
+    Column("role", Text, nullable=False),  # gateway.core.principals.Role
+    Column("team_id", Text, ForeignKey("teams.id")),  # whose admin it is; null: not of one team
+    Column("name", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
+    Column("pepper", Text, nullable=False),  # its name, see gateway.core.keys.pepper_name
+    Column("prefix", Text, nullable=False),
+    Column("created_by", Text, nullable=False),  # an actor, as in the audit log
+    since(),
+    moment("expires_at"),
+    moment("revoked_at"),
+    moment("last_used_at"),  # to about a minute
+)
+
 files = Table(
     "files",
     metadata,

@@ -19,7 +19,7 @@ from litestar.connection import ASGIConnection
 from billing.core.ids import moment_of
 from billing.ledger.series import MINUTE
 from billing.ledger.series_queries import REFUSED
-from gateway.accounts.auth import read_key
+from gateway.accounts.guards import read_key
 from gateway.core.keys import KEY_PREFIX, shown_prefix
 from gateway.core.principals import Admin, Caller
 from gateway.telemetry.metrics import Metrics

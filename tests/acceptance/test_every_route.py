@@ -8,11 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.accounts.auth import GUARDS, admin_guard, metrics_guard, open_guard, team_guard, team_or_admin_guard
+from gateway.accounts.guards import ADMIN_GUARDS, GUARDS, metrics_guard, open_guard, team_guard, team_or_admin_guard
 from gateway.http.routes import HANDLERS
 from tests.support.house import METRICS_KEY, House, make_team
 
-ADMINS_ONLY = (admin_guard, metrics_guard)
 ROUTES = [
     (method, path, handler.guards[0])
     for handler in HANDLERS
@@ -57,11 +56,11 @@ def test_a_route_lets_in_whom_its_guard_names(house: House, other_key: str, meth
 
     refused = {401, 403}
     assert (nobody.status_code == 401) == (guard is not open_guard)
-    assert (team.status_code in refused) == (guard in ADMINS_ONLY)
+    assert (team.status_code in refused) == (guard in ADMIN_GUARDS)
     assert (admin.status_code in refused) == (guard is team_guard)
     assert (scraper.status_code in refused) == (guard not in (metrics_guard, open_guard))
     assert (
-        guard is team_or_admin_guard or guard is open_guard or (other.status_code in refused) == (guard in ADMINS_ONLY)
+        guard is team_or_admin_guard or guard is open_guard or (other.status_code in refused) == (guard in ADMIN_GUARDS)
     )
     for answer in (nobody, team, other, admin, scraper):
         assert answer.status_code < 500

@@ -14,16 +14,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 import migrations
 from billing.core.errors import RateLimited
 from billing.core.store_errors import POSTGRES_AWAY
+from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.auth import CHECK_LISTENER_EVERY, Authenticator
 from gateway.accounts.guessing import FAILURES_PER_ADDRESS
 from gateway.accounts.key_lookup import KEYS_AT_ONCE
 from gateway.accounts.key_uses import KeyUses
-from gateway.accounts.schemas import NewKey, NewTeam
+from gateway.accounts.schemas import NewAdminKey, NewKey, NewTeam
 from gateway.accounts.team_keys import NewlyMade, create_key, get_key, revoke_key
 from gateway.accounts.teams import create_team, find_callers
 from gateway.core.clock import Clock
 from gateway.core.keys import key_digest, new_admin_key, new_key
-from gateway.core.principals import Admin, Caller
+from gateway.core.principals import Admin, Caller, Role
 from gateway.dev.embedded import EmbeddedPostgres
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
@@ -277,6 +278,48 @@ def test_admin_key_may_be_any_secret_of_the_operator(server: EmbeddedPostgres) -
                 await auth.identify("correct horse battery stapl", HERE)
 
         assert isinstance(admin, Admin)
+
+    asyncio.run(scene())
+
+
+def test_a_stored_admin_key_is_known_until_it_ends() -> None:
+    """By its role, at every gateway, under an old pepper too; an expired one and one revoked elsewhere are refused
+    within a second, and without Postgres no more than a 503 is said."""
+
+    async def scene() -> None:
+        clock = SetClock()
+        with temporary_postgres() as server:
+            await asyncio.to_thread(migrations.upgrade, server.url)
+            database = Database(server.url)
+            async with database.begin() as connection:
+                soon = NewAdminKey(role=Role.VIEWER, expires_at=clock.now() + 60)
+                brief, _ = await create_admin_key(connection, PEPPER, soon, ACT, clock.now())
+                lasting, record = await create_admin_key(
+                    connection, "an old pepper", NewAdminKey(role=Role.OPERATOR), ACT, clock.now()
+                )
+            old = Authenticator(database, clock, PEPPER, (), ("an old pepper",))
+            async with authenticator(server, clock=clock) as auth:
+                viewer, operator = await auth.identify(brief, HERE), await old.identify(lasting, HERE)
+                moved = await auth.identify(lasting, HERE)  # which knows its own pepper alone
+                clock.move(61)
+                with pytest.raises(InvalidKey):
+                    await auth.identify(brief, HERE)
+                await auth.uses.flush()
+                async with database.begin() as connection:
+                    used = {one.key_id: one.last_used_at for one in await list_admin_keys(connection)}
+                    await revoke_admin_key(connection, record.key_id, ACT)
+                async with asyncio.timeout(1):
+                    with suppress(InvalidKey):
+                        while await auth.identify(lasting, HERE):
+                            await asyncio.sleep(0.02)
+                await database.close()
+                await asyncio.to_thread(server.stop)
+                with pytest.raises(Overloaded):
+                    await auth.identify(new_admin_key(), HERE)
+
+        assert isinstance(viewer, Admin) and viewer.role is Role.VIEWER
+        assert operator == moved == Admin(record.key_id, Role.OPERATOR)
+        assert used[record.key_id] is not None
 
     asyncio.run(scene())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.auth import open_guard
+from gateway.accounts.guards import open_guard
 from protocol.errors import NotFound
 
 FOLDER = Path(__file__).parent

@@ -20,13 +20,13 @@ from gateway.http.routes import (
     shadow,
     usage,
 )
-from gateway.http.routes.admin import breakers, corrections, instances, teams, webhooks
+from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, teams, webhooks
 
 MODULES = (
     *(count_tokens, models, moderations, route, shadow, responses, batch, message_batches, files, usage, calls),
     series,
     live,
-    *(teams, corrections, instances, breakers, webhooks, health, console),
+    *(teams, admin_keys, corrections, instances, breakers, webhooks, health, console),
 )
 HANDLERS = [
     *chat.handlers,

@@ -11,7 +11,7 @@ from litestar.response import Stream
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from gateway.accounts.auth import admin_guard, team_guard
+from gateway.accounts.guards import operating_guard, reading_guard, team_guard
 from gateway.batch.results import ENDED, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
@@ -142,7 +142,7 @@ async def post_openai_cancel(request: AnyRequest, batch_id: FromPath[str]) -> Re
 
 @get(
     "/admin/batches",
-    guards=[admin_guard],
+    guards=[reading_guard],
     summary="List the batches of all teams",
     query=("team_id", "status", "after", "limit"),
 )
@@ -157,7 +157,7 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
     return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})
 
 
-@get("/admin/batches/{batch_id:str}", guards=[admin_guard], summary="Show a batch of any team")
+@get("/admin/batches/{batch_id:str}", guards=[reading_guard], summary="Show a batch of any team")
 async def get_batch_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Show how far a batch is, and whose it is."""
     async with transaction(request) as connection:
@@ -165,7 +165,9 @@ async def get_batch_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Resp
     return answer({"team_id": batch.team_id, **batch_view(batch)})
 
 
-@post("/admin/batches/{batch_id:str}/cancel", guards=[admin_guard], status_code=200, summary="Cancel any team's batch")
+@post(
+    "/admin/batches/{batch_id:str}/cancel", guards=[operating_guard], status_code=200, summary="Cancel any team's batch"
+)
 async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Start nothing more of a batch; what runs comes to its end and is kept. The audit log tells who did it."""
     keep = edition_of(request).settings.retention.batch_files

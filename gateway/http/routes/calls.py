@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.auth import admin_guard, team_guard
+from gateway.accounts.guards import reading_guard, team_guard, team_reading_guard
 from gateway.http.exchange import AnyRequest, answer, caller_of, now_of, part_of, read_parameters, transaction
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.call_filter import NAMES, read_filter
@@ -36,7 +36,7 @@ async def get_call(request: AnyRequest, request_id: FromPath[str]) -> Response[b
         return answer(await show_call(connection, request_id, caller.team.id))
 
 
-@get("/admin/calls", guards=[admin_guard], summary="List the calls of all teams", query=(*NAMES, "team_id"))
+@get("/admin/calls", guards=[team_reading_guard], summary="List the calls of all teams", query=(*NAMES, "team_id"))
 async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
     """List calls of all teams, or of ``team_id``, newest first; the other parameters are those of ``/v1/calls``."""
     query = read_parameters(request)
@@ -45,7 +45,7 @@ async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
         return answer(await list_calls(connection, wanted))
 
 
-@get("/admin/calls/{request_id:str}", guards=[admin_guard], summary="Show one call of any team")
+@get("/admin/calls/{request_id:str}", guards=[reading_guard], summary="Show one call of any team")
 async def get_call_of_any(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show all that is known of one call, by the x-request-id of its answer."""
     async with transaction(request) as connection:

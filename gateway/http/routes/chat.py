@@ -6,7 +6,7 @@ from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.dialects.endpoint import ApiEndpoint
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS

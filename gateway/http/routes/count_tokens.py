@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from litestar import Response, post
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT as MESSAGES
 from gateway.dialects.messages import with_betas

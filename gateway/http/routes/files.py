@@ -10,7 +10,7 @@ from litestar.params import FromPath
 from litestar.response import Stream
 from msgspec import Meta, Struct
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.batch.file_store import delete_file, get_file, list_files, read_chunks
 from gateway.batch.results import ERRORS, OUTPUT, read_results
 from gateway.batch.shapes import LARGEST_FILE

@@ -6,7 +6,7 @@ from typing import Any
 
 from litestar import Response, get
 
-from gateway.accounts.auth import metrics_guard, open_guard
+from gateway.accounts.guards import metrics_guard, open_guard
 from gateway.core.draining import Drain
 from gateway.http.exchange import AnyRequest, part_of
 from gateway.http.openapi import describe

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from billing.core.errors import RateLimited
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import last_looks
-from gateway.accounts.auth import admin_guard, team_guard
+from gateway.accounts.guards import reading_guard, team_guard
 from gateway.accounts.serializers import to_json
 from gateway.batch.shapes import OPEN
 from gateway.batch.store import batches_that_run
@@ -40,7 +40,7 @@ SILENCE = 15.0  # seconds until a comment
 READ_WITHIN = 60.0  # seconds in which a watcher has to take what was sent
 
 
-@get("/admin/live", guards=[admin_guard], summary="Watch what happens", query=("types", "team_id"))
+@get("/admin/live", guards=[reading_guard], summary="Watch what happens", query=("types", "team_id"))
 async def get_live(request: AnyRequest) -> ASGIApp:
     """Stream calls, refusals, breakers, replicas and batches as server-sent events, each as it changes.
 

@@ -9,7 +9,7 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.batch.message_batches import (
     BODY,
     PATH,

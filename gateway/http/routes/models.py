@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.auth import team_or_admin_guard
+from gateway.accounts.guards import team_or_admin_guard
 from gateway.accounts.serializers import price_view
 from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS

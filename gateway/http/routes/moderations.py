@@ -9,7 +9,7 @@ import msgspec
 from litestar import Response, post
 from msgspec import Struct
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.checks import require
 from gateway.http.current_edition import edition_of

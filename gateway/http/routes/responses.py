@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_parameters, read_whole
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.turns import Turn, told_items

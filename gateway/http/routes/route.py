@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from billing.core.money import to_text
 from billing.core.prices import cost_of
-from gateway.accounts.auth import team_guard
+from gateway.accounts.guards import team_guard
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.dialects.endpoint import ApiEndpoint, Asked

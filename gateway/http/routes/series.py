@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litestar import Response, get
 
-from gateway.accounts.auth import admin_guard, team_guard
+from gateway.accounts.guards import team_guard, team_reading_guard
 from gateway.http.exchange import AnyRequest, answer, caller_of, now_of, part_of, read_parameters, transaction
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.series import series
@@ -28,7 +28,12 @@ async def get_series(request: AnyRequest) -> Response[bytes]:
         return answer(await series(connection, asked))
 
 
-@get("/admin/series", guards=[admin_guard], summary="Show the calls of all teams over time", query=(*NAMES, "team_id"))
+@get(
+    "/admin/series",
+    guards=[team_reading_guard],
+    summary="Show the calls of all teams over time",
+    query=(*NAMES, "team_id"),
+)
 async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
     """Show metrics of the calls of all teams, or of ``team_id``, over time; parameters as of ``/v1/series``, and
     ``metric=gpu_cost_usd``, ``by=team``."""

@@ -8,7 +8,7 @@ from typing import Any
 from litestar import Response, get
 
 from billing.core.money import to_text
-from gateway.accounts.auth import team_or_admin_guard
+from gateway.accounts.guards import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
 from gateway.core.principals import Admin, Caller

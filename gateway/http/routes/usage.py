@@ -15,7 +15,7 @@ from litestar.response import Stream
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
-from gateway.accounts.auth import admin_guard, team_guard, team_or_admin_guard
+from gateway.accounts.guards import reading_guard, team_guard, team_or_admin_guard
 from gateway.accounts.serializers import budgets_view, dollars, limits_view, moment_of
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
@@ -80,7 +80,7 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
 
 @get(
     "/admin/report",
-    guards=[admin_guard],
+    guards=[reading_guard],
     summary="Show what all teams used, and what it cost the operator",
     query=("date", "from", "to", "format", "compare"),
 )
@@ -104,7 +104,7 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
 
 @get(
     "/admin/focus",
-    guards=[admin_guard],
+    guards=[reading_guard],
     summary="Export what all teams cost in FOCUS 1.4",
     query=("date", "from", "to"),
 )
@@ -130,7 +130,7 @@ async def get_focus(request: AnyRequest) -> Stream:
 
 @get(
     "/admin/usage",
-    guards=[admin_guard],
+    guards=[reading_guard],
     summary="Show what all teams used, a page of teams at a time",
     query=("date", "from", "to", "after", "limit"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.params import FromPath
 
-from gateway.accounts.auth import admin_guard
+from gateway.accounts.guards import operating_guard, reading_guard
 from gateway.accounts.serializers import moment_of
 from gateway.core.clock import Clock
 from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_parameters, transaction
@@ -17,7 +17,7 @@ from gateway.upstreams.resilience.shared import Watched
 from protocol.errors import NotFound
 
 
-@get("/admin/breakers", guards=[admin_guard], summary="Show the breakers")
+@get("/admin/breakers", guards=[reading_guard], summary="Show the breakers")
 async def get_breakers(request: AnyRequest) -> Response[bytes]:
     """Show the breaker of every model at every endpoint, as all gateways know it.
 
@@ -30,7 +30,7 @@ async def get_breakers(request: AnyRequest) -> Response[bytes]:
     return answer({"breakers": views, "shared": not breakers.is_alone})
 
 
-@post("/admin/breakers/{breaker_id:str}/open", guards=[admin_guard], status_code=200, summary="Open a breaker")
+@post("/admin/breakers/{breaker_id:str}/open", guards=[operating_guard], status_code=200, summary="Open a breaker")
 async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
     """Send this model at this endpoint no calls, from any gateway, until its breaker is reset."""
     breakers, clock = part_of(request, Breakers), part_of(request, Clock)
@@ -40,7 +40,7 @@ async def post_open(request: AnyRequest, breaker_id: FromPath[str]) -> Response[
     return answer(breaker_view(breakers, clock, watched))
 
 
-@post("/admin/breakers/{breaker_id:str}/reset", guards=[admin_guard], status_code=200, summary="Reset a breaker")
+@post("/admin/breakers/{breaker_id:str}/reset", guards=[operating_guard], status_code=200, summary="Reset a breaker")
 async def post_reset(request: AnyRequest, breaker_id: FromPath[str]) -> Response[bytes]:
     """Close a breaker, reset its counts, and use again the keys that were in cooldown at its endpoint."""
     breakers, clock = part_of(request, Breakers), part_of(request, Clock)

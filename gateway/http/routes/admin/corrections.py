@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, get, post
 
 from billing.ledger.corrections import list_corrections
-from gateway.accounts.auth import admin_guard
+from gateway.accounts.guards import finance_guard, reading_guard
 from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
@@ -16,7 +16,7 @@ from gateway.reports.corrections import NewCorrection, book_correction, correcti
 from protocol.decoding import decode
 
 
-@post("/admin/corrections", guards=[admin_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
+@post("/admin/corrections", guards=[finance_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
 async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Record tokens and dollars, signed, besides a team's calls of a UTC day. Entries are only added, never changed."""
     edition = edition_of(request)
@@ -29,7 +29,7 @@ async def post_correction(request: AnyRequest) -> Response[bytes]:
 
 @get(
     "/admin/corrections",
-    guards=[admin_guard],
+    guards=[reading_guard],
     summary="List the corrections",
     query=("team_id", "from", "to", "before", "limit"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Response, get
 
 from billing.ledger.instance_samples import Instance, last_looks
-from gateway.accounts.auth import admin_guard
+from gateway.accounts.guards import reading_guard
 from gateway.accounts.serializers import dollars, moment
 from gateway.core.clock import Clock
 from gateway.fleet.instances import STALE_AFTER
@@ -18,7 +18,7 @@ from router.catalog.catalog import Catalog
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
-@get("/admin/instances", guards=[admin_guard], summary="Show the engine's replicas")
+@get("/admin/instances", guards=[reading_guard], summary="Show the engine's replicas")
 async def get_instances(request: AnyRequest) -> Response[bytes]:
     """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone."""
     edition = edition_of(request)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.ledger import find_row
 from billing.upkeep.scope_room import scope_rooms
-from gateway.accounts.auth import Authenticator, admin_guard
+from gateway.accounts.auth import Authenticator
+from gateway.accounts.guards import admin_guard, reading_guard, team_admin_guard, team_reading_guard
 from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.accounts.serializers import (
     audit_view,
@@ -18,11 +20,22 @@ from gateway.accounts.serializers import (
     record_view,
     team_view,
 )
-from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
+from gateway.accounts.team_keys import KeyRecord, create_key, get_key, list_keys, no_key, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
+from gateway.core.errors import Forbidden
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, act_of, answer, now_of, part_of, read_query, read_whole, transaction
+from gateway.http.exchange import (
+    AnyRequest,
+    act_of,
+    answer,
+    now_of,
+    own_team,
+    part_of,
+    read_query,
+    read_whole,
+    transaction,
+)
 from gateway.storage.audit_log import list_acts
 from protocol.decoding import decode
 from protocol.errors import NotFound
@@ -39,7 +52,7 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     return answer(team_view(record), 201)
 
 
-@get("/admin/teams", guards=[admin_guard], summary="List the teams", query=("after", "limit", "search"))
+@get("/admin/teams", guards=[reading_guard], summary="List the teams", query=("after", "limit", "search"))
 async def get_teams(request: AnyRequest) -> Response[bytes]:
     """List teams in the order of their ids. ``after``: the last id of the page before; ``limit``: at most 1000;
     ``search``: a part of the id or the name, in any case."""
@@ -50,7 +63,7 @@ async def get_teams(request: AnyRequest) -> Response[bytes]:
     return answer(list_view([team_view(record) for record in records], limit))
 
 
-@get("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Show a team")
+@get("/admin/teams/{team_id:str}", guards=[team_reading_guard], summary="Show a team")
 async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Show a team, its limits, and what is used, held and left of its budgets, as ``/v1/team`` has it."""
     async with transaction(request) as connection:
@@ -71,18 +84,19 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     return answer(team_view(record))
 
 
-@post("/admin/keys", guards=[admin_guard], status_code=201, summary="Create a key", takes=NewKey)
+@post("/admin/keys", guards=[team_admin_guard], status_code=201, summary="Create a key", takes=NewKey)
 async def post_key(request: AnyRequest) -> Response[bytes]:
     """Create a key of a team. The answer is the only one that ever shows it."""
     edition = edition_of(request)
     clock = part_of(request, Clock)
     new = decode(await request.body(), NewKey)
+    own_team(request, new.team_id, Forbidden("A team's admin makes keys of that team alone.", param="team_id"))
     async with transaction(request) as connection:
         made = await create_key(connection, edition.settings.key_pepper, new, act_of(request), clock.now())
     return answer(made_view(made, now_of(request)), 201)
 
 
-@get("/admin/keys", guards=[admin_guard], summary="List the keys", query=("after", "team_id", "limit"))
+@get("/admin/keys", guards=[team_reading_guard], summary="List the keys", query=("after", "team_id", "limit"))
 async def get_keys(request: AnyRequest) -> Response[bytes]:
     """List keys, of one team with ``team_id``; never the keys themselves."""
     query, limit = read_query(request)
@@ -93,16 +107,16 @@ async def get_keys(request: AnyRequest) -> Response[bytes]:
     return answer(list_view([key_view(record, now_of(request)) for record in records], limit))
 
 
-@get("/admin/keys/{key_id:str}", guards=[admin_guard], summary="Show a key")
+@get("/admin/keys/{key_id:str}", guards=[team_reading_guard], summary="Show a key")
 async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a key."""
     async with transaction(request) as connection:
-        return answer(key_view(await get_key(connection, key_id), now_of(request)))
+        return answer(key_view(await _visible_key(request, connection, key_id), now_of(request)))
 
 
 @post(
     "/admin/keys/{key_id:str}/rotate",
-    guards=[admin_guard],
+    guards=[team_admin_guard],
     status_code=201,
     summary="Rotate a key",
     takes=Rotation | None,
@@ -114,15 +128,17 @@ async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[
     body = await request.body()
     rotation = decode(body, Rotation) if body.strip() else Rotation()
     async with transaction(request) as connection:
+        await _visible_key(request, connection, key_id)
         made = await rotate_key(connection, edition.settings.key_pepper, key_id, rotation, act_of(request), clock.now())
     part_of(request, Authenticator).forget()
     return answer(made_view(made, now_of(request)), 201)
 
 
-@delete("/admin/keys/{key_id:str}", guards=[admin_guard], status_code=200, summary="Revoke a key")
+@delete("/admin/keys/{key_id:str}", guards=[team_admin_guard], status_code=200, summary="Revoke a key")
 async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """End a key for ever. Every gateway refuses it within a second."""
     async with transaction(request) as connection:
+        await _visible_key(request, connection, key_id)
         record = await revoke_key(connection, key_id, act_of(request))
     part_of(request, Authenticator).forget()
     return answer(key_view(record, now_of(request)))
@@ -130,7 +146,7 @@ async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byt
 
 @get(
     "/admin/audit-log",
-    guards=[admin_guard],
+    guards=[team_reading_guard],
     summary="Read the audit log",
     query=("before", "team_id", "action", "limit"),
 )
@@ -145,7 +161,7 @@ async def get_audit_log(request: AnyRequest) -> Response[bytes]:
     return answer(list_view([audit_view(entry) for entry in entries], limit))
 
 
-@get("/admin/usage-records/{request_id:str}", guards=[admin_guard], summary="Show a usage record")
+@get("/admin/usage-records/{request_id:str}", guards=[reading_guard], summary="Show a usage record")
 async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
     """Show the ledger's row of one call, by the x-request-id of its answer."""
     async with transaction(request) as connection:
@@ -157,3 +173,10 @@ async def get_usage_record(request: AnyRequest, request_id: FromPath[str]) -> Re
             code="usage_record_not_found",
         )
     return answer(record_view(row))
+
+
+async def _visible_key(request: AnyRequest, connection: AsyncConnection, key_id: str) -> KeyRecord:
+    """Return a key; to a team's admin no other team has any. Raises NotFound."""
+    record = await get_key(connection, key_id)
+    own_team(request, record.team_id, no_key(key_id))
+    return record

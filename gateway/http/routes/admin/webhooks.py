@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
-from gateway.accounts.auth import admin_guard
+from gateway.accounts.guards import operating_guard, reading_guard, team_admin_guard, team_reading_guard
 from gateway.accounts.serializers import callback_view, list_view, webhook_secret_view
 from gateway.accounts.team_secrets import PURPOSE, create_secret, delete_secret, list_secrets
 from gateway.accounts.teams import get_team
@@ -20,7 +20,7 @@ from protocol.errors import NotFound, invalid_value
 
 @post(
     "/admin/teams/{team_id:str}/webhook-secrets",
-    guards=[admin_guard],
+    guards=[team_admin_guard],
     status_code=201,
     summary="Create a webhook secret",
 )
@@ -35,7 +35,7 @@ async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Re
     return answer({"object": view["object"], "id": view["id"], "secret": made.secret, **view}, 201)
 
 
-@get("/admin/teams/{team_id:str}/webhook-secrets", guards=[admin_guard], summary="List a team's webhook secrets")
+@get("/admin/teams/{team_id:str}/webhook-secrets", guards=[team_reading_guard], summary="List a team's webhook secrets")
 async def get_webhook_secrets(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """List the team's secrets, oldest first; never the secrets themselves."""
     async with transaction(request) as connection:
@@ -46,7 +46,7 @@ async def get_webhook_secrets(request: AnyRequest, team_id: FromPath[str]) -> Re
 
 @delete(
     "/admin/teams/{team_id:str}/webhook-secrets/{secret_id:str}",
-    guards=[admin_guard],
+    guards=[team_admin_guard],
     status_code=200,
     summary="Delete a webhook secret",
 )
@@ -59,7 +59,12 @@ async def remove_webhook_secret(
     return answer({"object": "webhook_secret", "id": secret_id, "deleted": True})
 
 
-@get("/admin/callbacks", guards=[admin_guard], summary="List callbacks", query=("after", "team_id", "state", "limit"))
+@get(
+    "/admin/callbacks",
+    guards=[team_reading_guard],
+    summary="List callbacks",
+    query=("after", "team_id", "state", "limit"),
+)
 async def get_callbacks(request: AnyRequest) -> Response[bytes]:
     """List callbacks, newest first: all, a team's with ``team_id``, what was given up with ``state=undelivered``."""
     query, limit = read_query(request)
@@ -78,7 +83,7 @@ async def get_callbacks(request: AnyRequest) -> Response[bytes]:
     return answer(list_view([callback_view(row, now_of(request)) for row in rows], limit))
 
 
-@get("/admin/callbacks/{callback_id:str}", guards=[admin_guard], summary="Show a callback")
+@get("/admin/callbacks/{callback_id:str}", guards=[reading_guard], summary="Show a callback")
 async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Response[bytes]:
     """Show a callback: its state, tries, last status and last error."""
     async with transaction(request) as connection:
@@ -90,7 +95,7 @@ async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Respo
 
 @post(
     "/admin/callbacks/{callback_id:str}/redeliver",
-    guards=[admin_guard],
+    guards=[operating_guard],
     status_code=202,
     summary="Deliver a callback again",
 )

@@ -16,7 +16,7 @@ from protocol.inference import Request
 ROOT = Path(__file__).parents[4]
 READERS = [path for folder in ("http", "batch") for path in sorted((ROOT / "gateway" / folder).rglob("*.py"))]
 # A dialect's own files, and those that speak to upstreams, whose paths are the same; the demo's greeting is an example.
-SPEAKERS = ("gateway/dialects/", "gateway/upstreams/", "gateway/dev/")
+SPEAKERS = ("gateway/dialects/", "gateway/upstreams/", "gateway/dev/", "gateway/remote/")
 KINDS = {kind.__name__ for kind in (*get_args(Request), *(endpoint.body_type for endpoint in ENDPOINTS))}
 
 

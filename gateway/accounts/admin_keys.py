@@ -1,0 +1,140 @@
+# Keys of people and programs that administer the gateway, each with a role: created (and shown that once), listed,
+# revoked. They are stored as teams' keys are; the keys of the configuration file stand beside them, with every right.
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.accounts.schemas import NewAdminKey, check_moment, check_name
+from gateway.accounts.teams import announce, get_team
+from gateway.core.keys import key_digest, new_admin_key, pepper_name, shown_admin_prefix
+from gateway.core.principals import Admin, Role
+from gateway.storage.audit_log import Act, record_act
+from gateway.storage.database import from_row
+from gateway.storage.tables import admin_keys
+from protocol.errors import NotFound, invalid_value
+
+_ID = re.compile("adm_[0-9a-f]{24}")
+
+
+class AdminKeyRecord(Struct, frozen=True, kw_only=True):
+    """An admin key as it is listed; the key itself is not stored."""
+
+    key_id: str
+    role: Role
+    team_id: str | None
+    name: str
+    prefix: str
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None  # to about a minute
+
+    def status(self, now: datetime) -> str:
+        """Return ``active``, ``expired`` or ``revoked``."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+
+async def create_admin_key(
+    connection: AsyncConnection, pepper: str, new: NewAdminKey, act: Act, now: float
+) -> tuple[str, AdminKeyRecord]:
+    """Create an admin key; return it, this once, and its record. ``now``: unix seconds. Raises BadRequest, NotFound."""
+    if (new.role is Role.TEAM_ADMIN) != (new.team_id is not None):
+        is_missing = new.team_id is None
+        why = "is missing: a team's admin is of one team" if is_missing else "goes with the role team-admin alone"
+        raise invalid_value("team_id", why)
+    expires_at = check_moment(new.expires_at, datetime.fromtimestamp(now, UTC))
+    name = check_name(new.name)
+    if new.team_id is not None:
+        await get_team(connection, new.team_id)
+    key = new_admin_key()
+    values = {
+        "id": f"adm_{secrets.token_hex(12)}",
+        "role": new.role.value,
+        "team_id": new.team_id,
+        "name": name,
+        "digest": key_digest(pepper, key),
+        "pepper": pepper_name(pepper),
+        "prefix": shown_admin_prefix(key),
+        "created_by": act.actor,
+        "expires_at": expires_at,
+    }
+    row = (await connection.execute(insert(admin_keys).values(**values).returning(admin_keys))).mappings().one()
+    record = _record(row)
+    details = {"name": name, "role": new.role.value, "expires_at": expires_at}
+    await _tell(connection, act, "admin_key.created", record, details)
+    return key, record
+
+
+async def list_admin_keys(
+    connection: AsyncConnection, *, after: str | None = None, limit: int = 1000
+) -> list[AdminKeyRecord]:
+    """Return admin keys, oldest first; ``after`` is the last one already seen. Raises NotFound."""
+    query = select(admin_keys).order_by(admin_keys.c.created_at, admin_keys.c.id).limit(limit)
+    if after is not None:
+        seen = await _find(connection, after)
+        is_later = admin_keys.c.created_at > seen.created_at
+        query = query.where(is_later | ((admin_keys.c.created_at == seen.created_at) & (admin_keys.c.id > seen.key_id)))
+    return [_record(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def revoke_admin_key(connection: AsyncConnection, key_id: str, act: Act) -> AdminKeyRecord:
+    """End an admin key at once, for ever; a revoked one stays as it was. Raises NotFound."""
+    old = await _find(connection, key_id)
+    if old.revoked_at is not None:
+        return old
+    query = update(admin_keys).where(admin_keys.c.id == key_id).values(revoked_at=func.now()).returning(admin_keys)
+    ended = _record((await connection.execute(query)).mappings().one())
+    await _tell(connection, act, "admin_key.revoked", ended, {"name": ended.name, "role": ended.role.value})
+    return ended
+
+
+async def find_admin(connection: AsyncConnection, digests: Sequence[bytes], pepper: str) -> Admin | None:
+    """Return the admin whose key has one of these digests, the first of which is under ``pepper``: a key that is stored
+    under another one moves. ``None``: none has it, or it is revoked."""
+    query = select(admin_keys).where(admin_keys.c.digest.in_(digests), admin_keys.c.revoked_at.is_(None))
+    row = (await connection.execute(query)).mappings().one_or_none()
+    if row is None:
+        return None
+    if row["digest"] != digests[0]:
+        moved = {"digest": digests[0], "pepper": pepper_name(pepper)}
+        await connection.execute(update(admin_keys).where(admin_keys.c.id == row["id"]).values(**moved))
+    expires_at = row["expires_at"]
+    return Admin(
+        fingerprint=row["id"],
+        role=Role(row["role"]),
+        team_id=row["team_id"],
+        expires_at=None if expires_at is None else expires_at.timestamp(),
+    )
+
+
+async def _find(connection: AsyncConnection, key_id: str) -> AdminKeyRecord:
+    if _ID.fullmatch(key_id):
+        query = select(admin_keys).where(admin_keys.c.id == key_id).with_for_update()
+        row = (await connection.execute(query)).mappings().one_or_none()
+        if row is not None:
+            return _record(row)
+    raise NotFound(f"There is no admin key '{key_id[:100]}'.", param="key_id", code="key_not_found")
+
+
+async def _tell(
+    connection: AsyncConnection, act: Act, action: str, record: AdminKeyRecord, details: dict[str, Any]
+) -> None:
+    await announce(connection, record.team_id or "")
+    told = {"prefix": record.prefix, **details}
+    await record_act(connection, act, action, team_id=record.team_id, subject=record.key_id, details=told)
+
+
+def _record(row: Mapping[Any, Any]) -> AdminKeyRecord:
+    return from_row(AdminKeyRecord, row, key_id=row["id"], role=Role(row["role"]))
