@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from litestar import Response, get
 from litestar.params import FromPath
 
 from gateway.accounts.guards import open_guard
+from gateway.http.exchange import AnyRequest
 from protocol.errors import NotFound
 
 FOLDER = Path(__file__).parent
@@ -46,29 +48,36 @@ HEADERS = {
 
 
 @get("/console", guards=[open_guard], include_in_schema=False)
-async def show_page() -> Response[bytes]:
+async def show_page(request: AnyRequest) -> Response[bytes]:
     """Return the console page."""
-    return _file(PAGE)
+    return _file(request, PAGE)
 
 
 @get("/console/{name:str}", guards=[open_guard], include_in_schema=False)
-async def show_part(name: FromPath[str]) -> Response[bytes]:
+async def show_part(request: AnyRequest, name: FromPath[str]) -> Response[bytes]:
     """Return one of the page's parts, or the page itself at the address of a view."""
-    return _file(PAGE if name in VIEWS else name)
+    return _file(request, PAGE if name in VIEWS else name)
 
 
 @get("/console/{folder:str}/{name:str}", guards=[open_guard], include_in_schema=False)
-async def show_part_of_folder(folder: FromPath[str], name: FromPath[str]) -> Response[bytes]:
+async def show_part_of_folder(request: AnyRequest, folder: FromPath[str], name: FromPath[str]) -> Response[bytes]:
     """Return a view's module, or a library."""
-    return _file(f"{folder}/{name}")
+    return _file(request, f"{folder}/{name}")
 
 
-def _file(name: str) -> Response[bytes]:
+def _file(request: AnyRequest, name: str) -> Response[bytes]:
+    """Return a part, or 304 where the browser still has it."""
     if name not in FILES:
         raise NotFound("The console has no such part.", code="unknown_url")
-    return Response(_content(name), media_type=FILES[name], headers=HEADERS)
+    content, tag = _content(name)
+    headers = HEADERS | {"etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(b"", status_code=304, media_type=FILES[name], headers=headers)
+    return Response(content, media_type=FILES[name], headers=headers)
 
 
 @cache
-def _content(name: str) -> bytes:
-    return (FOLDER / name).read_bytes()
+def _content(name: str) -> tuple[bytes, str]:
+    """Return a file, and the tag of its content."""
+    content = (FOLDER / name).read_bytes()
+    return content, f'"{sha256(content).hexdigest()}"'

@@ -30,8 +30,8 @@ function place() {
 function App() {
   const [at, setAt] = useState(place);
   const [key, setKey] = useState(() => sessionStorage.getItem(MEMORY));
-  const [refused, setRefused] = useState(null); // why the last key was not taken
-  const api = useMemo(() => key && new Api(key, (error) => leave(error)), [key]);
+  const [refused, setRefused] = useState(null); // the last key that was not taken, and why: { key, error }
+  const api = useMemo(() => key && new Api(key, (error) => leave({ key, error })), [key]);
 
   useEffect(() => {
     const follow = () => setAt(place());
@@ -47,9 +47,9 @@ function App() {
     return () => (removeEventListener("popstate", follow), document.removeEventListener("click", click));
   }, []);
 
-  const leave = (error = null) => {
+  const leave = (why = null) => {
     sessionStorage.removeItem(MEMORY);
-    setRefused(error);
+    setRefused(why);
     setKey(null);
   };
   const enter = (said) => {
@@ -68,7 +68,7 @@ function App() {
 }
 
 function SignIn({ enter, refused }) {
-  const [said, setSaid] = useState("");
+  const [said, setSaid] = useState(refused?.key ?? ""); // to be mended, not typed anew
   const field = useRef();
   useEffect(() => field.current.focus(), [refused]);
   const submit = (event) => {
@@ -84,7 +84,7 @@ function SignIn({ enter, refused }) {
       <input id="key" ref=${field} type="password" autocomplete="off" spellcheck=${false} required
         placeholder="tg-… or tgadmin-…" value=${said} onInput=${(event) => setSaid(event.target.value)}
         aria-describedby=${refused ? "refused" : null} />
-      ${refused && html`<p id="refused" class="bad" role="alert">${refused.message}</p>`}
+      ${refused && html`<p id="refused" class="bad" role="alert">${refused.error.message}</p>`}
       <button class="main">Sign in</button>
     </form>
     <p class="soft">The key stays in this browser tab and is forgotten when you close it.</p>
@@ -128,7 +128,7 @@ function FindCall({ go }) {
     event.preventDefault();
     if (said.trim()) go({ call: said.trim() }, { view: "calls" });
   };
-  return html`<form class="find" role="search" onSubmit=${submit}>
+  return html`<form class="find" role="search" aria-label="Calls" onSubmit=${submit}>
     <input type="search" aria-label="Find a call by its request id" placeholder="Find a call: request id" value=${said}
       spellcheck=${false} autocomplete="off" onInput=${(event) => setSaid(event.target.value)} />
   </form>`;

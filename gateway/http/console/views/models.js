@@ -37,7 +37,7 @@ function Breakers({ api }) {
     ["Breaker", (one) => html`<${State} of=${one.state} />`],
     ["Failed", (one) => `${count(one.failures)} of ${count(one.requests)}`, "number wide"],
     ["Why", (one) => whyOf(one), "long wide"],
-    ["", (one) => html`<button class="quiet" disabled=${act.isBusy} aria-label=${`Reset ${one.model}`} onClick=${() => act.run(one, "reset")}>Reset</button>
+    ["Change", (one) => html`<button class="quiet" disabled=${act.isBusy} aria-label=${`Reset ${one.model}`} onClick=${() => act.run(one, "reset")}>Reset</button>
       ${one.state === "closed" && html`<button class="quiet danger" disabled=${act.isBusy} aria-label=${`Open ${one.model}`} onClick=${() => act.run(one, "open")}>Open</button>`}`],
   ];
   const open = rows.filter((one) => one.state !== "closed").length;

@@ -37,7 +37,7 @@ export default function Teams({ api, query, go }) {
 
 function Search({ said, search }) {
   const [words, setWords] = useState(said);
-  return html`<form role="search" onSubmit=${(event) => (event.preventDefault(), search(words.trim()))}>
+  return html`<form role="search" aria-label="Teams" onSubmit=${(event) => (event.preventDefault(), search(words.trim()))}>
     <input type="search" aria-label="Search teams by id or name" placeholder="Id or name, then Enter" value=${words} onInput=${(event) => setWords(event.target.value)} />
   </form>`;
 }
@@ -95,7 +95,7 @@ function OneTeam({ api, id, close, changed }) {
     ["State", (key) => html`<${State} of=${key.status} />`],
     ["Used", (key) => day(key.last_used_at), "number wide"],
     ["Expires", (key) => day(key.expires_at), "number wide"],
-    ["", (key) => key.status === "active" && html`
+    ["Change", (key) => key.status === "active" && html`
       <button class="quiet" aria-label=${`Rotate ${key.prefix}`} onClick=${() => rotate(key)}>Rotate</button>
       <button class="quiet danger" aria-label=${`Revoke ${key.prefix}`} onClick=${() => revoke(key)}>Revoke</button>`],
   ];
