@@ -439,6 +439,43 @@ def test_no_view_is_wider_than_a_phone(house: House, page: Page) -> None:
     assert set(widths.values()) == {360}, widths
 
 
+def test_a_breaker_is_opened_and_reset(house: House, page: Page) -> None:
+    """Opened by hand, its target is told first and in the overview; reset, all targets are called again."""
+    enter(page, house, house.admin_key, "models")
+    page.wait_text("targets are called")
+    page.look("globalThis.confirm = () => true")
+    try:
+        page.click("Open small")
+        page.wait_text("targets are not called")
+        first = page.look("document.querySelector('tbody tr').innerText")
+        page.click("Overview")
+        page.wait_text("its breaker was opened by hand")
+    finally:
+        house.reset_breakers()
+    page.click("Models")
+    page.wait_text("targets are called")
+
+    assert "small" in first and "opened by" in first
+
+
+def test_a_batch_of_any_team_is_found_and_cancelled(house: House, page: Page) -> None:
+    """By its URL: how far it is, and an end to it; the team's own page has it, too."""
+    team = PayingTeam(house)
+    requests = [{"custom_id": MARKUP, "body": {"model": "small", "messages": [{"role": "user", "content": "x"}]}}]
+    with house.client(team.key) as client:
+        batch_id = client.post("/v1/batch", json={"requests": requests}).raise_for_status().json()["batch_id"]
+
+    enter(page, house, house.admin_key, "batches", team=team.id, batch=batch_id)
+    page.wait_text("0 of 1")
+    page.look("globalThis.confirm = () => true")
+    page.click("Cancel")
+    page.wait("/cancell(ing|ed)/.test(document.querySelector('dialog').innerText)")
+    page.press("Escape")
+    page.click("Sign out")
+    enter(page, house, team.key, "batches")
+    page.wait("/cancell(ing|ed)/.test(document.querySelector('tbody').innerText)")
+
+
 @pytest.fixture
 def large_house(upstream: ScriptedUpstream, tmp_path: Path, postgres_url: str) -> Iterator[House]:
     """A house of its own, with more teams than two pages hold, each of which owes a dollar today."""

@@ -27,6 +27,16 @@ export class Api {
     return this.call("GET", path, undefined, signal);
   }
 
+  // Hands an answer to the browser as a file.
+  async download(path, name) {
+    const answer = await this.send("GET", path);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await answer.blob());
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000); // ms
+  }
+
   // Yields text as it comes; returns { usage, model_used, requestId } at the end.
   async *chat(model, messages, signal) {
     const options = { model, messages, stream: true, stream_options: { include_usage: true } };

@@ -1,6 +1,6 @@
-// Batches: how far each is, when it will be done, what failed; a team can cancel its own and download the results.
+// Batches: how far each is, when it will be done, what failed; they can be cancelled, and a team downloads its results.
 
-import { Drawer, Empty, Facts, Meter, Problem, State, Table, clock, count, href, html, path, usd, usdWith, useAct, useData, whole } from "../ui.js";
+import { Drawer, Facts, Meter, Problem, State, Table, clock, count, href, html, path, usd, usdWith, useAct, useData, whole } from "../ui.js";
 
 const STATUSES = ["in_progress", "completed", "failed", "expired", "cancelled"];
 
@@ -38,26 +38,22 @@ export default function Batches({ api, role, query, go }) {
 const doneOf = (batch) => batch.request_counts.completed + batch.request_counts.failed;
 
 function OneBatch({ api, role, batch: listed, id, again, close }) {
-  const alone = useData(api, role === "team" && !listed ? `/v1/batch/${encodeURIComponent(id)}` : null);
+  const one = `${role === "admin" ? "/admin/batches" : "/v1/batch"}/${encodeURIComponent(id)}`;
+  const alone = useData(api, listed ? null : one);
   const batch = listed ?? alone.data;
   const act = useAct(async (what) => {
     if (what === "cancel") {
       if (!confirm("Cancel this batch? What runs comes to its end and is kept.")) return;
-      await api.call("POST", `/v1/batch/${encodeURIComponent(id)}/cancel`);
+      await api.call("POST", `${one}/cancel`);
       again();
+      alone.again();
       return;
     }
-    const answer = await api.send("GET", `/v1/batch/${encodeURIComponent(id)}/results`);
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(await answer.blob());
-    link.download = `${id}.jsonl`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    await api.download(`${one}/results`, `${id}.jsonl`);
   });
   const isOpen = batch && !batch.ended_at;
   return html`<${Drawer} title="Batch" close=${close}>
     ${alone.error && html`<${Problem} error=${alone.error} again=${alone.again} />`}
-    ${!batch && !alone.error && role === "admin" && html`<${Empty}>This batch is not on this page of the list.<//>`}
     ${batch && html`
       <div><p class="large">${count(doneOf(batch))} of ${count(batch.request_counts.total)}</p><p><${State} of=${batch.status} /> ${rateOf(batch)}</p></div>
       <${Meter} label="Done" used=${doneOf(batch)} limit=${batch.request_counts.total} shown=${count} />
@@ -78,8 +74,10 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
       ]} />
       ${batch.errors?.length > 0 && html`<${Table} label="Errors" columns=${[["Code", (one) => one.code], ["Message", (one) => one.message, "long"]]} rows=${batch.errors} keyOf=${(one) => one.code + one.message + one.line} />`}
       ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
-      ${role === "team" && html`<div class="bar"><button class="main" disabled=${act.isBusy} onClick=${() => act.run("results")}>Download results</button>
-        ${isOpen && html`<button class="danger" disabled=${act.isBusy} onClick=${() => act.run("cancel")}>Cancel</button>`}</div>`}`}
+      <div class="bar">
+        ${role === "team" && html`<button class="main" disabled=${act.isBusy} onClick=${() => act.run("results")}>Download results</button>`}
+        ${isOpen && html`<button class="danger" disabled=${act.isBusy} onClick=${() => act.run("cancel")}>Cancel</button>`}
+      </div>`}
   <//>`;
 }
 

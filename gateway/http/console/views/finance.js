@@ -9,14 +9,7 @@ export default function Finance({ api, query, go }) {
   const by = query.by === "model" ? "model" : "team";
   const report = path("/admin/report", { from, to });
   const { data, error, again } = useData(api, report);
-  const download = useAct(async () => {
-    const answer = await api.send("GET", path("/admin/report", { from, to, format: "csv" }));
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(await answer.blob());
-    link.download = `tollgate-${from}-${to}.csv`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  });
+  const download = useAct((what, more) => api.download(path(`/admin/${what}`, { from, to, ...more }), `${what}-${from}-${to}.csv`));
   return html`
     <${PeriodBar} query=${query} go=${go} usual=${USUAL} />
     ${error && html`<${Problem} error=${error} again=${again} />`}
@@ -50,7 +43,8 @@ function Report({ data, by, go, download }) {
     <section>
       <div class="bar"><div class="segments" role="group" aria-label="Lines by">
           ${["team", "model"].map((each) => html`<button key=${each} aria-pressed=${each === by} onClick=${() => go({ by: each })}>By ${each}</button>`)}
-        </div><span class="end"><button onClick=${() => download.run()} disabled=${download.isBusy}>Download CSV</button></span></div>
+        </div><span class="end"><button onClick=${() => download.run("report", { format: "csv" })} disabled=${download.isBusy}>Download CSV</button>
+          <button onClick=${() => download.run("focus")} disabled=${download.isBusy}>Download FOCUS</button></span></div>
       <${Table} label=${`Cost by ${by}`} columns=${columns} rows=${rows} keyOf=${(row) => row.team_id ?? row.model} foot=${foot} empty="Nothing was charged in this period." />
     </section>`;
 }
