@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := embedded,engine,otel,training,dev
+EXTRAS := embedded,engine,otel,reader,training,dev
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
 JOBS ?= 4
 
@@ -75,7 +75,7 @@ gpu-rows:
 LOCK := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml -
 lock: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel $(LOCK) -o locks/gateway.txt
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel --extra reader $(LOCK) -o locks/gateway.txt
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
 
 # The images of compose.yaml and the Dockerfile, to the digest; SKIPPED where no registry answers.

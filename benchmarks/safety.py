@@ -1,6 +1,7 @@
-# What the content policy costs: rules, classifier, and both as a gateway has them, over words in no order, these pages,
-# Python's library and hostile text. A processor that others use has two speeds: `least` is the median of each text's
-# least of three rounds, p50 and p99 are of all. The first calls after loading are told apart: they are warm already.
+# What the content policy costs: rules, classifier, both as a gateway has them, and the encoder beside them in its
+# process, over words in no order, these pages, Python's library and hostile text. A processor that others use has two
+# speeds: `least` is the median of each text's least of three rounds, p50 and p99 are of all. The first calls after
+# loading are told apart: they are warm already.
 #   python -m benchmarks.safety
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from time import thread_time
 from gateway.moderation.classifier.classifier import Classifier, readings
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain
+from gateway.moderation.reading.encoder import Encode, is_installed, load_encoder
 from gateway.moderation.rules.rules import find_by_rules, holds_phrase
 
 SEED = 7
@@ -28,6 +30,7 @@ HOSTILE = ("eyJ-", "://a:", "a1 ", "QUJD", "sk-", "%41", "4 1", "\u0410\u200b") 
 def main() -> None:
     """Print a table."""
     classifier, dice = Classifier.load(), random.Random(SEED)
+    encode = load_encoder() if is_installed() else None
 
     def english(words: int) -> str:
         return " ".join(dice.choices(ENGLISH.split(), k=words))[: words * 100]
@@ -68,6 +71,12 @@ def main() -> None:
             ("both", partial(_both, classifier)),
         ):
             _measure(label, name, texts if name != "both" or again > 1 else [make() for _ in texts], check, again)
+        if encode is not None:
+            _measure(label, "encoder", texts[:100], partial(_encode, encode), 1)
+
+
+def _encode(encode: Encode, text: str) -> None:
+    encode(readings(text))
 
 
 def _rules(text: str) -> list[str]:

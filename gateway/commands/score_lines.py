@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.moderation.classifier.classifier import FLAGGED, Classifier
+from gateway.moderation.reading.encoder import is_installed, load_encoder
 from protocol.chat import ChatRequest, Message
 from protocol.errors import BadRequest
 from router.complexity.classifier import Complexity
@@ -39,11 +40,13 @@ def score_complexity(stdin: TextIO, stdout: TextIO, complexity: Complexity | Non
 
 
 def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = None) -> None:
-    """Answer each line of ``stdin`` with ``{"flagged", "categories": {…: 0..1}}``, or ``{"error": …}`` if faulty."""
+    """Answer each line of ``stdin`` with ``{"flagged", "categories": {…: 0..1}}``, or ``{"error": …}`` if faulty, as a
+    gateway judges input: with the sentence encoder, where it is installed."""
     classifier = Classifier.load() if classifier is None else classifier
+    encode = load_encoder() if is_installed() else None
 
     def answer(line: Text) -> dict[str, Any]:
-        scores = classifier.score(line.text)
+        scores = classifier.score(line.text, encode)
         return {"flagged": max(scores.values()) >= FLAGGED, "categories": scores}
 
     _answer_lines(stdin, stdout, Text, answer)

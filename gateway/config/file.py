@@ -42,12 +42,14 @@ from gateway.core.settings import (
     Level,
     QueueSettings,
     QuotaSettings,
+    ReaderUse,
     Retention,
     Safety,
     Settings,
     Tracing,
 )
 from gateway.moderation.classifier.plain import visible
+from gateway.moderation.reading import encoder
 from gateway.moderation.rules.policy import NAMES
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
@@ -162,6 +164,17 @@ _CHECKER = struct_of(
     },
     needed=("url",),
 )
+_READER = one_of("off", "safety")
+
+
+def _reader(node: Node, faults: Faults) -> ReaderUse | None:
+    """Read what the sentence encoder reads, which has to be installed for it."""
+    use: ReaderUse | None = _READER(node, faults)
+    if use == "safety" and not encoder.is_installed():
+        return complain(node, faults, "needs a sentence encoder, which is an extra: pip install 'tollgate[reader]'")
+    return use
+
+
 _SAFETY = struct_of(
     Safety,
     {
@@ -172,6 +185,7 @@ _SAFETY = struct_of(
         "teams_may_loosen": switch,
         "abuse": _ABUSE,
         "checker": _CHECKER,
+        "reader": _reader,
     },
 )
 

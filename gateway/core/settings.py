@@ -132,6 +132,10 @@ class CheckerSettings(Struct, frozen=True, kw_only=True):
     on_failure: Literal["allow", "block"] = "allow"
 
 
+# What the sentence encoder reads: nothing, the input that a policy judges, or prompts that are routed as well.
+ReaderUse = Literal["off", "safety"]
+
+
 class Safety(Struct, frozen=True, kw_only=True):
     input: Level = "off"
     output: Level = "off"
@@ -140,6 +144,7 @@ class Safety(Struct, frozen=True, kw_only=True):
     teams_may_loosen: bool = False
     abuse: AbuseSettings = AbuseSettings()
     checker: CheckerSettings | None = None
+    reader: ReaderUse | None = None  # None: "safety" where its package is installed
 
 
 class QuotaSettings(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,9 @@ from gateway.moderation.abuse import AbuseWatch
 from gateway.moderation.checker import FAILED, OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
 from gateway.moderation.classifier.findings import Finding
+from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.policy_events import PolicyEvents
+from gateway.moderation.reading.encoder import is_installed
 from gateway.moderation.rules.policy import Policy, Stage, policy_of
 from gateway.moderation.text_reader import TextReader
 from gateway.telemetry.meters import counter_of
@@ -45,6 +47,7 @@ class Moderator:
         metrics: Metrics,
     ) -> None:
         self.reader = TextReader(classifier)
+        self._encoder = Reader(metrics)
         self.checker = checker
         self.metrics = metrics
         self.leaving = 0  # calls that are looked at and have not been sent yet
@@ -59,8 +62,19 @@ class Moderator:
         self._is_off = deployment.input == "off" == deployment.output
         self._policies: dict[TeamSafety | None, Policy] = {}
         self.reader.follow(deployment.deny)
+        reads = is_installed() if deployment.reader is None else deployment.reader == "safety"
+        self.reader.encoder = self._encoder if reads else None
         self._abuse.follow(deployment.abuse)
         self.checker.follow(deployment.checker)
+
+    def start(self) -> None:
+        """Start what reads input, where a policy of the deployment asks for it: the first call need not wait for it."""
+        if self.reader.encoder is not None and self._deployment.input != "off":
+            self.reader.encoder.start()
+
+    async def close(self) -> None:
+        """End what reads input."""
+        await self._encoder.close()
 
     def policy(self, team: TeamSafety | None) -> Policy:
         """Return what holds for a team."""

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ from gateway.moderation.classifier.features import passages
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain, visible
+from gateway.moderation.encoder_reader import Reader
+from gateway.moderation.reading.encoder import Vectors
 from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
 from protocol.inference import Request
@@ -30,14 +31,17 @@ PHRASE = Finding("phrase", "deny")
 
 
 class TextReader:
-    """Reads the texts of one process, one slice at a time."""
+    """Reads the texts of one process, one slice at a time. ``encoder``: what reads the classifier's input besides,
+    where it is."""
 
     def __init__(self, classifier: Classifier) -> None:
+        self.encoder: Reader | None = None
         self._classifier = classifier
         self._deny: frozenset[str] = frozenset()
         self._deny_spelt: frozenset[str] = frozenset()
         self._pause = asyncio.Lock()  # of the checks of long texts one at a time goes on in a turn of the loop
         self._known: dict[int, Floats] = {}  # by the window's hash: what was said is not kept
+        self._read: dict[int, Floats] = {}  # the same of windows that were read with the encoder
         self._found: dict[int, list[Finding]] = {}  # by rules, by the text's hash
         self._open: set[int] = set()  # hashes of texts that hide nothing: the classifier reads what the rules read
 
@@ -53,6 +57,7 @@ class TextReader:
         self._found.clear()
         self._open.clear()
         self._known.clear()
+        self._read.clear()
 
     async def find_by_form(
         self, request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
@@ -98,7 +103,7 @@ class TextReader:
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
-        worst = [await self._worst_logits(text, self.logits) async for text in self._in_turns(texts)]
+        worst = [await self._worst_logits(text) async for text in self._in_turns(texts)]
         return findings_of(np.max(worst, axis=0)) if worst else []
 
     async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
@@ -106,39 +111,52 @@ class TextReader:
         worst: list[Floats] = []
         async for text in self._in_turns(texts):
             async for piece in self.slices(text):
-                for passage in passages(piece):
-                    worst.append(self.logits(evened(plain(passage).lower())))
-                    await asyncio.sleep(0)
+                said = [evened(plain(passage).lower()) for passage in passages(piece)]
+                worst += [logits async for logits in self._judged(said)]
         return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
 
     async def score(self, text: str) -> dict[str, float]:
         """Return the score of every category for a text."""
-        return scores_of(await self._worst_logits(text, partial(self._classifier.logits, fully=True)))
+        return scores_of(await self._worst_logits(text, fully=True))
 
-    async def _worst_logits(self, text: str, judge: Callable[[str], Floats]) -> Floats:
-        """Return the highest logits of any window of a text; others have their turn between windows."""
-        worst: Floats | None = None
+    async def _worst_logits(self, text: str, *, fully: bool = False) -> Floats:
+        """Return the highest logits of any window of a text."""
+        worst: list[Floats] = []
         async for piece in self.slices(text):
-            for window in readings(piece, hides=_key_of(piece) not in self._open):
-                logits = judge(window)
-                if worst is None:
-                    worst = logits
-                else:
-                    worst = np.maximum(worst, logits)
-                    await asyncio.sleep(0)
-        assert worst is not None
-        return worst
+            windows = readings(piece, hides=_key_of(piece) not in self._open)
+            worst += [logits async for logits in self._judged(windows, fully=fully)]
+        return np.max(worst, axis=0)
+
+    async def _judged(self, windows: Sequence[str], *, fully: bool = False) -> AsyncIterator[Floats]:
+        """Yield the logits of windows, read with the encoder where it answers; others have their turn between."""
+        keys = [_key_of(window) for window in windows]
+        read: Mapping[int, Vectors] = {}
+        if self.encoder is not None:
+            fresh = {key: window for key, window in zip(keys, windows, strict=True) if fully or key not in self._read}
+            if fresh and (vectors := await self.encoder.read(list(fresh.values()))) is not None:
+                read = dict(zip(fresh, vectors, strict=True))
+        for place, (key, window) in enumerate(zip(keys, windows, strict=True)):
+            if place:
+                await asyncio.sleep(0)
+            if fully:
+                yield self._classifier.logits(window, read=read.get(key), fully=True)
+            elif (vector := read.get(key)) is not None:
+                yield self._remember(self._read, key, self._classifier.logits(window, read=vector))
+            else:
+                yield self._read[key] if key in self._read else self.logits(window)
 
     def logits(self, window: str) -> Floats:
-        """Return the classifier's logits of a window, from memory if it was judged before."""
+        """Return the classifier's logits of a window without the encoder, from memory if it was judged before."""
         key = _key_of(window)
         known = self._known.get(key)
-        if known is None:
-            known = self._classifier.logits(window)
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[key] = known
-        return known
+        return self._remember(self._known, key, self._classifier.logits(window)) if known is None else known
+
+    @staticmethod
+    def _remember(known: dict[int, Floats], key: int, logits: Floats) -> Floats:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        known[key] = logits
+        return logits
 
     async def slices(self, text: str) -> AsyncIterator[str]:
         """Yield a text in slices that overlap, without what is not seen in it, with a turn for others between them."""

@@ -113,6 +113,8 @@ class _Process:
         await self.breakers.sync()  # what is open is known before the first call
         self._make_kept_answers()
         self._make_policy()
+        stack.push_async_callback(self.moderator.close)
+        self.moderator.start()
         self._make_routing(catalog)
         self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)

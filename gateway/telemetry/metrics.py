@@ -76,6 +76,11 @@ class Metrics(ReplyHook):
         self.safety_checker = meters.counter(
             "tollgate_safety_checker_calls_total", "Questions to the outside checker, by how they ended", "outcome"
         )
+        self.safety_reader = meters.counter(
+            "tollgate_safety_reader_texts_total",
+            "Windows of texts for the encoder, by how they ended",
+            "outcome",
+        )
         self.safety_wait = meters.histogram(
             "tollgate_safety_wait_seconds", "A first token's wait for the verdict on its request", OVERHEAD
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.calls.call import Call
@@ -30,7 +31,8 @@ BLOCKS = Safety(input="block", output="block")
 
 
 class Guarding:
-    """A moderator and what it counts with. Made inside a running event loop; ``close`` it."""
+    """A moderator and what it counts with, without the encoder unless that is asked for. Made inside a running event
+    loop; ``close`` it."""
 
     def __init__(self, house: Safety = BLOCKS) -> None:
         self.clock, self.background, metrics = SetClock(), Background(), Metrics()
@@ -38,6 +40,7 @@ class Guarding:
         self.abuse = AbuseWatch(Redis(port=1), self.clock, self.background)
         self.events = PolicyEvents(self._database)
         checker = OutsideChecker(self._client, metrics)
+        house = replace(house, reader=house.reader or "off")
         self.moderator = Moderator(house, _CLASSIFIER, self.events, self.abuse, checker, metrics)
 
     def call(self, request: Request = HELLO, **more: Any) -> Call:
@@ -55,6 +58,7 @@ class Guarding:
 
     async def close(self) -> None:
         """Let go of everything."""
+        await self.moderator.close()
         await self.background.drain(5)
         await self._client.close()
         await self._database.close()

@@ -19,6 +19,7 @@ from tools.moderation_training.texts.work import work_texts
 from tools.moderation_training.texts.work_judged import judged_texts
 from tools.moderation_training.texts.written import written_prompts
 from tools.moderation_training.texts.written_injections import written_injections
+from tools.moderation_training.texts.written_languages import LANGUAGES, written_languages
 from tools.moderation_training.texts.written_moderation import written_to_moderate
 
 # What a text is: an attack on a model, a request for harm, a harmless request that looks like one, an everyday prompt,
@@ -29,9 +30,11 @@ COLUMNS = {"S": 0, "H": 1, "HR": 2, "V": 3, "SH": 4, "S3": 5, "H2": 6, "V2": 7} 
 WRITTEN = "written"  # the source of prompts written for this project, beside short everyday ones
 WORK = "work"  # the source of everyday text of work that is fitted
 TO_MODERATE = "written to moderate"  # the source of such texts
-OURS = (WRITTEN, WORK, TO_MODERATE)
+IN_LANGUAGES = tuple(f"written, {language}" for language in LANGUAGES)  # of what was written in others than English
+OURS = (WRITTEN, WORK, TO_MODERATE, *IN_LANGUAGES)
 JUDGED_WORK = "work, "  # begins the sources of such text that is not
-JUDGED_ONLY = "NC"  # in a licence: rows that no shipped weights may be fitted on
+JUDGED_ONLY = ("-NC", "-SA")  # in a licence: rows that no shipped weights may be fitted on
+EVERYDAY = ("alpaca_harmless", "oasst_first_turn")  # sources of prompts that are harmless and do not look otherwise
 
 
 class Examples(Struct, frozen=True):
@@ -76,10 +79,12 @@ UNKNOWN = [float("nan")] * len(KINDS)
 
 
 def _requests(folder: Path) -> Iterator[Row]:
-    for row in _read(folder / "safety" / "safety_requests_dev.csv.gz"):
-        is_free = JUDGED_ONLY not in row["licence"]
-        tasks: dict[str, Task] = {"attack": "attack", "harm": "harm", "benign": "benign" if is_free else "everyday"}
-        yield row["text"], tasks[row["task"]], row["source"], UNKNOWN, is_free
+    tasks: dict[str, Task] = {"attack": "attack", "harm": "harm", "benign": "benign"}
+    for name in ("safety_requests_dev", "safety_dev2"):
+        for row in _read(folder / "safety" / f"{name}.csv.gz"):
+            is_free = not any(mark in row["licence"] for mark in JUDGED_ONLY)
+            task = "everyday" if row["source"] in EVERYDAY else tasks[row["task"]]
+            yield row["text"], task, row["source"], UNKNOWN, is_free
 
 
 def _moderation(folder: Path) -> Iterator[Row]:
@@ -105,6 +110,8 @@ def _ours(folder: Path) -> Iterator[Row]:
         yield prompt, tasks[task], WRITTEN, UNKNOWN, True
     for text, kinds in written_to_moderate():
         yield text, "breaks" if kinds else "keeps", TO_MODERATE, [float(kind in kinds) for kind in KINDS], True
+    for prompt, task, language in written_languages():
+        yield prompt, tasks[task], f"written, {language}", UNKNOWN, True
     for text, _ in work_texts():
         yield text, "everyday", WORK, UNKNOWN, True
     for text, kind in judged_texts(folder):

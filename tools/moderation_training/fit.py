@@ -17,6 +17,7 @@ from sklearn.model_selection import StratifiedKFold
 from gateway.moderation.classifier.classifier import ANY, FORMAT, HEADS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
 from gateway.moderation.classifier.features import RUNS_AT_LEAST, WORDS_AT_LEAST
 from gateway.moderation.classifier.meaning import KINDS, MEANT
+from gateway.moderation.reading.encoder import DIMENSIONS
 from router.complexity.artifact import write_artifact
 from tools.moderation_training.dataset import OURS, TO_MODERATE, WORK, WRITTEN, Examples, Task, read_examples
 from tools.moderation_training.meaning import RECIPES, Nets, Vectors, fit_nets, folded, pooled, read_vectors
@@ -150,8 +151,20 @@ class FittedSafety:
             "meant_steps": self._nets.steps,
             "hidden_bias": self._nets.bias,
             "hidden_said": self._nets.out,
-            "bias": (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32),
+            "bias": (bias := (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32)),
+            **without_encoder(bias),
         }
+
+
+def without_encoder(bias: npt.NDArray[np.float32]) -> dict[str, npt.NDArray]:
+    """Return what serving needs of networks on the encoder's vectors: none, for requests.py fits them."""
+    hidden, heads = 1, ANY + 1
+    return {
+        "read_in": np.zeros((DIMENSIONS, hidden), np.float16),
+        "read_hidden": np.zeros(hidden, np.float32),
+        "read_out": np.zeros((hidden, heads), np.float32),
+        "read_bias": bias[:heads],
+    }
 
 
 def held_out_logits(examples: Examples, windows: Windows, vectors: Vectors) -> Floats:

@@ -33,7 +33,7 @@ class Recipe(NamedTuple):
     counts: float  # times what the network says, beside what words or runs of bytes say
 
 
-RECIPES = {"harm": Recipe(16, 0.3, 0.4), "any": Recipe(16, 2.0, 0.7), "kinds": Recipe(16, 1.0, 1.0)}
+RECIPES = {"any": Recipe(16, 2.0, 0.7), "kinds": Recipe(16, 1.0, 1.0)}
 
 
 class Vectors(Struct, frozen=True):

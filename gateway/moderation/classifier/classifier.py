@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from operator import add
@@ -36,7 +37,7 @@ from router.complexity.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 5  # of the weights and of the features that they were fitted on
+FORMAT = 6  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
 PLACE_BITS = 17
 PLACES = 1 << PLACE_BITS  # of remembered words: each has one, by its key, and keeps it until another comes there
@@ -64,6 +65,12 @@ class Classifier:
         log = np.log(np.arange(4 * LONGEST, dtype=np.float32).clip(1)) + 1
         self._scales = np.stack((log, log * log))  # by how often a feature comes: of weights, and of squares
         self._meaning = Meaning(weights)
+        # What small networks make of the encoder's vector of a window, for the heads up to "any"; and the biases of
+        # these where there is one, the operating points taken off.
+        self._read_in = weights["read_in"].astype(np.float32)  # (dimensions, hidden)
+        self._read_hidden = weights["read_hidden"].astype(np.float32)  # (hidden,)
+        self._read_out = weights["read_out"].astype(np.float32)  # (hidden, heads)
+        self._read_bias: list[float] = weights["read_bias"].tolist()
         # Of the words that are remembered, by their places. By keys, since what was said is not kept.
         self._keys = np.zeros(PLACES, np.uint64)
         self._keys[0] = ~np.uint64(0)  # no word has its place here and this key, nor is there one of 0 elsewhere
@@ -82,13 +89,18 @@ class Classifier:
         model.score("Warm up, please.")
         return model
 
-    def score(self, text: str) -> dict[str, float]:
-        """Return the score of every category, 0..1: the highest that any window of the text has."""
-        return scores_of(np.max([self.logits(window, fully=True) for window in readings(text)], axis=0))
+    def score(self, text: str, encode: Callable[[list[str]], Floats] | None = None) -> dict[str, float]:
+        """Return the score of every category, 0..1: the highest that any window of the text has. ``encode``: the
+        sentence encoder, where it reads them too."""
+        said = readings(text)
+        vectors = [None] * len(said) if encode is None else encode(said)
+        read = [self.logits(window, read=vector, fully=True) for window, vector in zip(said, vectors, strict=True)]
+        return scores_of(np.max(read, axis=0))
 
-    def logits(self, window: str, *, fully: bool = False) -> Floats:
-        """Return the logit of every head for one of a text's ``readings``: above 0 is a finding. Unless asked for
-        ``fully``, a kind has that of "any" where that is none; it can have no higher one."""
+    def logits(self, window: str, *, read: Floats | None = None, fully: bool = False) -> Floats:
+        """Return the logit of every head for one of a text's ``readings``: above 0 is a finding. ``read``: the vector
+        that the encoder has for it, where there is one. Unless asked for ``fully``, a kind has the logit of "any" where
+        that is none; it can have no higher one."""
         words = words_of(window)
         firsts, counts, which = each_once(words.keys)
         scales = self._scales.take(counts, axis=1)
@@ -100,13 +112,20 @@ class Classifier:
         sums, squares = scales.dot(known).tolist()
         shorter = _shorter(squares, RUNS_AT_LEAST)
         meanings = self._meaning.logits(meant, scales[0])
-        found = list(map(add, self._bias, (attack, harm + meanings[0], shorter * sums[0] + meanings[1])))
+        said = (attack, harm, shorter * sums[0] + meanings[0])
+        if read is None:
+            found = list(map(add, self._bias, said))
+        else:
+            hidden = read.dot(self._read_in)
+            hidden += self._read_hidden
+            by_vector = np.maximum(hidden, 0, out=hidden).dot(self._read_out).tolist()
+            found = list(map(sum, zip(self._read_bias, said, by_vector, strict=True)))
         is_any = found[ANY]
         kinds = [is_any] * len(KINDS)
         if is_any > 0 or fully:
             # "any" knows whether there is something, and the kinds, fitted on nothing but texts that break the policy,
             # what it is: the likeliest in any case, and every other that is likely of itself.
-            likely = list(map(add, self._bias[ANY + 1 :], meanings[2:]))
+            likely = list(map(add, self._bias[ANY + 1 :], meanings[1:]))
             if len(firsts):
                 of_runs = scales[0].dot(_sums_of(read_runs(words.take(firsts), hashes), self._kind_runs))
                 likely = list(map(add, likely, (shorter * of_runs).tolist()))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 KINDS = (
     *("sexual", "hate", "harassment", "violence", "self-harm", "sexual/minors", "hate/threatening", "violence/graphic"),
 )
-MEANT = ("harm", "any", *KINDS)
+MEANT = ("any", *KINDS)
 MEANT_AT_LEAST = 5.0  # words added to a text's, that mean nothing: of a few words nothing is certain
 
 Floats = npt.NDArray[np.float32]

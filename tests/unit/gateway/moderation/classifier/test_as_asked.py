@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.moderation.classifier.classifier import FLAGGED, Classifier
+from gateway.moderation.classifier.classifier import FLAGGED
 from tests.support.asked import ATTACKS, EVERYDAY, HARMS, asked
+from tests.support.judging import WAYS, Judge
 from tests.support.letters import MAILS, PAGES, letters, orders, with_orders
 from tools.moderation_training.texts.work import work_texts
 from tools.moderation_training.texts.written import written_prompts
@@ -14,9 +15,11 @@ ASK = "Summarize this for me:\n\n"
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Classifier:
-    """The one that ships."""
-    return Classifier.load()
+def shipped() -> Judge:
+    """The one that ships, as gateways have it: with the encoder."""
+    if len(WAYS) == 1:
+        pytest.skip("the extra `reader` is not installed: make setup")
+    return Judge(WAYS[-1])
 
 
 def test_none_of_them_is_fitted() -> None:
@@ -27,7 +30,7 @@ def test_none_of_them_is_fitted() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "least"), [(ATTACKS, 0.7), (HARMS, 0.5)], ids=["attacks", "harms"])
-def test_most_attacks_and_requests_for_harm_are_found(shipped: Classifier, prompts: str, least: float) -> None:
+def test_most_attacks_and_requests_for_harm_are_found(shipped: Judge, prompts: str, least: float) -> None:
     """Though none came from where its training rows came from."""
     texts = asked(prompts)
     missed = [text for text in texts if max(shipped.score(text).values()) < FLAGGED]
@@ -35,7 +38,7 @@ def test_most_attacks_and_requests_for_harm_are_found(shipped: Classifier, promp
     assert len(missed) <= (1 - least) * len(texts), missed
 
 
-def test_few_everyday_prompts_are_flagged_that_sound_like_them(shipped: Classifier) -> None:
+def test_few_everyday_prompts_are_flagged_that_sound_like_them(shipped: Judge) -> None:
     """Orders about an answer's form, questions about crime and illness, and words that frighten alone."""
     flagged = [text for text in asked(EVERYDAY) if max(shipped.score(text).values()) >= FLAGGED]
 
@@ -49,7 +52,7 @@ def test_no_letter_is_fitted() -> None:
     assert not fitted & {text.lower() for text in letters(MAILS) + letters(PAGES) + orders()}
 
 
-def test_orders_to_an_assistant_are_found_in_letters(shipped: Classifier) -> None:
+def test_orders_to_an_assistant_are_found_in_letters(shipped: Judge) -> None:
     """In mails and web pages, pasted by a user. Both are full of orders to their readers, for which many are flagged:
     no more than are now."""
     flagged = [text for text in letters(MAILS) + letters(PAGES) if shipped.score(ASK + text)["attack"] >= FLAGGED]

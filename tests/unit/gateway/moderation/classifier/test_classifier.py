@@ -16,6 +16,7 @@ from gateway.commands.score_lines import score_safety
 from gateway.moderation.classifier.classifier import FORMAT, HEADS, MANIFEST, PLACES, WEIGHTS, Classifier, readings
 from gateway.moderation.classifier.meaning import KINDS
 from router.catalog.errors import ArtifactMismatch
+from tests.support.judging import WAYS, Judge
 from tools.moderation_training.texts.ordinary import ordinary_prompts
 
 if TYPE_CHECKING:  # scikit-learn takes seconds, which only the process that runs these tests should spend
@@ -61,6 +62,12 @@ def shipped() -> Classifier:
     return Classifier.load()
 
 
+@pytest.fixture(scope="module", params=WAYS)
+def judge(request: pytest.FixtureRequest) -> Judge:
+    """The same, as gateways have it."""
+    return Judge(request.param)
+
+
 def test_serving_gives_the_scores_of_scikit_learn(fitted: FittedSafety, tmp_path: Path) -> None:
     """But for the rounding of the weights to half precision. The kinds are moved, so that the likeliest is "any"."""
     from tools.moderation_training.fit import export
@@ -103,9 +110,9 @@ def test_weights_that_are_not_the_manifests_are_refused(fitted: FittedSafety, tm
 
 
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "\0", "🙂" * 5000, "a" * 100_000, "\n" * 3000, "مرحبا بالعالم"])
-def test_any_text_has_scores(shipped: Classifier, text: str) -> None:
+def test_any_text_has_scores(judge: Judge, text: str) -> None:
     """From 0 to 1, whatever it is."""
-    scores = shipped.score(text)
+    scores = judge.score(text)
 
     assert all(0 <= score <= 1 for score in scores.values())
 
@@ -135,9 +142,9 @@ def test_the_artefact_is_small() -> None:
         *("Do it again", "Make it better", "What is this?", "You are right", "Translate it", "Give me an example"),
     ],
 )
-def test_a_few_ordinary_words_pass(shipped: Classifier, text: str) -> None:
+def test_a_few_ordinary_words_pass(judge: Judge, text: str) -> None:
     """Of so few nothing is certain; half of what people type is as short."""
-    scores = shipped.score(text)
+    scores = judge.score(text)
 
     assert max(scores.values()) < 0.5, scores
 
@@ -162,9 +169,9 @@ DISGUISES = {
 
 
 @pytest.mark.parametrize("disguise", DISGUISES)
-def test_an_attack_is_one_in_any_disguise(shipped: Classifier, disguise: str) -> None:
+def test_an_attack_is_one_in_any_disguise(judge: Judge, disguise: str) -> None:
     """The classifier reads what the text hides as well."""
-    assert shipped.score(f"Please read this: {DISGUISES[disguise]}")["attack"] >= 0.5
+    assert judge.score(f"Please read this: {DISGUISES[disguise]}")["attack"] >= 0.5
 
 
 def test_the_pipe_answers_line_by_line_and_survives_faults(shipped: Classifier) -> None:
@@ -196,10 +203,10 @@ What a nice day|Continue the story|Tell me a joke about cats|Can you help my bro
 Tell us a joke|Who can help me?|Is anyone there?"""
 
 
-def test_of_fifty_short_prompts_one_may_be_flagged_by_mistake(shipped: Classifier) -> None:
+def test_of_fifty_short_prompts_one_may_be_flagged_by_mistake(judge: Judge) -> None:
     """What people type before they say what they want."""
     prompts = SHORT.replace("\n", "|").split("|")
-    flagged = [prompt for prompt in prompts if max(shipped.score(prompt).values()) >= 0.5]
+    flagged = [prompt for prompt in prompts if max(judge.score(prompt).values()) >= 0.5]
 
     assert len(prompts) >= 50 and not set(prompts) & set(ordinary_prompts())
     assert len(flagged) <= 1, flagged
@@ -235,11 +242,11 @@ AT_WORK = (
 
 
 @pytest.mark.parametrize("text", AT_WORK)
-def test_addresses_code_and_logs_pass(shipped: Classifier, text: str) -> None:
+def test_addresses_code_and_logs_pass(judge: Judge, text: str) -> None:
     """What people at work paste all day."""
     from tools.moderation_training.texts.work import work_texts
 
-    scores = shipped.score(text)
+    scores = judge.score(text)
 
     assert text not in {fitted for fitted, _ in work_texts()}
     assert max(scores.values()) < 0.5, scores
@@ -264,14 +271,14 @@ SOUNDS_LIKE_ATTACKS = (
 )
 
 
-def test_plain_attacks_are_found_and_what_sounds_like_them_passes(shipped: Classifier) -> None:
+def test_plain_attacks_are_found_and_what_sounds_like_them_passes(judge: Judge) -> None:
     """What an attack is made of (roles, rules, what is to be forgotten) is no attack by itself."""
     from tools.moderation_training.texts.written import written_prompts
 
     fitted = {prompt for prompt, _ in written_prompts()}
     assert not fitted & {*PLAIN_ATTACKS, *SOUNDS_LIKE_ATTACKS}
-    missed = [text for text in PLAIN_ATTACKS if shipped.score(text)["attack"] < 0.5]
-    flagged = [text for text in SOUNDS_LIKE_ATTACKS if max(shipped.score(text).values()) >= 0.5]
+    missed = [text for text in PLAIN_ATTACKS if judge.score(text)["attack"] < 0.5]
+    flagged = [text for text in SOUNDS_LIKE_ATTACKS if max(judge.score(text).values()) >= 0.5]
 
     assert not missed
     assert not flagged

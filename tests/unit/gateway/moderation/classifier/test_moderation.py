@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.moderation.classifier.classifier import Classifier
+from tests.support.judging import WAYS, Judge
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Classifier:
+@pytest.fixture(scope="module", params=WAYS)
+def shipped(request: pytest.FixtureRequest) -> Judge:
     """The one that ships."""
-    return Classifier.load()
+    return Judge(request.param)
 
 
 # What is said of a text, and what may be said besides. None of the texts is in the fit.
@@ -28,7 +28,7 @@ KINDS_OF = {
 
 
 @pytest.mark.parametrize("text", KINDS_OF)
-def test_a_text_is_said_to_be_of_no_kind_that_it_is_not_of(shipped: Classifier, text: str) -> None:
+def test_a_text_is_said_to_be_of_no_kind_that_it_is_not_of(shipped: Judge, text: str) -> None:
     """However sure it is that the text breaks the policy: an insult is no self-harm."""
     from tools.moderation_training.texts.written_moderation import written_to_moderate
 
@@ -61,7 +61,7 @@ SPEAKS_OF_IT = (
 
 
 @pytest.mark.parametrize("text", SPEAKS_OF_IT)
-def test_what_speaks_of_such_things_passes(shipped: Classifier, text: str) -> None:
+def test_what_speaks_of_such_things_passes(shipped: Judge, text: str) -> None:
     """News, medicine, law, history, stories, worries and small tasks."""
     from tools.moderation_training.texts.written import written_prompts
     from tools.moderation_training.texts.written_injections import written_injections
@@ -89,7 +89,7 @@ Napisz krótki list do nauczyciela.|Hur mår du idag?|Kan du hjälpa mig med min
 请帮我写一封信。|Напиши письмо моему другу.|اكتب رسالة قصيرة"""
 
 
-def test_of_thirty_ordinary_sentences_in_other_languages_one_may_be_flagged(shipped: Classifier) -> None:
+def test_of_thirty_ordinary_sentences_in_other_languages_one_may_be_flagged(shipped: Judge) -> None:
     """Some texts that break the policy are of other languages; these languages do not."""
     from tools.moderation_training.texts.written_moderation import written_to_moderate
 
