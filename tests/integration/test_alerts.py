@@ -122,6 +122,14 @@ def test_every_alert_is_tried_and_says_what_is_wrong() -> None:
     assert [rule["alert"] for rule in RULES] == list(TROUBLE)
     assert {rule["labels"]["severity"] for rule in RULES} == {"page", "ticket"}
     assert all(rule["annotations"]["summary"].endswith(".") for rule in RULES)
+    runbook = "docs/operations/runbook.md"
+    anchors = {
+        f"{runbook}#{line[3:].lower()}" for line in (ROOT / runbook).read_text().splitlines() if line[:3] == "## "
+    }
+    assert [rule["annotations"]["runbook_url"] for rule in RULES] == [
+        f"{runbook}#{rule['alert'].lower()}" for rule in RULES
+    ]
+    assert {rule["annotations"]["runbook_url"] for rule in RULES} <= anchors
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="SKIPPED: no promtool, which comes with Prometheus")
