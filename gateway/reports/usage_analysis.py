@@ -53,7 +53,7 @@ async def see_one_moment(connection: AsyncConnection) -> None:
 
 async def usage_with_analysis(
     connection: AsyncConnection,
-    team_id: str,
+    team_id: str | None,
     asked: Period,
     analysis: Analysis | None,
     catalog: Catalog,
@@ -62,12 +62,12 @@ async def usage_with_analysis(
 ) -> dict[str, Any]:
     """Return a team's usage in the shape of GET /v1/usage, with its analysis if there is to be one.
 
-    ``for_admin``: an admin asks, who may know what our own GPUs cost and may name a team that is not there. Raises
-    NotFound. The connection's transaction has asked nothing yet.
+    ``team_id`` None: of all teams. ``for_admin``: an admin asks, who may know what our own GPUs cost and may name a
+    team that is not there. Raises NotFound. The connection's transaction has asked nothing yet.
     """
     if analysis is not None:
         await see_one_moment(connection)
-    if for_admin:
+    if for_admin and team_id is not None:
         await get_team(connection, team_id)
     usage = await usage_of(connection, team_id, asked, for_admin=for_admin)
     if analysis is not None:
@@ -76,7 +76,13 @@ async def usage_with_analysis(
 
 
 async def _analyse(
-    connection: AsyncConnection, team_id: str, asked: Period, analysis: Analysis, catalog: Catalog, *, for_admin: bool
+    connection: AsyncConnection,
+    team_id: str | None,
+    asked: Period,
+    analysis: Analysis,
+    catalog: Catalog,
+    *,
+    for_admin: bool,
 ) -> dict[str, Any]:
     """Return the analysis of a team's days. It speaks of calls and corrections together."""
     price = analysis.price_on(asked.last)

@@ -14,7 +14,8 @@ from protocol.errors import BadRequest, invalid_param, invalid_value
 LONGEST_PERIOD = 1100  # days
 LONGEST_TAG = 64  # characters of a key of metadata
 MOST_GROUPS = 3
-OFFERED = (GroupBy.MODEL, GroupBy.KEY, GroupBy.TIER, GroupBy.DAY, GroupBy.MONTH, GroupBy.USER)
+MOST_GROUPS_OF_ALL, LONGEST_OF_ALL = 2, 31  # groups and days of all teams: a line for each team and day
+OFFERED = (GroupBy.TEAM, GroupBy.MODEL, GroupBy.KEY, GroupBy.TIER, GroupBy.DAY, GroupBy.MONTH, GroupBy.USER)
 
 
 class Period(Struct, frozen=True, kw_only=True):
@@ -49,6 +50,14 @@ def read_period(said: Mapping[str, str], today: date) -> Period:
         words = f"By user or metadata, a period is at most {LONGEST_BY_CALL} days long: it is added up call by call."
         raise invalid_param("from", words)
     return asked
+
+
+def check_of_all(asked: Period) -> None:
+    """Refuse what would have too many lines of all teams. Raises BadRequest."""
+    if len(asked.group_by) > MOST_GROUPS_OF_ALL:
+        raise invalid_value("group_by", f"names up to {MOST_GROUPS_OF_ALL} groups where it is of all teams")
+    if GroupBy.DAY in asked.group_by and asked.days > LONGEST_OF_ALL:
+        raise invalid_param("from", f"Of all teams day by day, a period is at most {LONGEST_OF_ALL} days long.")
 
 
 def read_span(said: Mapping[str, str], today: date) -> tuple[date, date]:

@@ -26,8 +26,11 @@ WITHIN = 8  # seconds; less than the client of the database waits, so that it is
 CANCELLED = "57014"  # Postgres: query_canceled
 
 
-async def usage_of(connection: AsyncConnection, team_id: str, asked: Period, *, for_admin: bool) -> dict[str, Any]:
-    """Return a team's usage in the shape of GET /v1/usage. ``for_admin``: with what our own GPUs cost us."""
+async def usage_of(
+    connection: AsyncConnection, team_id: str | None, asked: Period, *, for_admin: bool
+) -> dict[str, Any]:
+    """Return a team's usage, or that of all, in the shape of GET /v1/usage. ``for_admin``: with what our own GPUs cost
+    us."""
     async with added_up_by_call(connection) if reads_calls(asked.group_by) else nullcontext():
         statement = await period(connection, team_id, asked.first, asked.last, *asked.group_by)
     sums = total_view(statement.total, for_admin)

@@ -187,6 +187,29 @@ def test_team_sees_itself_and_an_admin_sees_all(team: PayingTeam, house: House) 
     assert (unsaid.status_code, unsaid.json()["error"]["param"]) == (400, "team_id")
 
 
+def test_an_admin_sees_all_teams_day_by_day(team: PayingTeam, house: House) -> None:
+    """A line for each team and day, which add up; a team and month, or a tag of the calls; within bounds."""
+    for _ in range(2):
+        team.ask()
+    team.settled()
+    asked = {"from": today(), "to": today(), "group_by": "team,day"}
+    report = team.usage(house.admin_key, **asked).json()
+    flat = team.usage(house.admin_key, **asked, format="csv").text
+    own = team.usage(team_id=team.id).json()
+    months = team.usage(house.admin_key, **{"from": "2026-01-01", "group_by": "team,month"}).json()
+    tags = team.usage(house.admin_key, group_by="team,metadata:cost_centre").json()
+
+    [line] = [each for each in report["results"] if each["team"] == team.id]
+    assert (line["day"], line["cost_usd"], report["team_id"]) == (today(), own["cost_usd"], None)
+    assert sum(each["requests"] for each in report["results"]) == report["total"]["requests"] >= 2
+    assert [row["cost_usd"] for row in csv.DictReader(io.StringIO(flat)) if row["team"] == team.id] == [
+        str(line["cost_usd_exact"])
+    ]
+    assert {each["team"] for each in months["results"]} >= {team.id} <= {each["team"] for each in tags["results"]}
+    for wrong in ({"group_by": "team,day,model"}, {"group_by": "team,day", "from": "2026-01-01", "to": "2026-03-01"}):
+        assert team.usage(house.admin_key, **wrong).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

@@ -13,6 +13,7 @@ from litestar import Response, get
 from litestar.response import Stream
 
 from billing.core.store_errors import POSTGRES_AWAY
+from billing.ledger.statement_queries import GroupBy
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.guards import reading_guard, team_guard, team_or_admin_guard
@@ -34,7 +35,7 @@ from gateway.http.exchange import (
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
 from gateway.reports.focus import focus_day
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
-from gateway.reports.usage_period import read_period, read_span
+from gateway.reports.usage_period import check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv
 from gateway.storage.database import Database
 from protocol.errors import BadRequest, invalid_value
@@ -52,9 +53,10 @@ ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
 async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
-    ``group_by``: model, key, tier, day, month, user, metadata:KEY, or several of them with commas between. ``format``:
-    json or csv. ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
-    ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
+    ``group_by``: team, model, key, tier, day, month, user, metadata:KEY, or several of them with commas between; by
+    team, an admin may leave ``team_id`` out, for all of them. ``format``: json or csv. ``analysis=true`` adds dollars
+    per million tokens, the mix of models and what automatic routes saved; ``compare=MODEL`` also what the same tokens
+    would have cost there. A team's key sees its own team, an admin's all.
     """
     edition = edition_of(request)
     clock = part_of(request, Clock)
@@ -70,7 +72,13 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
             param="group_by",
             code="invalid_value",
         )
-    team_id = team_in_question(caller, query.get("team_id"))
+    team_id = None
+    if isinstance(caller, Caller) and GroupBy.TEAM in asked.group_by:
+        raise invalid_value("group_by", "names no team here: a team's key sees its own team's usage alone")
+    if isinstance(caller, Admin) and "team_id" not in query and GroupBy.TEAM in asked.group_by:
+        check_of_all(asked)
+    else:
+        team_id = team_in_question(caller, query.get("team_id"))
     async with transaction(request) as connection:
         usage = await usage_with_analysis(
             connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin)
@@ -165,7 +173,9 @@ def team_in_question(caller: Caller | Admin, said: str | None) -> str:
         return caller.team.id
     if said is None:
         raise BadRequest(
-            "An admin says whose usage: add 'team_id'.", param="team_id", code="missing_required_parameter"
+            "An admin says whose usage: add 'team_id', or a 'group_by' with team for all of them.",
+            param="team_id",
+            code="missing_required_parameter",
         )
     return said
 
