@@ -60,8 +60,8 @@ class Pace(Struct, frozen=True, kw_only=True):
     lease: float = 30.0  # that another worker waits for one that does not answer
     quiet: float = 3.0  # without another line, after which a batch is sent
     first_look: float = 2.0  # and each further one after a tenth of its age,
-    longest: float = 20.0  # at the most
-    later: float = 30.0  # after what may pass
+    longest: float = 20.0  # at the most: a reservation that is not looked after for 30 seconds is called silent
+    later: float = 20.0  # after what may pass
     full: float = 600.0  # while a provider has no room for more of a model
     settle: float = 900.0  # until what a provider took unheard must have shown
     cancel: float = 1800.0  # that a provider may take to end a batch
@@ -144,7 +144,8 @@ class ProviderBatchRunner:
         if remote.state == "running":
             await self._wait(one, batches, place)
         elif remote.waits_for_room and self._is_wanted(one):
-            await self._note(one, upstream_id=None, tried_at=None, status="submitting", look_in=self._pace.full)
+            back = {"upstream_id": None, "tried_at": None, "tries": 0, "submitted_at": one.now, "status": "submitting"}
+            await self._note(one, **back, look_in=self._pace.longest)
         else:
             await self._collect(one, edition.inference, lines, place, remote, told)
             await self._end(one, remote.told)
@@ -181,6 +182,9 @@ class ProviderBatchRunner:
             if (one.now - one.tried_at).total_seconds() < self._pace.settle:
                 await self._note(one, look_in=min(self._pace.later, self._pace.settle))
                 return
+        elif self._waits_for_room(one):
+            await self._note(one, look_in=self._pace.longest)  # what it holds is looked after meanwhile
+            return
         if not self._is_wanted(one) or one.tries >= MOST_TRIES or not (lines := await self._lines(one)):
             await self._end(one, "not_sent")
             return
@@ -196,6 +200,12 @@ class ProviderBatchRunner:
         else:
             log.warning("provider_batch_unheard_of", provider_batch=one.id, provider=one.provider)
             await self._note(one, look_in=min(self._pace.later, self._pace.settle))
+
+    def _waits_for_room(self, one: ProviderBatch) -> bool:
+        """Whether a batch was at its provider a while ago, which had no room for it."""
+        if one.submitted_at is None or not self._is_wanted(one):
+            return False
+        return (one.now - one.submitted_at).total_seconds() < self._pace.full
 
     async def _search(self, one: ProviderBatch, batches: ProviderBatches, place: BatchPlace) -> RemoteBatch | None:
         assert one.tried_at is not None
