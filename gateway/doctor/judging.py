@@ -29,6 +29,7 @@ COUNTED = frozenset(
     | {"input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "thinking_tokens"}
     | {"ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "cache_write_tokens", "image_tokens"}
     | {"promptTokenCount", "candidatesTokenCount", "totalTokenCount", "thoughtsTokenCount", "cachedContentTokenCount"}
+    | {"inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens", "cacheWriteInputTokens"}
     | {"tokenCount", "queue_time", "prompt_time", "completion_time", "total_time", "upstream_inference_cost"}
     | {"upstream_inference_prompt_cost", "upstream_inference_completions_cost", "upstream_inference_input_cost"}
 )

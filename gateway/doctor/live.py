@@ -162,9 +162,9 @@ class LiveLook:
         if call.shows == "unknown_model":
             target = Target(replace(target.model, upstream_model=NO_MODEL), target.endpoint)
         if call.shows == "bad_key":
-            key, token = (WRONG_KEY, None) if token is None else (None, WRONG_KEY)
+            key, token = WRONG_KEY, None
         request, _ = without_fields(with_output_limit(call.request, None), self._provider.drop_fields)
-        native = call.native if self._provider.format == "anthropic" else None
+        native = call.native if self._provider.format in ("anthropic", "bedrock") else None
         return Asking(
             request=request,
             target=target,

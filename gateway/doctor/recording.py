@@ -39,7 +39,7 @@ class Recording:
                 "response": {
                     "status": {"code": status},
                     "headers": {key: [self.clean(headers[key])] for key in HEADERS if key in headers},
-                    "body": {"string": self.clean(_text(answer))},
+                    "body": {"string": self._clean_body(answer)},
                 },
             }
         )
@@ -49,6 +49,13 @@ class Recording:
         for secret in self._secrets:
             text = text.replace(secret, GONE)
         return ACCOUNT.sub(GONE, text)
+
+    def _clean_body(self, body: bytes) -> str | bytes:
+        """Return a body as text, or, where it is none (Bedrock's streams), as the bytes that it is."""
+        try:
+            return self.clean(body.decode())
+        except UnicodeDecodeError:
+            return self.clean(body.decode("latin-1")).encode("latin-1")
 
     def write(self, path: Path) -> None:
         """Write what was kept. Raises OSError."""

@@ -73,6 +73,8 @@ async def _look_at_key(client: UpstreamClient, registry: ProviderRegistry, targe
         words = f"{place} does not answer: {getattr(exc, 'message', '') or 'not in time'}"
         return fault(part, words, "is its base_url right, and may this machine go there (DNS, firewall, proxy)?")
     took = f"{1000 * (time.perf_counter() - began):.0f} ms"
+    if provider.format == "bedrock":  # its runtime lists no models
+        return ok(part, f"{place} answers, in {took}; whether it takes the credentials only --live can tell")
     match answer.status:
         case 200:
             return ok(part, f"{place} takes it, in {took}")

@@ -27,7 +27,9 @@ providers:
   openai: {{format: openai, api_keys: [{key}], endpoints: [{{region: us, base_url: "{upstream}/v1"}}]}}
   anthropic: {{format: anthropic, api_keys: [{key}], endpoints: [{{region: us, base_url: "{upstream}"}}]}}
   gemini: {{format: gemini, api_keys: [{key}], endpoints: [{{region: us, base_url: "{upstream}/v1beta"}}]}}
+  bedrock: {{format: bedrock, api_keys: [{key}], endpoints: [{{region: us-east-1, base_url: "{upstream}"}}]}}
 models:
+  titan: {{provider: bedrock, price: {{input: 1, output: 2}}, abilities: [chat, tools]}}
   gpt: {{provider: openai, upstream_model: gpt-4o, price: {{input: 1, output: 2}}, abilities: [{all}, json]}}
   claude: {{provider: anthropic, price: {{input: 1, output: 2}}, abilities: [{all}]}}
   gemini: {{provider: gemini, upstream_model: gemini-3-flash, price: {{input: 1, output: 2}}, abilities: [{all}]}}
@@ -44,7 +46,7 @@ def commands() -> None:
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with ScriptedUpstream(models=("gpt-4o", "claude", "gemini-3-flash")) as upstream:
+    with ScriptedUpstream(models=("gpt-4o", "claude", "gemini-3-flash", "titan")) as upstream:
         yield upstream
 
 
@@ -122,6 +124,7 @@ def test_honest_providers_show_what_the_formats_assume(config: Path, upstream: S
     kept = sorted((config.parent / "kept").iterdir())
 
     assert "fault" not in told.replace("0 faults", ""), told
+    assert sum(" bedrock: " in line for line in told.splitlines()) >= 14  # whose streams no recording's reader reads
     for name in ("openai", "anthropic", "gemini"):
         assert sum(f" {name}: " in line for line in told.splitlines()) >= 15
         (file,) = [path for path in kept if path.name.startswith(name)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from billing.core.money import to_nano
 from gateway.doctor.judging import Answered, Limits, complaints
@@ -123,6 +124,16 @@ def test_a_recording_holds_no_secret_and_names_no_account(tmp_path: Path) -> Non
     for secret in (*said.split()[3:], "my own key", "acme", "a=b", "key=abc"):
         assert secret not in text
     assert "https://provider.example/v1/chat/completions" in text and "application/json" in text
+
+
+def test_a_stream_that_is_no_text_is_kept_as_it_is(tmp_path: Path) -> None:
+    """Its bytes come back; a secret within is gone all the same."""
+    recording = Recording(["my own key"])
+    recording.add("stream", "https://provider.example/converse-stream", b"{}", 200, {}, b"\x00\xff\xfe my own key")
+    recording.write(tmp_path / "file.yaml")
+
+    (kept,) = yaml.safe_load((tmp_path / "file.yaml").read_text())["interactions"]
+    assert kept["response"]["body"]["string"] == b"\x00\xff\xfe REDACTED"
 
 
 def test_the_file_system_of_the_journal_is_found() -> None:
