@@ -18,6 +18,7 @@ from sqlalchemy import insert
 
 import gateway.http.console
 from billing.core.money import to_nano
+from billing.ledger.instance_samples import SECOND, Look, book_look
 from billing.ledger.ledger import insert_records
 from gateway.core.clock import Clock
 from gateway.storage.database import Database
@@ -36,7 +37,7 @@ FILES = sorted(gateway.http.console.FILES)
 OURS = [name for name in FILES if not name.startswith("vendor/")]
 VIEWS = sorted(gateway.http.console.VIEWS)
 FOR_ADMINS = {"teams", "fleet", "finance", "audit"}
-MANY = [f"many_{number:03}" for number in range(250)]  # teams
+MANY = [f"many_{number:04}" for number in range(1000)]  # teams
 MARKUP = "<script>window.broken=1</script><img src=x onerror=window.broken=1>"
 
 
@@ -478,7 +479,7 @@ def test_a_batch_of_any_team_is_found_and_cancelled(house: House, page: Page) ->
 
 @pytest.fixture
 def large_house(upstream: ScriptedUpstream, tmp_path: Path, postgres_url: str) -> Iterator[House]:
-    """A house of its own, with more teams than two pages hold, each of which owes a dollar today."""
+    """A house of its own with a thousand teams, each of which owes a dollar today, and a replica of the engine."""
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         with running_house(settings_for(database_url, valkey.url, upstream.url, tmp_path)) as house:
             asyncio.run(book_of_many_teams(database_url))
@@ -493,8 +494,19 @@ async def book_of_many_teams(database_url: str) -> None:
         async with database.begin() as connection:
             await connection.execute(insert(teams), [{"id": name, "name": name} for name in MANY])
             await insert_records(connection, records, today=clock.today())
+            await book_look(connection, look_at_a_replica(clock.now()))
     finally:
         await database.close()
+
+
+def look_at_a_replica(now: float) -> Look:
+    """Return a replica that was busy for half of its hour, at $3.50."""
+    load = {"instance_id": MARKUP, "model_id": "small", "gpu_node_id": None, "status": "active", "queue_depth": 3}
+    load |= {"running": 5, "free_blocks": 25, "total_blocks": 100, "kv_utilization": 0.75, "tokens_per_second": 1234.5}
+    load |= {"requests_per_second": 2.5, "prefix_hit_rate": 0.4, "uptime_seconds": 3600, "busy_seconds": 1800}
+    facts: dict[str, Any] = {"provider": "own", "endpoint": "local http://gpu-0:8100/v1", "model": "small", "gpus": 1}
+    times = {"alive_us": 3600 * SECOND, "busy_us": 1800 * SECOND, "seen_at": now}
+    return Look(instance_id=MARKUP, gpu_hour_nanousd=to_nano("3.5"), load=load, **facts, **times)
 
 
 def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house: House, page: Page) -> None:
@@ -504,21 +516,28 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     listed: list[str] = []
 
     enter(page, large_house, large_house.admin_key)
+    page.wait_text("Cost $1,000.00")
+    first = [urlsplit(url).path for url in page.asked].index("/admin/series")
     page.wait_text("Nothing.")
     overview, asked = page.text(), asked_of_api(page)
     page.click("Finance")
-    page.wait_text("All 250")
+    page.wait_text("All 1,000")
     finance = page.text()
     page.click("Budgets")
-    for number in range(3):
-        page.wait(f"document.querySelector('tbody a')?.innerText === {json.dumps(MANY[100 * number])}")
+    for number in range(5):
+        page.wait(f"document.querySelector('tbody a')?.innerText === {json.dumps(MANY[200 * number])}")
         listed += page.look("[...document.querySelectorAll('tbody a')].map((each) => each.innerText)")
-        assert "All teams $250.00" in page.text()
-        if number < 2:
+        assert "All teams $1,000.00" in page.text()
+        if number < 4:
             page.click("Next teams")
+    page.click("Engine fleet")
+    page.wait_text("1,235 tokens/s")
+    fleet = page.text()
 
-    assert (float(total["cost_usd"]), total["requests"]) == (250, 250)
-    assert "Cost $250.00" in overview and "Requests 250" in overview
-    assert "Charged to teams $250.00" in finance
+    assert (float(total["cost_usd"]), total["requests"]) == (1000, 1000)
+    assert first < 8
+    assert "Requests 1,000" in overview
+    assert "Charged to teams $1,000.00" in finance
     assert [name for name in listed if name in MANY] == MANY
+    assert "1,235 tokens/s on 1 replica, 3 waiting" in fleet and "75 used, 25 left of 100" in fleet and MARKUP in fleet
     assert sorted(set(asked)) == ["/admin/breakers", "/admin/series", "/health/ready"]

@@ -98,6 +98,8 @@ function Frame({ api, at, go, leave }) {
   const main = useRef();
   useEffect(() => {
     document.title = `${heading} · Tollgate`;
+    const nav = document.querySelector("nav");
+    nav.scrollLeft = nav.querySelector("[aria-current]").offsetLeft - nav.clientWidth / 3; // on a phone it is one line
   }, [heading]);
   return html`<a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to content</a>
     <header>

@@ -16,7 +16,7 @@ const RATES = [
   ["concurrent_requests", "Requests at once", null],
 ];
 const MINUTE = 60_000; // ms for which what is left of a minute is known
-const PAGE = 100; // teams
+const PAGE = 200; // teams
 
 export default function Budgets(props) {
   return props.role === "admin" ? html`<${OfTeams} ...${props} />` : html`<${OfOwn} ...${props} />`;

@@ -134,5 +134,5 @@ function Lines({ series, by, period }) {
     ["First token, p95", (line) => duration(line.first_token_ms.total), "number wide"],
     ["Cost", (line) => usd(line.cost_usd.total, among), "number"],
   ];
-  return html`<${Table} label=${`By ${by}`} columns=${columns} rows=${rows} keyOf=${(line) => nameOf(line, by)} empty="No calls in this period." />`;
+  return html`<${Table} label=${`By ${by}`} columns=${columns} rows=${rows} keyOf=${(line) => nameOf(line, by)} empty=${html`No calls in this period. <a href=${href("playground")}>Make one in the playground</a>`} />`;
 }
