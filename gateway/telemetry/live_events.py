@@ -93,7 +93,8 @@ class LiveEvents:
         return self._journal.on_record is not None
 
     def watch(self, team_id: str | None) -> Watcher:
-        """Return a new watcher, of one team or of all; ``leave`` it."""
+        """Return a new watcher, of one team or of all, who is told of this process from now on; ``leave`` it."""
+        self._follow(is_watched=True)
         watcher = Watcher(team_id)
         self._watchers.add(watcher)
         self._wake.set()
