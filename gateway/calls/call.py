@@ -49,6 +49,7 @@ class Call(Struct, frozen=True, kw_only=True):
     cache: CacheUse | None = None  # whether it goes by the cache, where the caller or its key says so
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
     is_batch_item: bool = False
+    is_background: bool = False  # runs to its end without a client, unless its caller cancels it
     is_internal: bool = False  # made by the gateway, for a team that pays: not an act of its key
     created_at: float  # unix seconds
     started: float  # monotonic seconds
@@ -109,8 +110,13 @@ class Call(Struct, frozen=True, kw_only=True):
     def owes_parts(self) -> bool:
         """Whether a part of the answer is owed, however the rest fails to come.
 
-        Else what was stored whole is owed, or a part whose end the call itself brought about.
+        Else what was stored whole is owed, or a part whose end the call itself or its caller brought about.
         """
+        return self.can_be_left and not self.is_background
+
+    @property
+    def can_be_left(self) -> bool:
+        """Whether its caller can end it, and then owes what was used by then."""
         return self.idempotency_key is None and not self.is_batch_item
 
     @property

@@ -37,6 +37,7 @@ class Drain:
     def __init__(self) -> None:
         self.has_begun = False
         self.settle_within = SETTLE_WITHIN  # seconds
+        self.runs_more: Callable[[], bool] = lambda: False  # whether calls run that no connection waits for
 
 
 class DrainingServer(uvicorn.Server):
@@ -124,7 +125,7 @@ class DrainingServer(uvicorn.Server):
             sock.close()
 
     def _is_busy(self) -> bool:
-        return bool(self.server_state.connections or self.server_state.tasks)
+        return bool(self.server_state.connections or self.server_state.tasks or self._drain.runs_more())
 
     def _let_go(self, *, spares_new: bool) -> None:
         """Close idle connections; busy ones are closed after their response."""

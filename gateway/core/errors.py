@@ -14,7 +14,8 @@
 #   ├── StoredResponseUnreadable 500 stored_response_unreadable
 #   ├── Gone                  410  results_erased: they were kept as long as promised, or deleted
 #   ├── BatchQueueFull        429  token_limit_exceeded: too much waits in the team's batches
-#   ├── StorageFull           429  storage_limit_exceeded: too much lies in the team's files
+#   ├── TooManyInBackground   429  rate_limit_exceeded: as many responses of the team run as may at once
+#   ├── StorageFull           429  storage_limit_exceeded: too much of the team's lies here
 #   ├── Unavailable           503  service_unavailable: the gateway closes, or a part other than a store fails
 #   │   └── ContentUnchecked       content_check_failed: the external checker, whose verdict is needed
 #   └── UpstreamFailure            an upstream did not give an answer: upstreams/wire/errors.py
@@ -126,8 +127,17 @@ class BatchQueueFull(ServiceError):
     usual_headers = DO_NOT_RETRY
 
 
+class TooManyInBackground(ServiceError):
+    """As many responses of a team run in the background as may at once."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    usual_headers = RETRY_SOON
+
+
 class StorageFull(ServiceError):
-    """A team's files have as many bytes as they may."""
+    """A team's files, or its stored responses, have as many bytes as they may."""
 
     status = 429
     type = "rate_limit_error"

@@ -19,7 +19,6 @@ from protocol.responses_to_chat import SEAL, to_chat
 RESEND = "send the items of the turns before in 'input'."
 # Fields that change what is answered and cannot be kept to, with what would be right.
 UNSUPPORTED: Mapping[str, str] = {
-    "background": "Leave it out, and wait for the answer or its stream; or send the request in a batch.",
     "conversation": "Go on from a response by its 'previous_response_id', or send the items of the turns in 'input'.",
     "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
 }
@@ -51,8 +50,8 @@ def check_response(asked: ResponsesRequest) -> None:
     require(len(names) <= MOST_TOOLS, "tools", f"'tools' holds more than {MOST_TOOLS} tools. Send fewer.")
     require(len(names) == len(set(names)), "tools", "Two of 'tools' have one name. Give each its own.")
     _check_choice(asked, frozenset(names))
-    if asked.background:
-        raise _unsupported("background")
+    words = "A response in the background is read once it is stored: leave 'store' out, or 'background'."
+    require(not (asked.background and asked.store is False), "background", words)
     said = "".join(item.arguments or "" for item in asked.input if not isinstance(item, str))
     is_short = not has_more_values(said.encode("utf-8", "replace"), MAX_VALUES)
     require(is_short, "input", f"'input' holds calls whose arguments have more than {MAX_VALUES} values.")

@@ -40,11 +40,24 @@ class ResponsesWriter:
         self._usage: dict[str, Any] | None = None
         self._model_used: str | None = None  # known once there is a reply
         self._number = 0  # of the next event
+        self._has_begun = False  # whether the stream has told of the response
 
     @property
     def response_id(self) -> str:
         """The id of the response."""
         return "resp_" + self._id
+
+    def queue(self) -> tuple[dict[str, Any], bytes]:
+        """Return a response that runs in the background as it is before it runs, and the events that say so."""
+        queued = self._response("queued")
+        self._has_begun = True
+        kinds = ("response.created", "response.queued")
+        return queued, b"".join(self._event({"type": kind, "response": queued}) for kind in kinds)
+
+    def unfinished(self, status: str, error: ServiceError | None = None) -> dict[str, Any]:
+        """Return the response as it is in a ``status`` without an end: in_progress, failed or cancelled."""
+        told = None if error is None else {"code": error.code or error.type, "message": error.message}
+        return self._response(status) | {"error": told, "output": self._items.all()}
 
     def settle(self, reply: ReplyFacts, ending: Ending) -> dict[str, Any]:
         """Return the response as it will be at its end, which is then written so."""
@@ -76,7 +89,7 @@ class ResponsesWriter:
         out: list[bytes] = []
         if self._model_used is None:
             self._model_used = reply.target.model.name
-            for kind in ("response.created", "response.in_progress"):
+            for kind in ("response.created", "response.in_progress")[self._has_begun :]:
                 out.append(self._event({"type": kind, "response": self._response("in_progress")}))
         for event in events:
             match event:
@@ -95,8 +108,8 @@ class ResponsesWriter:
 
     def error(self, error: ServiceError) -> bytes:
         """Return the events by which clients learn that a response failed."""
-        told = {"code": error.code or error.type, "message": error.message}
-        failed = self._response("failed") | {"error": told, "output": self._items.all()}
+        failed = self.unfinished("failed", error)
+        told = failed["error"]
         param = {"param": error.param, "request_id": self._request_id, **error.facts}
         return self._event({"type": "response.failed", "response": failed}) + self._event(
             {"type": "error", **told, **param}
@@ -152,7 +165,7 @@ class ResponsesWriter:
             "safety_identifier": asked.safety_identifier,
             "prompt_cache_key": asked.prompt_cache_key,
             "store": self.is_stored,
-            "background": False,
+            "background": bool(asked.background),
             "previous_response_id": asked.previous_response_id,
         }
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from litestar import Request
+from litestar.types import ASGIApp
 from msgspec import Struct
 from prometheus_client import Gauge
 
@@ -14,7 +15,7 @@ from billing.core.holds import Hold
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
-from gateway.dialects.endpoint import ReplyFacts
+from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
 from gateway.idempotency.stored_answers import StoredAnswer
 from protocol.errors import ServiceError
 from protocol.events import Event
@@ -23,7 +24,7 @@ from protocol.serving.leaving import Client
 from protocol.usage import Usage
 from router.catalog.targets import Route
 
-Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]  # stores an answer before its account closes
+Keep = Callable[[StoredAnswer, UsageRecord | None], Awaitable[None]]  # stores an answer before its account closes
 BeforeEnd = Callable[[ReplyFacts, Ending], Awaitable[None]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 RunCall = Callable[[Call, Send, Keep], Awaitable[None]]
@@ -73,6 +74,8 @@ class OpenReply(ReplyFacts, Protocol):
 AnswerCall = Callable[[Call, Client, KeepEnding[OpenReply] | None], Awaitable[OpenReply]]
 AnswerOnce = Callable[[Call, RunCall, Callable[[ServiceError], bytes], Any, Send], Awaitable[None]]
 
+AnswerBehind = Callable[["InferencePort", Call, ReplyWriter], ASGIApp]
+
 
 class InferencePort(Struct, frozen=True, eq=False):
     """The pipeline as its routes see it, for calls that begin under one edition of the configuration."""
@@ -80,6 +83,7 @@ class InferencePort(Struct, frozen=True, eq=False):
     keep_alive: float  # seconds of silence until a stream says a comment; 0: never
     answer: AnswerCall  # keeps the end of the reply, if told how, before its account closes
     answer_once: AnswerOnce  # calls that have an Idempotency-Key: runs them, or replays what was stored
+    answer_behind: AnswerBehind  # calls that run in the background
     in_flight: Gauge
     note_refusal: Callable[[dict[str, Any], ServiceError], None]
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
@@ -49,6 +50,9 @@ class Answered(Struct, frozen=True):
     request_id: str  # of the call that did
     answer: StoredAnswer
 
+
+# What is stored in the transaction that stores an answer. It may be done again.
+Also = Callable[[AsyncConnection], Awaitable[None]]
 
 Found = Claim | Running | Reused | Answered
 
@@ -104,11 +108,13 @@ class IdempotencyStore:
         was = Claim(wanted.place, wanted.digest, row.request_id)
         return Answered(row.request_id, await unseal(self._sealer, was, row.answer or b""))
 
-    async def store(self, claim: Claim, answer: StoredAnswer, record: UsageRecord | None) -> bool:
-        """Keep the answer and book its usage record, if it has one; return False if the call was taken over.
+    async def store(
+        self, claim: Claim, answer: StoredAnswer, record: UsageRecord | None, also: Also | None = None
+    ) -> bool:
+        """Keep the answer and book its usage record, if it has one; return False if the call was taken over or off.
 
-        Both are done or neither is. Doing it again changes nothing, so it may be tried until Postgres has said that it
-        is done.
+        Both are done, and what is to be stored ``also``, or nothing is. Doing it again changes nothing, so it may be
+        tried until Postgres has said that it is done.
         """
         sealed = await seal(self._sealer, claim, answer)
         values = _where(claim.place) | {
@@ -118,13 +124,13 @@ class IdempotencyStore:
             "expires_at": self._moment(self._retention),
         }
         try:
-            return await self._store(values, record)
+            return await self._store(values, record, also)
         except (DBAPIError, TooOld) as exc:
             if isinstance(exc, DBAPIError) and not is_about_a_value(exc):
                 raise
             # The ledger does not take this record. The journal has it, and operators will find it there.
             log.error("record_not_booked_with_its_answer", request_id=claim.request_id, error=repr(exc))
-            return await self._store(values, None)
+            return await self._store(values, None, also)
 
     async def is_stored(self, claim: Claim) -> bool:
         """Whether the call's answer is kept and its record booked, once no earlier try to store it is under way."""
@@ -137,6 +143,14 @@ class IdempotencyStore:
         values = _where(claim.place) | {"request_id": claim.request_id}
         async with self._database.at_once() as connection:
             await connection.execute(RELEASE, values)
+
+    async def call_off(self, connection: AsyncConnection, place: Place) -> None:
+        """Take the call at ``place`` from its gateway, should it run: what it comes to is not stored."""
+        await connection.execute(CALL_OFF, _where(place))
+
+    async def is_alive(self, connection: AsyncConnection, place: Place) -> bool:
+        """Whether a gateway runs the call at ``place``; the row stays locked."""
+        return (await connection.execute(IS_ALIVE, _where(place))).scalar_one_or_none() is True
 
     def lookout(self, wanted: Claim) -> Lookout:
         """Return what requests share that wait here for the same answer, as long as any does.
@@ -169,9 +183,11 @@ class IdempotencyStore:
             async with self._database.begin() as connection:
                 await connection.execute(RENEW, {"ids": sorted(self._owned), "lease": self._lease})
 
-    async def _store(self, values: dict[str, object], record: UsageRecord | None) -> bool:
+    async def _store(self, values: dict[str, object], record: UsageRecord | None, also: Also | None) -> bool:
         async with self._database.begin() as connection:
             is_ours = (await connection.execute(STORE, values)).one_or_none() is not None
+            if is_ours and also is not None:
+                await also(connection)
             if is_ours and record is not None:
                 await insert_records(connection, [record], today=self._clock.today())
         return is_ours
@@ -231,6 +247,16 @@ IS_STORED = text("""
 RELEASE = text("""
     DELETE FROM idempotency
     WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key AND request_id = :request_id AND status IS NULL
+""")
+
+CALL_OFF = text("""
+    DELETE FROM idempotency WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key AND status IS NULL
+""")
+
+IS_ALIVE = text("""
+    SELECT lease_until >= clock_timestamp() FROM idempotency
+    WHERE team_id = :team_id AND endpoint = :endpoint AND key = :key
+    FOR UPDATE
 """)
 
 RENEW = text("""

@@ -147,6 +147,7 @@ class Inference:
         try:
             lost = Status.SUPERSEDED if call.is_batch_item else Status.FAILED  # should this process die
             account.open(record_for(call, account.hold, turn.route, turn.route.targets[0], lost))
+            client.note_admitted()
             answering = await (send() if check is None else check.send_and_judge(send))
         except BaseException as exc:
             self._close_unanswered(context, account, check, client, exc)
@@ -156,7 +157,7 @@ class Inference:
     async def _turn_of(self, call: Call) -> tuple[SlotGrant, Looked | None]:
         """Choose the call's route, look whether the cache answers it, and else wait until it may go along."""
         self.moderator.refuse_paused(call)
-        if call.owes_parts:
+        if call.can_be_left:
             self._early_leaves.refuse(call.caller.key_id)
         health = self.chooser.health()
         route = await self.chooser.choose(call, health)
@@ -200,7 +201,7 @@ def _status_unanswered(context: AttemptContext, client: Client, why: BaseExcepti
         return Status.BLOCKED
     call, log = context.call, context.log
     has_prompt = log.was_left_waiting or log.has_answered
-    return Status.INTERRUPTED if client.has_left and call.owes_parts and has_prompt else Status.FAILED
+    return Status.INTERRUPTED if client.has_left and call.can_be_left and has_prompt else Status.FAILED
 
 
 def _is_owed_whole(answering: Answering, status: Status) -> bool:

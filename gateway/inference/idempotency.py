@@ -31,12 +31,13 @@ import structlog
 from msgspec.structs import replace
 
 from billing.core.records import UsageRecord
-from billing.core.store_errors import POSTGRES_AWAY, postgres_refuses
+from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.core.errors import AnswerNotKept, CallTakenOver, IdempotencyKeyInUse, IdempotencyKeyReused, Unavailable
 from gateway.core.settings import Settings
+from gateway.idempotency.keeping import keep_until_known
 from gateway.idempotency.replay_buffer import ReplayBuffer, Send
 from gateway.idempotency.store import Answered, Found, IdempotencyStore, Reused, Running
 from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, Claim, Place, StoredAnswer
@@ -47,11 +48,10 @@ from protocol.serving.off_loop import off_loop
 
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run
 CLIENT_WAITS = 30.0  # seconds that a client waits for its answer to be stored while Postgres is away
-MOST_REFUSALS = 5  # times that Postgres may refuse to store an answer before it is given up
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5  # seconds between looks at a call that runs elsewhere
 
 # Stores an answer and books its record, before its account closes.
-Keep = Callable[[StoredAnswer, UsageRecord], Awaitable[None]]
+Keep = Callable[[StoredAnswer, UsageRecord | None], Awaitable[None]]
 
 # Runs a call to its end: says everything through Send, and hands the answer to Keep before its last bytes.
 Run = Callable[[Call, Send, Keep], Awaitable[None]]
@@ -152,7 +152,7 @@ class AnsweredOnce:
         is_stored = False
         error: Exception | None = None
 
-        async def keep(answer: StoredAnswer, record: UsageRecord) -> None:
+        async def keep(answer: StoredAnswer, record: UsageRecord | None) -> None:
             nonlocal is_stored
             is_stored = await self._keep(claim, answer, record, replay)
             if not is_stored:
@@ -174,35 +174,19 @@ class AnsweredOnce:
             await self._release(claim)
         replay.end(error)
 
-    async def _keep(self, claim: Claim, answer: StoredAnswer, record: UsageRecord, replay: ReplayBuffer) -> bool:
+    async def _keep(self, claim: Claim, answer: StoredAnswer, record: UsageRecord | None, replay: ReplayBuffer) -> bool:
         """Store an answer; return False if the call was taken over. Raises Unavailable when Postgres refuses it.
 
-        While Postgres is away it is unknown whether it was stored, so this goes on until Postgres says. The client is
-        sent away after a while: it may come back for the answer. A refusal says nothing of an earlier try that broke
-        off: only the row tells whether that was stored, and charged.
+        While Postgres is away, the client is sent away after a while: it may come back for the answer.
         """
         away = Overloaded(
             "The answer cannot be stored right now and may have been charged. Ask again with the same Idempotency-Key."
         )
         patience = asyncio.get_running_loop().call_later(CLIENT_WAITS, replay.end, away)
-        store, pause, refusals = self._store, 0.1, 0
         try:
-            while True:
-                try:
-                    if refusals < MOST_REFUSALS:
-                        return await store.store(claim, answer, record)
-                    if await store.is_stored(claim):
-                        return True
-                    break
-                except POSTGRES_AWAY as exc:
-                    log.warning("idempotent_answer_not_stored_yet", request_id=claim.request_id, error=repr(exc))
-                    refusals += postgres_refuses(exc)
-                await asyncio.sleep(pause)
-                pause = min(2.0, 2 * pause)
+            return await keep_until_known(self._store, claim, answer, record)
         finally:
             patience.cancel()
-        log.error("idempotent_answer_refused", request_id=claim.request_id)
-        raise Unavailable("The answer could not be stored. It costs nothing. Try again.")
 
     async def _release(self, claim: Claim) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 from litestar import Litestar
@@ -18,6 +19,7 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.settings import Settings
 from gateway.core.version import VERSION
+from gateway.http.background_response import BackgroundResponse
 from gateway.http.direct import Direct
 from gateway.http.error_handler import render_error
 from gateway.http.exchange import LARGEST_BODY
@@ -28,6 +30,7 @@ from gateway.http.routes import HANDLERS
 from gateway.inference.edition import Edition, Editions
 from gateway.run.process import open_process
 from gateway.run.reload import Reloader
+from gateway.stored_responses.background import BackgroundResponses
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
 
@@ -63,6 +66,7 @@ def create_app(
                     edition.settings.keep_alive,
                     edition.inference.answer,
                     edition.answered_once.answer,
+                    partial(BackgroundResponse, parts.get(BackgroundResponses)),
                     metrics.in_flight,
                     refusals.note,
                 )

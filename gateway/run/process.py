@@ -55,6 +55,8 @@ from gateway.storage.readiness import Readiness
 from gateway.storage.redis_client import open_redis
 from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
+from gateway.stored_responses.background import BackgroundResponses
+from gateway.stored_responses.background_store import BackgroundStore
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import ResponseStore
 from gateway.telemetry.live_events import LiveEvents
@@ -193,6 +195,7 @@ class _Process:
                 ReadLimit(self.clock.monotonic),
                 self.idempotency,
                 self.memory,
+                self.backgrounds,
             ),
             *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
             *(() if self.tracer is None else (self.tracer,)),
@@ -230,6 +233,9 @@ class _Process:
             self.database, self.clock, response_sealer, self.body_room, settings.retention.responses
         )
         self.memory = ResponseMemory(responses, self.clock, settings.responses_stored_bytes)
+        background_store = BackgroundStore(responses, self.idempotency, self.database, self.clock, response_sealer)
+        self.backgrounds = BackgroundResponses(self.memory, background_store, self.background)
+        self.drain.runs_more = lambda: self.backgrounds.is_busy
 
     def _make_policy(self) -> None:
         self.policy_events = PolicyEvents(self.database)

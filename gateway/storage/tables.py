@@ -330,9 +330,19 @@ stored_responses = Table(
     Column("previous_id", Text),  # of the turn before; null: the first
     Column("sealed", LargeBinary, nullable=False),  # input items and response, compressed and encrypted
     Column("conversation_bytes", BigInteger, nullable=False),  # of this turn and those before it, in JSON
+    Column("is_open", Boolean, nullable=False, server_default=false()),  # whether it runs in the background
     since(),
     Index("stored_responses_team_id_created_at_idx", "team_id", "created_at"),
     Index("stored_responses_created_at_idx", "created_at"),
+)
+
+# What the streams of responses in the background said, for those who listen from any gateway.
+response_events = Table(
+    "response_events",
+    metadata,
+    Column("response_id", Text, ForeignKey("stored_responses.id", ondelete="CASCADE"), primary_key=True),
+    Column("last_event", BigInteger, primary_key=True),  # sequence_number of the last that is in it
+    Column("sealed", LargeBinary, nullable=False),  # events as they are sent, compressed and encrypted
 )
 
 # Thresholds of budgets that were reached, each once in a period. A row goes when its cap was raised so far that less

@@ -33,6 +33,8 @@ STORE_WITHIN = 2.0  # seconds that an answer waits to be stored
 AWAY_FOR = 2.0  # seconds after it did not, in which no other answer waits for it
 SUMMED_EVERY = 60.0  # seconds for which a team's bytes are believed, those that are stored here added
 
+GONE_ON_FROM = ("completed", "incomplete")  # statuses of responses
+
 T = TypeVar("T")
 Items = tuple[InputItem, ...]
 
@@ -115,7 +117,7 @@ class ResponseMemory:
         return stored
 
     async def _put_if_room(self, team_id: str, response_id: str, request: ResponsesRequest, turn: Turn) -> bool:
-        if not await self._has_room(team_id):
+        if not await self.has_room(team_id):
             return False
         stored = await self.store.put(team_id, response_id, request.previous_response_id, turn)
         if (known := self._used.get(team_id)) is not None:
@@ -136,7 +138,7 @@ class ResponseMemory:
             raise TimeoutError
         return task.result()
 
-    async def _has_room(self, team_id: str) -> bool:
+    async def has_room(self, team_id: str) -> bool:
         """Whether a team may store more: its rows are summed once a minute, what is stored elsewhere comes later."""
         now = self._clock.monotonic()
         summed_at, used = self._used.get(team_id, (-SUMMED_EVERY, 0))
@@ -161,6 +163,11 @@ class ResponseMemory:
             chain, missing = await self.store.conversation(team_id, previous_id)
         if missing is not None:
             _refuse(missing, has_begun=bool(chain))
+        if chain and (status := chain[-1][1].status()) not in GONE_ON_FROM:
+            raise BadRequest(
+                f"Response with id '{previous_id[:80]}' is {status}: only one that has an answer can be gone on from.",
+                param="previous_response_id",
+            )
         return tuple(item for _, turn in chain for item in (*turn.input, *turn.output()))
 
     async def _with_references(self, team_id: str, items: Items) -> Items:

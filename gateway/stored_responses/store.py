@@ -40,12 +40,14 @@ class ResponseStore:
         self._sealer = sealer
         self._room = room  # for long conversations, as for the bodies that they would else come in
 
-    async def put(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> int:
+    async def put(
+        self, team_id: str, response_id: str, previous_id: str | None, turn: Turn, *, is_open: bool = False
+    ) -> int:
         """Store a turn; return the bytes that it takes, 0 where it makes its conversation too long to be stored."""
         plain = msgspec.json.encode(turn)
         if len(plain) > LARGEST:
             return 0
-        sealed = await in_parallel(len(plain), HEAVY, partial(seal, self._sealer, team_id, response_id, plain))
+        sealed = await self.sealed(team_id, response_id, plain)
         values = {
             "id": response_id,
             "team_id": team_id,
@@ -53,21 +55,26 @@ class ResponseStore:
             "sealed": sealed,
             "size": len(plain),
             "most": LARGEST,
+            "is_open": is_open,
             "now": self._clock.moment(),
         }
         async with self._database.at_once() as connection:
             is_stored = (await connection.execute(PUT, values)).one_or_none() is not None
         return len(sealed) if is_stored else 0
 
+    async def sealed(self, team_id: str, response_id: str, plain: bytes) -> bytes:
+        """Return what a row has of a turn in JSON."""
+        return await in_parallel(len(plain), HEAVY, partial(seal, self._sealer, team_id, response_id, plain))
+
     async def find(self, team_id: str, response_ids: Collection[str]) -> dict[str, Turn]:
         """Return those of a team's turns that are there, by their responses' ids. Raises StoredResponseUnreadable."""
-        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if _can_be(id_)))
+        rows = await self._rows(FIND, team_id, ids=sorted(id_ for id_ in response_ids if can_be_id(id_)))
         return {row.id: await self._opened(team_id, row) for row in rows}
 
     async def conversation(self, team_id: str, response_id: str) -> tuple[Chain, str | None]:
         """Return a turn and those before it; and the id of one that is missing among them, ``None`` if none is. Raises
         StoredResponseUnreadable."""
-        if not _can_be(response_id):
+        if not can_be_id(response_id):
             return [], response_id
         asked = {"id": response_id, "most": MOST_MESSAGES}
         rows = await self._rows(CONVERSATION, team_id, **asked, longest=HEAVY)
@@ -76,10 +83,6 @@ class ResponseStore:
                 rows = await self._rows(CONVERSATION, team_id, **asked, longest=LARGEST)
                 return await self._chain(team_id, rows, response_id)
         return await self._chain(team_id, rows, response_id)
-
-    async def delete(self, team_id: str, response_id: str) -> bool:
-        """Delete a response for ever; whether it was there."""
-        return _can_be(response_id) and bool(await self._rows(DELETE, team_id, id=response_id))
 
     async def bytes_of(self, team_id: str) -> int:
         """Return what a team's rows take."""
@@ -105,7 +108,7 @@ class ResponseStore:
             ) from exc
 
 
-def _can_be(response_id: str) -> bool:
+def can_be_id(response_id: str) -> bool:
     """Whether Postgres can look for an id: a text of it has no NUL."""
     return "\x00" not in response_id
 
@@ -128,9 +131,9 @@ PUT = text("""
         SELECT coalesce((SELECT conversation_bytes FROM stored_responses
                          WHERE id = CAST(:previous_id AS text) AND team_id = :team_id), 0) AS bytes
     )
-    INSERT INTO stored_responses (id, team_id, previous_id, sealed, conversation_bytes, created_at)
+    INSERT INTO stored_responses (id, team_id, previous_id, sealed, conversation_bytes, is_open, created_at)
     SELECT :id, :team_id, CAST(:previous_id AS text), CAST(:sealed AS bytea),
-           before.bytes + CAST(:size AS bigint), CAST(:now AS timestamptz)
+           before.bytes + CAST(:size AS bigint), CAST(:is_open AS boolean), CAST(:now AS timestamptz)
     FROM before WHERE before.bytes + CAST(:size AS bigint) <= CAST(:most AS bigint)
     ON CONFLICT (id) DO UPDATE SET sealed = excluded.sealed
     WHERE stored_responses.team_id = excluded.team_id
@@ -158,12 +161,12 @@ CONVERSATION = text("""
     SELECT id, previous_id, conversation_bytes, sealed FROM turns ORDER BY back DESC
 """)
 
-DELETE = text("""
-    DELETE FROM stored_responses WHERE id = :id AND team_id = :team_id AND created_at > :since RETURNING 1
-""")
-
 BYTES = text("""
-    SELECT coalesce(sum(octet_length(sealed)), 0) AS bytes FROM stored_responses
+    SELECT coalesce(sum(octet_length(sealed) + coalesce(events.bytes, 0)), 0) AS bytes
+    FROM stored_responses LEFT JOIN LATERAL (
+        SELECT sum(octet_length(response_events.sealed)) AS bytes
+        FROM response_events WHERE response_id = stored_responses.id
+    ) AS events ON true
     WHERE team_id = :team_id AND created_at > :since
 """)
 

@@ -29,9 +29,22 @@ class Turn(Struct, frozen=True):
         """Return what was answered, as the same items sent back by a client would be read."""
         return msgspec.json.decode(self.response, type=_Answered).output
 
+    def status(self) -> str:
+        """Return the status of the response."""
+        return msgspec.json.decode(self.response, type=_State).status
+
+    def ran_behind(self) -> bool:
+        """Whether the response runs in the background, or did."""
+        return msgspec.json.decode(self.response, type=_State).background
+
 
 class _Answered(Struct):
     output: tuple[InputItem, ...]
+
+
+class _State(Struct):
+    status: str
+    background: bool = False
 
 
 def own_items(asked: ResponsesRequest) -> tuple[InputItem, ...]:

@@ -18,6 +18,9 @@ class Client:
 
     has_left: bool = False
 
+    def note_admitted(self) -> None:
+        """Its call may run: what it may cost is held."""
+
 
 class ended_when_client_leaves:  # noqa: N801: it reads as what it does; a generator would cost a call 1 % of its CPU
     """Cancel what runs inside as soon as the client has gone, and swallow that cancellation.

@@ -315,7 +315,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "in 'input'"),
     ({"conversation": "conv_1"}, "conversation", "in 'input'"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
-    ({"background": True}, "background", "in a batch"),
+    ({"background": True, "store": False}, "background", "leave 'store' out"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "type 'function'"),
     ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "https://x"}]}, "tools[0].type", "'mcp'"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "needs a 'name'"),

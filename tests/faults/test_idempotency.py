@@ -1,5 +1,6 @@
 # kill -9 of a gateway under calls with Idempotency-Keys, each repeated until it is answered: every key is paid once,
-# for the answer that its caller has, and every later answer under it is the same.
+# for the answer that its caller has, and every later answer under it is the same. And the end of a gateway under
+# responses that run in the background.
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import pytest
 
 from tests.support.audits import lasting_differences
 from tests.support.fault_house import FaultHouse, running_fault_house
-from tests.support.waiting import until_found
+from tests.support.waiting import until, until_found
 
 CALLERS = 10
 CALLS = 3  # keys of each caller
@@ -115,4 +116,45 @@ def test_every_key_is_paid_once_whichever_process_is_killed(house: FaultHouse, s
         assert {row["status"] for row in rows[key] if not row["cost_nanousd"]} <= {"failed", "superseded"}
     assert lasting_differences(house.postgres.url, within=60) == []
     ill = ("Traceback", "unexpected_error", "reply_failed", "background_work_failed", "stored_answer_unreadable")
+    assert [line for line in house.new_log_lines() if any(word in line for word in ill)] == []
+
+
+@pytest.mark.timeout(120)
+def test_responses_in_the_background_end_with_their_gateway(house: FaultHouse) -> None:
+    """One that is drained waits for them. Killed, each has failed, for nothing, or had its answer, which is paid."""
+    (team_key,) = house.make_team("behind", {}, [{}]).values()
+    victim, other = house.gateways
+    headers = {"authorization": f"Bearer {team_key}"}
+
+    def started(count: int) -> list[str]:
+        with httpx.Client(base_url=victim.url, headers=headers, timeout=30) as client:
+            body = {"model": "lengthy", "input": "hi", "background": True, "user": "behind"}
+            return [client.post("/v1/responses", json=body).raise_for_status().json()["id"] for _ in range(count)]
+
+    def ended(ids: list[str]) -> list[dict[str, object]]:
+        found: dict[str, dict[str, object]] = {}
+        with httpx.Client(base_url=other.url, headers=headers, timeout=30) as client:
+            for id_ in ids:
+                until(lambda id_=id_: client.get(f"/v1/responses/{id_}").json()["status"] in ("completed", "failed"))
+                found[id_] = client.get(f"/v1/responses/{id_}").json()
+        return list(found.values())
+
+    drained = started(4)
+    assert victim.end() == 0
+    victim.start()
+    killed = started(2)
+    time.sleep(1.2)
+    killed += started(4)
+    victim.kill()
+    victim.start()
+    answers = ended([*drained, *killed])
+    rows = asyncio.run(rows_of(house.postgres.url, "behind", len(answers)))["behind"]
+    charged = {row["request_id"].replace("-", "") for row in rows if row["cost_nanousd"]}
+
+    statuses = [answer["status"] for answer in answers]
+    assert statuses[:4] == ["completed"] * 4 and statuses[-4:] == ["failed"] * 4
+    assert charged == {str(answer["id"])[5:] for answer in answers if answer["status"] == "completed"}
+    assert len(rows) == len(answers)
+    assert lasting_differences(house.postgres.url, within=60) == []
+    ill = ("Traceback", "unexpected_error", "background_work_failed")
     assert [line for line in house.new_log_lines() if any(word in line for word in ill)] == []

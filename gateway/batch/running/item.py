@@ -123,6 +123,8 @@ class ItemRunner:
         options, extensions = options_of(asked, caller, {}, "batch")
         if getattr(asked.request, "stream", None):
             raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
+        if getattr(asked.native, "background", None):
+            raise BadRequest("A request of a batch runs behind it anyway. Leave 'background' out.", param="background")
         if asked.goes_on:
             words = "A request of a batch cannot go on from what is stored. Send the items of the turns before."
             raise BadRequest(words, param="input")

@@ -23,6 +23,8 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
     async def answer_call(request: AnyRequest) -> ASGIApp:
         call = await read_call(request, endpoint)
         writer = endpoint.writer_of(call)
+        if getattr(call.native, "background", None):
+            return inference_of(request).answer_behind(inference_of(request), call, writer)
         before_end = part_of(request, ResponseMemory).before_end(call, writer) if endpoint.has_memory else None
         return ReplyResponse(inference_of(request), call, writer, before_end)
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from litestar import Response, delete, get, post
 from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
 
 from gateway.accounts.guards import team_guard
+from gateway.http.background_response import ListenResponse
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_parameters, read_whole
+from gateway.http.inference_port import inference_of
+from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.turns import Turn, told_items
 from protocol.errors import BadRequest, NotFound, invalid_value
@@ -21,19 +26,34 @@ USUAL_PAGE = 20
     summary="Read a stored response",
     query=("include", "include[]", "include_obfuscation", "stream", "starting_after"),
 )
-async def get_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
-    """Read a response as it was answered. ``include`` adds nothing: all that is known is there."""
+async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIApp:
+    """Read a response as it was answered, or as far as it is in the background. ``include`` adds nothing: all that is
+    known is there. ``stream`` gives the events of one that runs in the background, or did, after ``starting_after``.
+    """
     query = read_parameters(request, repeated=("include", "include[]"))
-    if query.get("stream", "false") != "false" or "starting_after" in query:
-        raise BadRequest("Only the response itself can be read, not its stream. Leave 'stream' out.", param="stream")
+    is_stream = query.get("stream", "false")
+    if is_stream not in ("true", "false"):
+        raise invalid_value("stream", "is true or false")
+    after = read_whole(query["starting_after"], "starting_after", 0, 2**31) if "starting_after" in query else -1
+    if "starting_after" in query and is_stream == "false":
+        raise BadRequest("'starting_after' needs 'stream=true'.", param="starting_after")
     turn = await _turn_of(request, response_id)
-    return Response(bytes(turn.response), media_type="application/json")
+    backgrounds, team_id = part_of(request, BackgroundResponses), caller_of(request).team.id
+    if is_stream == "true":
+        if not turn.ran_behind():
+            words = "Only a response in the background has a stream to be read: leave 'stream' out."
+            raise BadRequest(words, param="stream")
+        events = backgrounds.listen(team_id, response_id, after)
+        return ListenResponse(events, inference_of(request).keep_alive)
+    turn = await backgrounds.settled(team_id, response_id, turn)
+    return ASGIResponse(body=bytes(turn.response), media_type="application/json")
 
 
 @delete("/v1/responses/{response_id:str}", guards=[team_guard], status_code=200, summary="Delete a stored response")
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
-    """Delete a response with its items, for ever. A conversation that it was a turn of cannot go on."""
-    if not await part_of(request, ResponseMemory).store.delete(caller_of(request).team.id, response_id):
+    """Delete a response with its items, for ever, and end it should it run in the background. A conversation that it
+    was a turn of cannot go on."""
+    if not await part_of(request, BackgroundResponses).delete(caller_of(request).team.id, response_id):
         raise _not_found(response_id)
     return answer({"id": response_id, "object": "response", "deleted": True})
 
@@ -42,9 +62,11 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
     "/v1/responses/{response_id:str}/cancel", guards=[team_guard], status_code=200, summary="Cancel a stored response"
 )
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
-    """Refuse: only what runs in the background can be cancelled so. To end another response, close its connection."""
-    await _turn_of(request, response_id)
-    raise BadRequest("A response that does not run in the background cannot be cancelled: close its connection.")
+    """End a response that runs in the background, and return it as it is then. To end another one, close its
+    connection."""
+    turn = await _turn_of(request, response_id)
+    turn = await part_of(request, BackgroundResponses).cancel(caller_of(request).team.id, response_id, turn)
+    return Response(bytes(turn.response), media_type="application/json")
 
 
 @get(
