@@ -424,6 +424,24 @@ def test_calls_do_not_move_while_they_are_looked_at(house: House, page: Page) ->
     assert held == 2
 
 
+def test_what_was_seen_stays_while_the_gateway_is_away(house: House, page: Page) -> None:
+    """The error stands beside it, and goes when the gateway answers again."""
+    team = PayingTeam(house)
+    team.ask()
+    team.settled()
+    away = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    enter(page, house, team.key, "calls")
+    page.wait("Boolean(document.querySelector('tbody a'))")
+    page.ask("Network.emulateNetworkConditions", offline=True, **away)
+    page.wait_text("The gateway does not answer.")
+    rows = page.look("document.querySelectorAll('tbody tr').length")
+    page.ask("Network.emulateNetworkConditions", offline=False, **away)
+    page.click("Try again")
+    page.wait("!document.querySelector('.problem')")
+
+    assert rows == 1
+
+
 def test_no_view_is_wider_than_a_phone(house: House, page: Page) -> None:
     """At 360 pixels no view scrolls sideways, whatever the names in it."""
     new_team(house, name="a" * 100)
