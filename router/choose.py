@@ -158,19 +158,22 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
     """
     name = catalog.meaning(asked)
     is_known = name in catalog.models or name in catalog.auto
-    if options.allowed_models is None:
+    if not (lists := options.lists()):
         if not is_known:
             words = f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do."
             raise UnknownModel(words, param="model")
         return name
     if is_known:
         members = catalog.members_of(name) if name in catalog.auto else ()
-        if options.may_use(name, asked, *(model.name for model in members)):
+        is_named = options.may_use(name, asked, *(model.name for model in members))
+        if is_named and (not members or options.usable(members)):  # none may be what both team and key have
             return name
-    some = sorted(options.allowed_models)[:NAMED]
-    more = "" if len(some) == len(options.allowed_models) else ", …"
+    names = lists[-1]  # the key's are the narrower ones
+    some = sorted(names)[:NAMED]
+    more = "" if len(some) == len(names) else ", …"
     allowed = f"it may use {', '.join(some)}{more}" if some else "it may use none"
-    words = f"This team may use no model '{asked[:100]}'; {allowed} (GET /v1/models lists them)."
+    who = "team" if options.key_models is None else "key"
+    words = f"This {who} may use no model '{asked[:100]}'; {allowed} (GET /v1/models lists them)."
     raise ModelNotAllowed(words, param="model")
 
 

@@ -63,7 +63,8 @@ def granted_with(options: RoutingOptions, asked: str, model: str, catalog: Catal
         return options
     if asked in catalog.models or not options.may_use(asked):
         return None
-    return replace(options, allowed_models=(options.allowed_models or frozenset()) | {model})
+    granted = {"allowed_models": options.allowed_models, "key_models": options.key_models}
+    return replace(options, **{name: names and names | {model} for name, names in granted.items()})
 
 
 def at_preferred(route: Route, preference: ProviderPreference, health: Health) -> Route:

@@ -21,7 +21,9 @@ from gateway.accounts.admin_keys import find_admin
 from gateway.accounts.guessing import Guessing
 from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.accounts.key_uses import KeyUses
+from gateway.core.client_addresses import is_among
 from gateway.core.clock import Clock
+from gateway.core.errors import AddressNotAllowed
 from gateway.core.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
 from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
 from gateway.storage.database import Database
@@ -80,8 +82,9 @@ class Authenticator:
     async def identify(self, key: str | None, address: str) -> Caller | Admin:
         """Return the caller that this key belongs to.
 
-        Raises InvalidKey for none, an unknown, a revoked or an expired one; RateLimited for an address that keeps
-        guessing; Overloaded when Postgres is needed to tell and does not answer.
+        Raises InvalidKey for none, an unknown, a revoked or an expired one; AddressNotAllowed for one that is not for
+        calls from there; RateLimited for an address that keeps guessing; Overloaded when Postgres is needed to tell
+        and does not answer.
         """
         if not key:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
@@ -90,6 +93,8 @@ class Authenticator:
         caller = await self._caller(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
+        if caller.addresses is not None and not is_among(address, caller.addresses):
+            raise AddressNotAllowed(f"This key may not be used from {address or 'here'}: ask who made it for you.")
         self.uses.note(caller.key_id)
         return caller
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import get_close_matches
+from ipaddress import ip_network
 from typing import TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -27,6 +28,7 @@ from protocol.errors import BadRequest, invalid_param, invalid_value
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
 LONGEST_NAME = 200  # characters
+MOST_RANGES = 100  # of addresses, of one key: each call is compared with them
 LONGEST_OVERLAP = 90 * 86400.0  # seconds
 NO_LIMITS = Limits()
 
@@ -88,7 +90,20 @@ class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
     expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
     limits: LimitsInput | None = None
+    allowed_models: list[str] | None = None  # of those that the team may use; null: all of them
+    allowed_addresses: list[str] | None = None  # whence it may call, such as 10.20.0.0/16; null: from everywhere
     cache: CacheUse | None = None  # whether its calls go by the cache; null: as the model that they ask for
+
+
+class KeyPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes to a key: what is absent stays as it is, null takes a value away."""
+
+    name: str | UnsetType = UNSET
+    expires_at: datetime | float | UnsetType | None = UNSET
+    limits: LimitsInput | UnsetType | None = UNSET
+    allowed_models: list[str] | UnsetType | None = UNSET
+    allowed_addresses: list[str] | UnsetType | None = UNSET
+    cache: CacheUse | UnsetType | None = UNSET
 
 
 class NewAdminKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,6 +204,22 @@ def check_models(names: list[str] | None, known: Collection[str] | None) -> list
             hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
             raise invalid_param(f"allowed_models[{place}]", f"There is no model '{name[:100]}'. {hint}")
     return None if names is None else list(dict.fromkeys(names))
+
+
+def check_addresses(ranges: list[str] | None) -> list[str] | None:
+    """Return ranges of addresses in their one form, without repetitions. Raises BadRequest."""
+    if ranges is None:
+        return None
+    if len(ranges) > MOST_RANGES:
+        raise invalid_value("allowed_addresses", f"has {len(ranges)} ranges; {MOST_RANGES} are the most")
+    read = []
+    for place, said in enumerate(ranges):
+        try:
+            read.append(str(ip_network(said.strip())))
+        except ValueError as exc:
+            right = "must be an address or a range such as 203.0.113.7, 10.20.0.0/16 or 2001:db8::/48"
+            raise invalid_value(f"allowed_addresses[{place}]", f"{right} ({str(exc)[:100]})") from None
+    return list(dict.fromkeys(read))
 
 
 def apply_limits(wanted: LimitsInput | None, before: Limits = NO_LIMITS) -> Limits:

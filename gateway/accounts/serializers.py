@@ -119,6 +119,8 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "prefix": record.prefix,
         "status": record.status(now),
         "limits": limits_view(record.limits),
+        "allowed_models": record.allowed_models,
+        "allowed_addresses": record.allowed_addresses,
         "cache": record.cache,
         "created_at": moment(record.created_at),
         "expires_at": moment(record.expires_at),

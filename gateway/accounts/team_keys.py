@@ -1,11 +1,11 @@
-# Keys of teams: created (and shown that once), listed, rotated with an overlap, revoked. What is stored is a digest;
-# see keys.py. Each change tells every gateway and the audit log in the transaction that makes it.
+# Keys of teams: created (and shown that once), listed, changed, rotated with an overlap, revoked. What is stored is a
+# digest; see keys.py. Each change tells every gateway and the audit log in the transaction that makes it.
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,8 +14,19 @@ from sqlalchemy import Select, func, insert, literal, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
-from gateway.accounts.schemas import NewKey, Rotation, apply_limits, check_moment, check_name, check_overlap
-from gateway.accounts.teams import announce, get_team, read_limits
+from gateway.accounts.schemas import (
+    NO_LIMITS,
+    KeyPatch,
+    NewKey,
+    Rotation,
+    apply_limits,
+    check_addresses,
+    check_models,
+    check_moment,
+    check_name,
+    check_overlap,
+)
+from gateway.accounts.teams import announce, follow_limits, get_team, read_limits
 from gateway.core.errors import Conflict
 from gateway.core.keys import key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
@@ -24,6 +35,7 @@ from gateway.storage.tables import api_keys
 from protocol.errors import NotFound
 
 _ID = re.compile("key_[0-9a-f]{24}")
+_EDITABLE = KeyPatch.__struct_fields__  # and what a rotated key has of the old one
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True):
@@ -34,6 +46,8 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     name: str
     prefix: str
     limits: Limits
+    allowed_models: list[str] | None
+    allowed_addresses: list[str] | None
     cache: str | None
     created_at: datetime
     expires_at: datetime | None
@@ -56,16 +70,42 @@ class NewlyMade(Struct, frozen=True, kw_only=True):
     replaces: KeyRecord | None = None  # the key that this one was rotated from, as it is now
 
 
-async def create_key(connection: AsyncConnection, pepper: str, new: NewKey, act: Act, now: float) -> NewlyMade:
-    """Create a key of a team. ``now`` is unix seconds. Raises BadRequest, NotFound."""
-    expires_at = check_moment(new.expires_at, _moment(now))
-    limits = apply_limits(new.limits)
-    name = check_name(new.name)
+async def create_key(
+    connection: AsyncConnection, pepper: str, new: NewKey, act: Act, now: float, models: Collection[str] | None = None
+) -> NewlyMade:
+    """Create a key of a team. ``now`` is unix seconds, ``models`` the names that it may be allowed, when they are
+    known. Raises BadRequest, NotFound."""
+    values = _checked(new, _moment(now), models)
     await get_team(connection, new.team_id)
-    made = await _insert(connection, pepper, new.team_id, name, limits, new.cache, expires_at)
-    details = {"name": name, "limits": limits, "cache": new.cache, "expires_at": expires_at}
-    await _tell(connection, act, "key.created", made.record, details)
+    made = await _insert(connection, pepper, new.team_id, values)
+    await _tell(connection, act, "key.created", made.record, values)
     return made
+
+
+async def update_key(
+    connection: AsyncConnection,
+    key_id: str,
+    patch: KeyPatch,
+    act: Act,
+    now: float,
+    models: Collection[str] | None = None,
+) -> KeyRecord:
+    """Change the fields that ``patch`` names, and leave the rest. Raises BadRequest, NotFound, and Conflict for a key
+    that has ended: that it works again would surprise."""
+    moment = _moment(now)
+    old = await _lock_key(connection, key_id)
+    if (status := old.status(moment)) != "active":
+        raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
+    wanted = _checked(patch, moment, models, old.limits)
+    changes = {name: value for name, value in wanted.items() if value != getattr(old, name)}
+    if not changes:
+        return old
+    query = update(api_keys).where(api_keys.c.id == key_id).values(**changes).returning(api_keys)
+    record = _record((await connection.execute(query)).mappings().one())
+    if "limits" in changes:
+        await follow_limits(connection, f"key:{key_id}")
+    await _tell(connection, act, "key.updated", record, changes)
+    return record
 
 
 async def rotate_key(
@@ -77,10 +117,10 @@ async def rotate_key(
     old = await _lock_key(connection, key_id)
     if (status := old.status(moment)) != "active":
         raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
-    lasts_until = old.expires_at
+    values = {name: getattr(old, name) for name in _EDITABLE}
     if rotation.expires_at is not UNSET:
-        lasts_until = check_moment(rotation.expires_at, moment)
-    made = await _insert(connection, pepper, old.team_id, old.name, old.limits, old.cache, lasts_until)
+        values["expires_at"] = check_moment(rotation.expires_at, moment)
+    made = await _insert(connection, pepper, old.team_id, values)
     ends = moment + timedelta(seconds=overlap)
     changes: dict[str, Any] = {"expires_at": ends if old.expires_at is None else min(ends, old.expires_at)}
     if overlap == 0:
@@ -128,29 +168,34 @@ async def move_key(connection: AsyncConnection, others: Sequence[bytes], digest:
     await connection.execute(update(api_keys).where(api_keys.c.digest.in_(others)).values(**values))
 
 
-async def _insert(
-    connection: AsyncConnection,
-    pepper: str,
-    team_id: str,
-    name: str,
-    limits: Limits,
-    cache: str | None,
-    expires_at: datetime | None,
-) -> NewlyMade:
+async def _insert(connection: AsyncConnection, pepper: str, team_id: str, editable: Mapping[str, Any]) -> NewlyMade:
     key = new_key()
     values = {
         "id": f"key_{secrets.token_hex(12)}",
         "team_id": team_id,
-        "name": name,
         "digest": key_digest(pepper, key),
         "pepper": pepper_name(pepper),
         "prefix": shown_prefix(key),
-        "limits": limits,
-        "cache": cache,
-        "expires_at": expires_at,
+        **editable,
     }
     row = (await connection.execute(insert(api_keys).values(**values).returning(api_keys))).mappings().one()
     return NewlyMade(key=key, record=_record(row))
+
+
+def _checked(
+    wanted: NewKey | KeyPatch, now: datetime, models: Collection[str] | None, limits: Limits = NO_LIMITS
+) -> dict[str, Any]:
+    """Return the columns that ``wanted`` names; limits are changes of those before. Raises BadRequest."""
+    checks: dict[str, Callable[[Any], Any]] = {
+        "name": check_name,
+        "expires_at": lambda said: check_moment(said, now),
+        "limits": lambda said: apply_limits(said, limits),
+        "allowed_models": lambda names: check_models(names, models),
+        "allowed_addresses": check_addresses,
+        "cache": lambda use: use,
+    }
+    said = {name: getattr(wanted, name) for name in _EDITABLE}
+    return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
 
 
 def _moment(now: float) -> datetime:

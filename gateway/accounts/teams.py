@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from ipaddress import ip_network
 from typing import Any
 
 import msgspec
@@ -95,7 +96,7 @@ async def update_team(
     change = update(teams).where(teams.c.id == team_id).values(**changes, updated_at=func.now()).returning(teams)
     row = (await connection.execute(change)).mappings().one()
     if "limits" in changes:
-        await connection.execute(_FOLLOW_LIMITS, {"scope": f"team:{team_id}"})
+        await follow_limits(connection, f"team:{team_id}")
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -121,12 +122,26 @@ async def find_caller_of_key(connection: AsyncConnection, key_id: str, *, also_r
 
 def _caller(row: Mapping[Any, Any]) -> Caller:
     expires_at = None if row["expires_at"] is None else row["expires_at"].timestamp()
-    return from_row(Caller, row, team=_team(row), key_limits=read_limits(row["key_limits"]), expires_at=expires_at)
+    models, ranges = row["key_models"], row["key_addresses"]
+    return from_row(
+        Caller,
+        row,
+        team=_team(row),
+        key_limits=read_limits(row["key_limits"]),
+        key_models=None if models is None else frozenset(models),
+        addresses=None if ranges is None else tuple(map(ip_network, ranges)),
+        expires_at=expires_at,
+    )
 
 
 async def announce(connection: AsyncConnection, team_id: str) -> None:
     """Tell every gateway, when this transaction commits, to forget what it remembers of a team."""
     await connection.execute(_NOTIFY, {"channel": ACCESS_CHANNEL, "payload": team_id})
+
+
+async def follow_limits(connection: AsyncConnection, scope: str) -> None:
+    """Let the open balances of a scope have the caps that its row has now."""
+    await connection.execute(_FOLLOW_LIMITS, {"scope": scope})
 
 
 def read_limits(stored: Any) -> Limits:
@@ -205,6 +220,8 @@ _FIND_ANY_CALLER = select(
     api_keys.c.id.label("key_id"),
     api_keys.c.name.label("key_name"),
     api_keys.c.limits.label("key_limits"),
+    api_keys.c.allowed_models.label("key_models"),
+    api_keys.c.allowed_addresses.label("key_addresses"),
     api_keys.c.cache,
     api_keys.c.expires_at,
     api_keys.c.digest,

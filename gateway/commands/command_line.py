@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from msgspec import UNSET, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.store_errors import POSTGRES_AWAY
@@ -32,6 +33,7 @@ NO_LIMIT = ("none", "off", "unlimited")
 T = TypeVar("T")
 
 
+Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Count = Annotated[str | None, typer.Option(metavar="N", help="A whole number, or none")]
 Usd = Annotated[str | None, typer.Option(metavar="USD", help="Dollars, or none")]
 
@@ -94,6 +96,13 @@ def read_limits(options: Mapping[str, Any]) -> LimitsInput:
                 fail(f"--{name.replace('_', '-')}: expected a number or none, found {said!r}")
             values[name] = None
     return LimitsInput(**values)
+
+
+def read_names(said: str | None) -> list[str] | UnsetType | None:
+    """Return the names that an option says with commas between, None for `all`, UNSET where it is not given."""
+    if said is None:
+        return UNSET
+    return None if said == "all" else [name for name in (part.strip() for part in said.split(",")) if name]
 
 
 def read_expiry(said: str | None) -> datetime | None:

@@ -7,20 +7,31 @@ from typing import Annotated
 
 import msgspec
 import typer
+from msgspec import UNSET
 
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
-from gateway.accounts.schemas import NewAdminKey, NewKey, Rotation
+from gateway.accounts.schemas import KeyPatch, LimitsInput, NewAdminKey, NewKey, Rotation
 from gateway.accounts.serializers import admin_key_view, key_view, made_view
-from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key
-from gateway.commands.command_line import Count, Usd, cli_actor, read_expiry, read_limits, read_settings, run
+from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key, update_key
+from gateway.commands.command_line import (
+    Count,
+    Models,
+    Usd,
+    cli_actor,
+    read_expiry,
+    read_limits,
+    read_names,
+    read_settings,
+    run,
+)
 from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.keys import pepper_name
 from gateway.core.principals import Role
 from gateway.core.settings import CacheUse
-from gateway.terminal.printing import Format, FormatOption, say, show
+from gateway.terminal.printing import Format, FormatOption, fail, say, show
 
-command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, rotate, revoke.")
+command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, change, rotate, revoke.")
 
 
 class Cache(StrEnum):
@@ -30,6 +41,11 @@ class Cache(StrEnum):
     ALL = "all"  # sampled answers and tool calls too
     OFF = "off"
 
+
+From = Annotated[
+    str | None,
+    typer.Option(metavar="RANGES", help="Whence it may call: addresses or ranges with commas between, or all"),
+]
 
 COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
 
@@ -50,18 +66,61 @@ def create_one_key(
     cache: Annotated[
         Cache | None, typer.Option(help="Whether its calls go by the cache; default: as the model they ask for")
     ] = None,
+    models: Models = None,
+    allow_from: From = None,
     config: ConfigOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and show it, this once."""
     limits = read_limits(locals())
+    allowed, ranges = read_names(models), read_names(allow_from)
     use = None if cache is None else msgspec.convert(cache.value, CacheUse)
-    new = NewKey(team_id=team, name=name, expires_at=read_expiry(expires), limits=limits, cache=use)
-    settings = read_settings(config)
-    made = run(
-        settings, lambda connection: create_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())
+    new = NewKey(
+        team_id=team,
+        name=name,
+        expires_at=read_expiry(expires),
+        limits=limits,
+        allowed_models=None if allowed is UNSET else allowed,
+        allowed_addresses=None if ranges is UNSET else ranges,
+        cache=use,
     )
+    settings = read_settings(config)
+    pepper, known = settings.key_pepper, settings.catalog().names()
+    made = run(settings, lambda connection: create_key(connection, pepper, new, cli_actor(), Clock().now(), known))
     _show_made(made, format)
+
+
+@command.command("set")
+def change(
+    key_id: KeyId,
+    name: Annotated[str | None, typer.Option(help="For people: where it is used")] = None,
+    expires: Annotated[str | None, typer.Option(help="A day, a moment, from now, or never")] = None,
+    models: Models = None,
+    allow_from: From = None,
+    requests_per_minute: Count = None,
+    tokens_per_minute: Count = None,
+    concurrent_requests: Count = None,
+    tokens_per_day: Count = None,
+    usd_per_day: Usd = None,
+    usd_per_month: Usd = None,
+    config: ConfigOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Change what is named and leave the rest, at every gateway within a second; a limit of `none` goes."""
+    patch = KeyPatch(
+        name=UNSET if name is None else name,
+        expires_at=UNSET if expires is None else None if expires == "never" else read_expiry(expires),
+        limits=read_limits(locals()),
+        allowed_models=read_names(models),
+        allowed_addresses=read_names(allow_from),
+    )
+    if patch == KeyPatch(limits=LimitsInput()):
+        fail("nothing to change; see tollgate keys set --help")
+    settings = read_settings(config)
+    known = settings.catalog().names()
+    record = run(settings, lambda connection: update_key(connection, key_id, patch, cli_actor(), Clock().now(), known))
+    row = key_view(record, Clock().moment())
+    show(format, row, (*COLUMNS, "limits", "allowed_models", "allowed_addresses"), [row], f"Key {key_id}")
 
 
 @command.command("list")

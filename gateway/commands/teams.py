@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from gateway.accounts.schemas import (
     LimitsInput,
@@ -21,7 +21,7 @@ from gateway.accounts.schemas import (
 )
 from gateway.accounts.serializers import team_view
 from gateway.accounts.teams import TeamRecord, create_team, get_team, list_teams, update_team
-from gateway.commands.command_line import Count, Usd, cli_actor, read_limits, read_settings, run
+from gateway.commands.command_line import Count, Models, Usd, cli_actor, read_limits, read_names, read_settings, run
 from gateway.config.paths import ConfigOption
 from gateway.core.settings import Level, Settings
 from gateway.terminal.printing import Format, FormatOption, fail, show
@@ -35,7 +35,6 @@ COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "cre
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
 Name = Annotated[str | None, typer.Option(help="For people")]
 Weight = Annotated[float | None, typer.Option(help="Its share where teams compete")]
-Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
 Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
 LevelOption = Annotated[
@@ -69,7 +68,7 @@ def create(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a team."""
-    allowed = _models(models)
+    allowed = read_names(models)
     new = NewTeam(
         id=team_id,
         name=name,
@@ -112,7 +111,7 @@ def change(
     patch = TeamPatch(
         name=UNSET if name is None else name,
         weight=UNSET if weight is None else weight,
-        allowed_models=_models(models),
+        allowed_models=read_names(models),
         allow_smaller=UNSET if allow_smaller is None else allow_smaller,
         safety=_safety(safety_input, safety_output, safety_level) or UNSET,
         limits=read_limits(locals()),
@@ -155,12 +154,6 @@ def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
         return asyncio.run(with_checked_webhook(wanted, settings.callbacks_allow))
     except ServiceError as exc:
         fail(exc.message)
-
-
-def _models(said: str | None) -> list[str] | UnsetType | None:
-    if said is None:
-        return UNSET
-    return None if said == "all" else [name for name in (part.strip() for part in said.split(",")) if name]
 
 
 def _safety(input: str | None, output: str | None, levels: list[str] | None) -> SafetyInput | None:

@@ -2,7 +2,8 @@
 #
 #   ServiceError
 #   ├── Forbidden             403
-#   │   └── TeamSuspended          team_suspended
+#   │   ├── TeamSuspended          team_suspended
+#   │   └── AddressNotAllowed      address_not_allowed: the key is for calls from elsewhere
 #   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
 #   ├── EncodedBody           415  unsupported_encoding
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
@@ -40,6 +41,12 @@ class TeamSuspended(Forbidden):
     """The team exists and may not call."""
 
     code = "team_suspended"
+
+
+class AddressNotAllowed(Forbidden):
+    """The key is right, and may not be used from where the request comes."""
+
+    code = "address_not_allowed"
 
 
 class ContentPolicyViolation(ServiceError):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from billing.core.holds import Limits
+from gateway.core.client_addresses import Networks
 from gateway.core.settings import CacheUse, TeamSafety
 
 # Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
@@ -34,6 +35,8 @@ class Caller(Struct, frozen=True, kw_only=True):
     key_id: str
     key_name: str = ""
     key_limits: Limits = Limits()
+    key_models: frozenset[str] | None = None  # what it may ask for, of what the team may; None: all
+    addresses: Networks | None = None  # whence it may call; None: from everywhere
     expires_at: float | None = None  # unix seconds
     cache: CacheUse | None = None  # of calls that do not say; None: as the name that they ask for
 

@@ -44,6 +44,7 @@ def routing_options(
     return RoutingOptions(
         tier=tier,
         allowed_models=caller.team.allowed_models,
+        key_models=caller.key_models,
         allow_smaller=caller.team.allow_smaller,
         quality=options.quality,
         recalibrated=recalibrations.of(caller.team.id),

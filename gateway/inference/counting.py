@@ -54,7 +54,8 @@ class PromptCounter:
         BadRequest for images that it may not fetch.
         """
         catalog = self._catalog
-        name = permitted_name(asked.model, RoutingOptions(allowed_models=caller.team.allowed_models), catalog)
+        may = RoutingOptions(allowed_models=caller.team.allowed_models, key_models=caller.key_models)
+        name = permitted_name(asked.model, may, catalog)
         chat = await off_loop(size, lambda: to_chat(asked))  # refuses what no dialect could carry
         estimate = await off_loop(size, lambda: probable_prompt_tokens(chat))
         if (model := catalog.models.get(name)) is None:

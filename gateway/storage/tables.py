@@ -65,6 +65,8 @@ api_keys = Table(
     Column("pepper", Text),  # its name, see gateway.core.keys.pepper_name; null: not noted yet
     Column("prefix", Text, nullable=False),  # "tg-ab12": enough for a reader to tell keys apart
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
+    Column("allowed_models", ARRAY(Text)),  # of those that the team may use; null: all
+    Column("allowed_addresses", ARRAY(Text)),  # ranges; null: everywhere
     Column("cache", Text),  # "on", "all" or "off"; null: as the model that is asked for
     since(),
     moment("expires_at"),

@@ -19,10 +19,11 @@ class ProviderPreference(Struct, frozen=True, kw_only=True):
 
 
 class RoutingOptions(Struct, frozen=True, kw_only=True):
-    """What the caller asks for in headers, and what its team may have."""
+    """What the caller asks for in headers, and what its team and its key may have."""
 
     tier: Tier = Tier.INTERACTIVE
-    allowed_models: frozenset[str] | None = None  # None: every one
+    allowed_models: frozenset[str] | None = None  # the team's; None: every one
+    key_models: frozenset[str] | None = None  # the key's, of those; None: every one
     allow_smaller: bool = True  # under overload, a small model may answer what was judged hard
     quality: float | None = None  # 0..1, for automatic routes; None: the route's own
     recalibrated: Mapping[str, float] = {}  # by route: what its own quality takes for this team, as measured
@@ -30,12 +31,19 @@ class RoutingOptions(Struct, frozen=True, kw_only=True):
     spares: tuple[str, ...] = ()  # models to fall back on, by the names that the caller gives
     providers: ProviderPreference | None = None
 
+    def lists(self) -> tuple[frozenset[str], ...]:
+        """Return the lists of names that bound what may be asked: the team's and the key's, those that there are."""
+        return tuple(one for one in (self.allowed_models, self.key_models) if one is not None)
+
     def may_use(self, *names: str) -> bool:
-        """Whether the team may use what goes by any of these names, such as an alias and what it leads to."""
-        return self.allowed_models is None or not self.allowed_models.isdisjoint(names)
+        """Whether team and key may use what goes by any of these names, such as an alias and what it leads to."""
+        return not any(allowed.isdisjoint(names) for allowed in self.lists())
 
     def usable(self, members: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
-        """Return the models of a route that the team may use: all, when its list names the route and none of them."""
-        if self.allowed_models is None:
-            return members
-        return [model for model in members if model.name in self.allowed_models] or members
+        """Return the models of a route that team and key may use; a list that names the route and none of them means
+        all of them."""
+        left = members
+        for allowed in self.lists():
+            if any(model.name in allowed for model in members):
+                left = [model for model in left if model.name in allowed]
+        return left

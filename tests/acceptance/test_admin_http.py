@@ -127,6 +127,98 @@ def test_rotated_key_overlaps_with_the_old_one(house: House, admin: httpx.Client
     assert admin.post(f"/admin/keys/{second['key_id']}/rotate").status_code == 409
 
 
+def patch(admin: httpx.Client, key_id: str, **changes: Any) -> dict[str, Any]:
+    answer = admin.patch(f"/admin/keys/{key_id}", json=changes)
+    assert answer.status_code == 200, answer.text
+    return answer.json()  # type: ignore[no-any-return]
+
+
+def test_a_key_is_changed_in_place_and_at_once(house: House, admin: httpx.Client) -> None:
+    """Its models, whence it may call and its budget bind the next call; null takes each away; the rest stays; a rotated
+    key is bound as the old one was."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id, name="ci", limits={"requests_per_minute": 1000})
+    key, key_id = made["key"], made["key_id"]
+
+    changed = patch(admin, key_id, allowed_models=["large"], name="web")
+    of_models = chat_until(house, key, 403)
+    with house.client(key) as client:
+        listed = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    patch(admin, key_id, allowed_models=None, allowed_addresses=["203.0.113.0/24", "2001:db8::1"])
+    of_address = chat_until(house, key, 403)
+    patch(admin, key_id, allowed_addresses=["203.0.113.7", "127.0.0.0/8", "::1"])
+    from_here = chat_until(house, key, 200)
+    patch(admin, key_id, limits={"usd_per_day": 0})
+    of_budget = chat_until(house, key, 429)
+    rotated = make(admin, f"/admin/keys/{key_id}/rotate")
+    freed = patch(admin, key_id, limits={"usd_per_day": None}, allowed_addresses=None)
+
+    assert (changed["name"], changed["allowed_models"], changed["limits"]["requests_per_minute"]) == (
+        "web",
+        ["large"],
+        1000,
+    )
+    assert of_models.json()["error"]["code"] == "model_not_allowed"
+    assert "large" in listed
+    assert "small" not in listed
+    assert of_address.json()["error"]["code"] == "address_not_allowed"
+    assert from_here.status_code == 200
+    assert of_budget.json()["error"]["code"] == "insufficient_quota"
+    assert rotated["limits"] == freed["limits"] | {"usd_per_day": 0}
+    assert rotated["allowed_addresses"] == ["203.0.113.7/32", "127.0.0.0/8", "::1/128"]
+    assert (rotated["name"], freed["allowed_addresses"]) == ("web", None)
+    assert chat_until(house, key, 200).status_code == 200
+    told = admin.get("/admin/audit-log", params={"team_id": team_id, "action": "key.updated"}).json()["data"]
+    assert told[-1]["details"] == {"prefix": made["prefix"], "name": "web", "allowed_models": ["large"]}
+
+
+def test_an_ended_key_is_not_changed(admin: httpx.Client) -> None:
+    """No change makes a revoked key work again."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    key_id = make(admin, "/admin/keys", team_id=team_id)["key_id"]
+    admin.delete(f"/admin/keys/{key_id}")
+
+    refused = admin.patch(f"/admin/keys/{key_id}", json={"expires_at": None, "name": "again"})
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "key_revoked")
+    assert admin.get(f"/admin/keys/{key_id}").json()["name"] == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"allowed_adresses": []}, None),
+        ({"team_id": "team_a"}, None),
+        ({"allowed_addresses": ["10.0.0.1/8"]}, "allowed_addresses[0]"),
+        ({"allowed_addresses": ["10.0.0.0/8", "here"]}, "allowed_addresses[1]"),
+        ({"allowed_addresses": ["10.0.0.0/8"] * 101}, "allowed_addresses"),
+        ({"allowed_addresses": ["1" * 100_000]}, "allowed_addresses[0]"),
+        ({"allowed_models": ["smal"]}, "allowed_models[0]"),
+        ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
+        ({"limits": {"usd_per_day": -1}}, "limits.usd_per_day"),
+        ({"name": "a\nb"}, "name"),
+    ],
+)
+def test_impossible_change_of_a_key_is_refused(admin: httpx.Client, body: Any, param: str | None) -> None:
+    """A mistake is named by its field, at making a key as at changing one; nothing is done of the rest."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    before = make(admin, "/admin/keys", team_id=team_id)
+    key_id = before.pop("key_id")
+
+    answers = [admin.patch(f"/admin/keys/{key_id}", json={"name": "other"} | body)]
+    if "team_id" not in body:
+        answers.append(admin.post("/admin/keys", json={"team_id": team_id} | body))
+
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+        assert len(answer.content) < 1000
+    assert admin.get(f"/admin/keys/{key_id}").json()["name"] == before["name"]
+    assert len(admin.get("/admin/keys", params={"team_id": team_id}).json()["data"]) == 1
+
+
 def test_expired_key_is_refused(house: House, admin: httpx.Client) -> None:
     """A key works until the moment it was given, and no longer."""
     team_id = new_id()
@@ -212,6 +304,7 @@ def test_impossible_team_is_refused(admin: httpx.Client, body: Any, status: int,
         ("PATCH", "/admin/teams/nobody", {}, 404),
         ("GET", "/admin/keys/key_none", None, 404),
         ("DELETE", "/admin/keys/key_none", None, 404),
+        ("PATCH", "/admin/keys/key_none", {}, 404),
         ("POST", "/admin/keys/key_none/rotate", None, 404),
         ("POST", "/admin/keys", {"team_id": "nobody"}, 404),
         ("POST", "/admin/keys", {"team_id": "team_a", "expires_at": "2020-01-01T00:00:00Z"}, 400),

@@ -121,6 +121,7 @@ def test_a_teams_admin_handles_the_keys_of_that_team_alone(house: House, keys: d
         ended = client.delete(f"/admin/keys/{rotated.json()['key_id']}")
         hidden = [client.get(f"/admin/keys/{others}"), client.post(f"/admin/keys/{others}/rotate")]
         hidden.append(client.delete(f"/admin/keys/{others}"))
+        hidden.append(client.patch(f"/admin/keys/{others}", json={"limits": {"usd_per_day": 0}}))
         unknown = client.get("/admin/keys/key_" + "0" * 24).json()["error"]
 
     assert [answer.status_code for answer in (made, refused, shown, rotated, ended)] == [201, 403, 200, 201, 200]

@@ -145,6 +145,19 @@ def test_key_is_rotated_and_revoked() -> None:
     assert sorted(key["status"] for key in keys) == ["active", "revoked"]
 
 
+def test_key_is_changed() -> None:
+    """`set` changes what is named, `all`, `none` and `never` take bounds away, and the rest stays."""
+    tollgate("teams", "create", "changing")
+    made = as_json("keys", "create", "--team", "changing", "--models", "small", "--allow-from", "10.0.0.0/8,::1")
+    ends = as_json("keys", "set", made["key_id"], "--expires", "90d", "--usd-per-day", "5", "--allow-from", "all")
+    last = as_json("keys", "set", made["key_id"], "--expires", "never", "--usd-per-day", "none", "--name", "web")
+
+    assert (made["allowed_models"], made["allowed_addresses"]) == (["small"], ["10.0.0.0/8", "::1/128"])
+    assert (ends["limits"]["usd_per_day"], ends["allowed_addresses"], ends["allowed_models"]) == (5, None, ["small"])
+    assert ends["expires_at"]
+    assert (last["limits"]["usd_per_day"], last["expires_at"], last["name"]) == (None, None, "web")
+
+
 def test_lists_come_as_tables_json_and_csv() -> None:
     """The same rows, for people and for programs."""
     tollgate("teams", "create", "listed", "--usd-per-month", "0.000000001")
@@ -234,6 +247,9 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
         (("keys", "create", "--team", "nobody"), "no team 'nobody'"),
         (("keys", "create", "--team", "x", "--expires", "someday"), "expected a day"),
         (("keys", "revoke", "key_none"), "no key 'key_none'"),
+        (("keys", "set", "key_none"), "nothing to change"),
+        (("keys", "set", "key_none", "--name", "x"), "no key 'key_none'"),
+        (("keys", "create", "--team", "x", "--models", "smal"), "Did you mean 'small'?"),
         (("keys", "rotate", "key_none", "--overlap", "long"), "duration such as 30m"),
         (("usage", "--team", "nobody"), "no team 'nobody'"),
         (("teams", "list", "--config", "/none.yaml"), "/none.yaml: cannot be read"),

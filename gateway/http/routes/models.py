@@ -44,9 +44,15 @@ async def show_model(request: AnyRequest, model: FromPath[str]) -> Response[byte
 
 
 def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
-    if isinstance(caller, Admin) or caller.team.allowed_models is None:
-        return list(catalog.names())
-    allowed = caller.team.allowed_models
+    names = list(catalog.names())
+    for allowed in () if isinstance(caller, Admin) else (caller.team.allowed_models, caller.key_models):
+        if allowed is not None:
+            its_own = set(_names_by(catalog, allowed))
+            names = [name for name in names if name in its_own]
+    return names
+
+
+def _names_by(catalog: Catalog, allowed: frozenset[str]) -> list[str]:
     autos = [name for name, auto in catalog.auto.items() if allowed & {name, *auto.small, *auto.large}]
     usable = allowed.union(autos)
     aliases = [name for name in catalog.aliases if not usable.isdisjoint((name, catalog.meaning(name)))]

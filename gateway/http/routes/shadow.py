@@ -45,7 +45,9 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     team_id = team_in_question(caller, query.get("team_id"))
     asked = query.get("route", "auto")
     name = edition.catalog.meaning(asked)
-    catalog = edition.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    catalog = edition.catalog
+    if isinstance(caller, Caller):
+        catalog = catalog.seen_by(caller.team.allowed_models).seen_by(caller.key_models)
     if (route := edition.catalog.auto.get(name)) is None or name not in catalog.auto:
         raise NotFound(f"There is no route '{asked[:100]}'.", param="route", code="route_not_found")
     async with transaction(request) as connection:

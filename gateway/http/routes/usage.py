@@ -63,7 +63,9 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     query = read_parameters(request)
     asked = read_period(query, clock.today())
     caller = principal_of(request)
-    catalog = edition.catalog.seen_by(caller.team.allowed_models if isinstance(caller, Caller) else None)
+    catalog = edition.catalog
+    if isinstance(caller, Caller):
+        catalog = catalog.seen_by(caller.team.allowed_models).seen_by(caller.key_models)
     analysis = read_analysis(query, edition.settings, catalog)
     is_csv = _wants_csv(query)
     if is_csv and analysis is not None and asked.group_by and "group_by" in query:
@@ -213,6 +215,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             "key": {
                 "key_id": caller.key_id,
                 "name": caller.key_name,
+                "allowed_models": None if caller.key_models is None else sorted(caller.key_models),
                 "limits": limits_view(caller.key_limits),
                 "budgets": rooms.get(f"key:{caller.key_id}"),
                 "expires_at": moment_of(caller.expires_at),

@@ -368,6 +368,33 @@ def test_a_team_sees_what_can_answer_it(
     assert {name for route in seen.auto.values() for name in (*route.small, *route.large)} <= models
 
 
+@pytest.mark.parametrize(
+    ("team", "key", "asked", "served"),
+    [
+        ({"auto", "small"}, {"auto"}, "auto", ["small@one"]),  # a key's route has no model more than the team's
+        ({"auto"}, {"small"}, "auto", ["small@one"]),
+        ({"auto"}, {"small"}, "small", None),  # the team may not name it
+        ({"large"}, {"small"}, "auto", None),  # what one may use the other may not
+        ({"large"}, {"small"}, "large", None),
+        (None, {"small"}, "large", None),
+        (None, {"small"}, "small", ["small@one"]),
+        ({"small", "large"}, {"large"}, "auto", ["large@one"]),
+        ({"small"}, set(), "small", None),
+    ],
+)
+def test_a_key_has_the_part_that_both_it_and_its_team_may_use(
+    team: set[str] | None, key: set[str], asked: str, served: list[str] | None
+) -> None:
+    """No list of a key opens what the team's leaves shut, nor the other way round."""
+    lists = RoutingOptions(allowed_models=None if team is None else frozenset(team), key_models=frozenset(key))
+
+    if served is None:
+        with pytest.raises(ModelNotAllowed, match="This key may use no model"):
+            choose_route(chat(asked), lists, AUTO, {}, hard)
+    else:
+        assert names(choose_route(chat(asked), lists, AUTO, {}, hard).targets) == served
+
+
 def test_an_auto_route_serves_with_what_the_team_may_use() -> None:
     """Models that the team may not use drop out; a team allowed the route by name, and no model of it, has all."""
     rest = choose_route(chat(), RoutingOptions(allowed_models=frozenset({"small"})), AUTO, {}, hard)

@@ -10,7 +10,7 @@ from billing.ledger.ledger import find_row
 from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.auth import Authenticator
 from gateway.accounts.guards import admin_guard, reading_guard, team_admin_guard, team_reading_guard
-from gateway.accounts.schemas import NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
+from gateway.accounts.schemas import KeyPatch, NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.accounts.serializers import (
     audit_view,
     budgets_view,
@@ -20,7 +20,16 @@ from gateway.accounts.serializers import (
     record_view,
     team_view,
 )
-from gateway.accounts.team_keys import KeyRecord, create_key, get_key, list_keys, no_key, revoke_key, rotate_key
+from gateway.accounts.team_keys import (
+    KeyRecord,
+    create_key,
+    get_key,
+    list_keys,
+    no_key,
+    revoke_key,
+    rotate_key,
+    update_key,
+)
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
@@ -92,7 +101,8 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
     new = decode(await request.body(), NewKey)
     own_team(request, new.team_id, Forbidden("A team's admin makes keys of that team alone.", param="team_id"))
     async with transaction(request) as connection:
-        made = await create_key(connection, edition.settings.key_pepper, new, act_of(request), clock.now())
+        pepper, models = edition.settings.key_pepper, edition.catalog.names()
+        made = await create_key(connection, pepper, new, act_of(request), clock.now(), models)
     return answer(made_view(made, now_of(request)), 201)
 
 
@@ -112,6 +122,19 @@ async def get_one_key(request: AnyRequest, key_id: FromPath[str]) -> Response[by
     """Show what is known of a key."""
     async with transaction(request) as connection:
         return answer(key_view(await _visible_key(request, connection, key_id), now_of(request)))
+
+
+@patch("/admin/keys/{key_id:str}", guards=[team_admin_guard], summary="Change a key", takes=KeyPatch)
+async def patch_key(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
+    """Change what the body names and leave the rest; null takes a value away. Every gateway heeds it within a second,
+    and what is spent of its budgets stays spent."""
+    changes = decode(await request.body(), KeyPatch)
+    now, models = part_of(request, Clock).now(), edition_of(request).catalog.names()
+    async with transaction(request) as connection:
+        await _visible_key(request, connection, key_id)
+        record = await update_key(connection, key_id, changes, act_of(request), now, models)
+    part_of(request, Authenticator).forget()
+    return answer(key_view(record, now_of(request)))
 
 
 @post(
