@@ -280,7 +280,7 @@ class BackgroundResponses:
                 if not is_open:
                     end = run.leave if await self._is_cancelled(run) else run.break_off
                     end()
-            except POSTGRES_AWAY as exc:
+            except Exception as exc:  # whatever it is: they are stored with the end, or later
                 log.warning("background_events_not_stored", request_id=run.call.request_id, error=repr(exc))
                 continue
             run.events.drop(pieces)

@@ -185,22 +185,24 @@ def submitted(client: httpx.Client, *texts: str, model: str = "instant", **more:
 
 
 def test_responses_are_answered_in_batches(client: httpx.Client) -> None:
-    """Lines for /v1/responses are read, answered and written as over HTTP; a stream has no place in one, and no line is
-    stored or goes on from what is."""
+    """Lines for /v1/responses are read, answered and written as over HTTP; a stream has no place in one, nor has a
+    background, and no line is stored or goes on from what is."""
     bodies: list[dict[str, Any]] = [{"model": "instant", "input": "Hi", "store": True}]
     bodies += [{"model": "instant", "input": "Hi", "stream": True}]
     stored = client.post("/v1/responses", json={"model": "instant", "input": "Hi"}).raise_for_status().json()
     bodies += [{"model": "instant", "input": "Hi", "previous_response_id": stored["id"]}]
+    bodies += [{"model": "instant", "input": "Hi", "background": True}]
     asked = {"endpoint": "/v1/responses", "requests": bodies}
     made = client.post("/v1/batch", json=asked).raise_for_status().json()
     until(lambda: client.get(f"/v1/batch/{made['batch_id']}").json()["ended_at"], within=60)
     lines = client.get(f"/v1/batch/{made['batch_id']}/results").raise_for_status().text.splitlines()
-    good, bad, after = (json.loads(line)["response"] for line in lines)
+    good, bad, after, behind = (json.loads(line)["response"] for line in lines)
 
     assert (good["status_code"], good["body"]["object"], good["body"]["status"]) == (200, "response", "completed")
     assert good["body"]["output"][0]["content"][0]["text"] and good["body"]["usage"]["cost_usd"]
     assert (bad["status_code"], bad["body"]["error"]["param"]) == (400, "stream")
     assert after["status_code"] == 400 and "Send the items" in after["body"]["error"]["message"]
+    assert (behind["status_code"], behind["body"]["error"]["param"]) == (400, "background")
     assert stored["store"] is True and good["body"]["store"] is False and "store" in good["dropped"]
     assert client.get(f"/v1/responses/{good['body']['id']}").status_code == 404
 
