@@ -130,7 +130,11 @@ def test_a_stream_goes_on_anywhere_from_the_event_after_the_last(
     response_id = first[0].response.id
     rest = heard(elsewhere, response_id, after=6)
     whole = heard(client, response_id)
+    with openai.responses.stream(response_id=response_id, starting_after=6) as resumed:
+        assert [event.sequence_number for event in resumed] == [event["sequence_number"] for event in rest]
+    again = list(openai.responses.retrieve(response_id, stream=True, starting_after=6))
 
+    assert [event.to_dict() for event in again] == rest
     assert [event.type for event in first[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert [event.sequence_number for event in first] == list(range(7))
     assert [event["sequence_number"] for event in whole] == list(range(len(whole))) and rest == whole[7:]

@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parents[1] / "node"
 
 
 def test_the_node_package_is_served(house: House, upstream: ScriptedUpstream) -> None:
-    """Answers, streams, usage, the stream helper, responses, a client that leaves, errors by class, vectors, models."""
+    """Answers, streams, usage, the stream helper, responses, those in the background, a client that leaves, errors by
+    class, vectors, models."""
     if (node := shutil.which("node")) is None:
         pytest.skip("SKIPPED: Node is not installed")
     if not (FOLDER / "node_modules" / "openai").is_dir():
@@ -34,6 +35,7 @@ def test_the_node_package_is_served(house: House, upstream: ScriptedUpstream) ->
     assert (seen["usage"], seen["leftAfter"]) == (0, "chat.completion.chunk")
     assert seen["responses"][0] and seen["responses"][0] == seen["responses"][1]
     assert seen["responses"][2:] == ["completed", "response.created", "response.completed"]
+    assert seen["behind"] == ["queued", 2, "response.completed", "completed", seen["responses"][0]]
     assert float(seen["cost"]) > 0 and len(seen["requestId"]) == 36
     assert seen["errors"] == {
         "broken": ["APIError", None, "upstream_error"],

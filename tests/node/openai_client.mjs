@@ -32,6 +32,12 @@ for await (const event of events) kinds.push(event.type);
 const built = await events.finalResponse();
 seen.responses = [response.output_text, built.output[0].content[0].text, built.status, kinds[0], kinds.at(-1)];
 
+const behind = await client.responses.create({ ...asked, background: true });
+const heard = [];
+for await (const event of await client.responses.retrieve(behind.id, { stream: true, starting_after: 1 })) heard.push(event);
+const read = await client.responses.retrieve(behind.id);
+seen.behind = [behind.status, heard[0].sequence_number, heard.at(-1).type, read.status, read.output_text];
+
 const left = await client.chat.completions.create({ model, messages, stream: true });
 for await (const chunk of left) {
   left.controller.abort();
