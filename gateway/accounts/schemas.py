@@ -30,6 +30,7 @@ MOST_COUNT = 10**15
 LONGEST_NAME = 200  # characters
 MOST_RANGES = 100  # of addresses, of one key: each call is compared with them
 LONGEST_OVERLAP = 90 * 86400.0  # seconds
+LEAST_OWN_OVERLAP = 60.0  # seconds, where a team rotates: nor does it rotate again before its end
 NO_LIMITS = Limits()
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -120,6 +121,12 @@ class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     overlap: str | float = "24h"
     expires_at: datetime | float | UnsetType | None = UNSET  # of the new key; absent: as the old one's
+
+
+class OwnRotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a team replaces the secret of its key. ``overlap``: how long the old one still works, ``24h`` or seconds."""
+
+    overlap: str | float = "24h"
 
 
 def is_id(text: str) -> bool:
@@ -263,9 +270,10 @@ def check_moment(value: datetime | float | None, now: datetime) -> datetime | No
     raise invalid_value("expires_at", "must lie in the future")
 
 
-def check_overlap(value: str | float) -> float:
-    """Return an overlap in seconds. Raises BadRequest."""
+def check_overlap(value: str | float, least: float = 0.0) -> float:
+    """Return an overlap in seconds, at least ``least`` of them. Raises BadRequest."""
     seconds = value if isinstance(value, float | int) else read_duration(value)
-    if seconds is not None and 0 <= seconds <= LONGEST_OVERLAP:
+    if seconds is not None and least <= seconds <= LONGEST_OVERLAP:
         return float(seconds)
-    raise invalid_value("overlap", "must be seconds or a duration such as 30m, 24h or 0s, and at most 90d")
+    known = f"30m or 24h, at least {least:.0f}s" if least else "30m, 24h or 0s"
+    raise invalid_value("overlap", f"must be seconds or a duration such as {known}, and at most 90d")

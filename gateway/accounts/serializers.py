@@ -126,6 +126,7 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "expires_at": moment(record.expires_at),
         "revoked_at": moment(record.revoked_at),
         "last_used_at": moment(record.last_used_at),
+        "previous_until": moment(record.previous_until),
     }
 
 

@@ -15,9 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
 from gateway.accounts.schemas import (
+    LEAST_OWN_OVERLAP,
     NO_LIMITS,
     KeyPatch,
     NewKey,
+    OwnRotation,
     Rotation,
     apply_limits,
     check_addresses,
@@ -53,6 +55,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None  # to about a minute
+    previous_until: datetime | None = None  # how long the secret works that its team has replaced
     pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
 
     def status(self, now: datetime) -> str:
@@ -132,6 +135,35 @@ async def rotate_key(
     return NewlyMade(key=made.key, record=made.record, replaces=ended)
 
 
+async def replace_secret(
+    connection: AsyncConnection, pepper: str, key_id: str, rotation: OwnRotation, act: Act, now: float
+) -> NewlyMade:
+    """Give a key another secret, at its team's own wish; the one before works for the overlap. The key stays: its id,
+    bounds, expiry and what is spent of its budgets, so that no team has more by it. Raises NotFound, and Conflict
+    while the secret before this one still works: the holder of that one gets no other."""
+    moment = _moment(now)
+    overlap = check_overlap(rotation.overlap, LEAST_OWN_OVERLAP)
+    old = await _lock_key(connection, key_id)
+    if (status := old.status(moment)) != "active":
+        raise Conflict(f"The key '{key_id}' is {status}.", code=f"key_{status}")
+    if old.previous_until is not None and old.previous_until > moment:
+        until = f"{old.previous_until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        raise Conflict(f"This key was rotated: the secret before still works until {until}.", code="key_rotated")
+    key = new_key()
+    values = {
+        "previous_digest": api_keys.c.digest,
+        "previous_until": moment + timedelta(seconds=overlap),
+        "digest": key_digest(pepper, key),
+        "pepper": pepper_name(pepper),
+        "prefix": shown_prefix(key),
+    }
+    query = update(api_keys).where(api_keys.c.id == key_id).values(**values).returning(api_keys)
+    record = _record((await connection.execute(query)).mappings().one())
+    details = {"replaced": old.prefix, "ends_at": record.previous_until}
+    await _tell(connection, act, "key.secret_replaced", record, details)
+    return NewlyMade(key=key, record=record)
+
+
 async def list_keys(
     connection: AsyncConnection, *, team_id: str | None = None, after: str | None = None, limit: int = 1000
 ) -> list[KeyRecord]:
@@ -166,6 +198,8 @@ async def move_key(connection: AsyncConnection, others: Sequence[bytes], digest:
     """Store a key that is stored under another pepper under ``pepper``, where its digest is ``digest``."""
     values = {"digest": digest, "pepper": pepper_name(pepper)}
     await connection.execute(update(api_keys).where(api_keys.c.digest.in_(others)).values(**values))
+    replaced = update(api_keys).where(api_keys.c.previous_digest.in_(others))
+    await connection.execute(replaced.values(previous_digest=digest))
 
 
 async def _insert(connection: AsyncConnection, pepper: str, team_id: str, editable: Mapping[str, Any]) -> NewlyMade:

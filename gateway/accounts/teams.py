@@ -108,9 +108,16 @@ async def update_team(
 
 async def find_callers(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
     """Return the callers of keys with these digests; the query text never varies. The reader checks expiry."""
-    query = _FIND_CALLER.where(api_keys.c.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
-    rows = (await connection.execute(query, {"digests": digests})).mappings()
-    return {row["digest"]: _caller(row) for row in rows}
+    given = any_(bindparam("digests", type_=ARRAY(LargeBinary)))
+    query = _FIND_CALLER.where(or_(api_keys.c.digest == given, api_keys.c.previous_digest == given))
+    found: dict[bytes, Caller] = {}
+    for row in (await connection.execute(query, {"digests": digests})).mappings():
+        found[row["digest"]] = caller = _caller(row)
+        if row["previous_digest"] is not None:  # a secret that was replaced ends before its key does
+            until = row["previous_until"].timestamp()
+            ends = until if caller.expires_at is None else min(until, caller.expires_at)
+            found[row["previous_digest"]] = replace(caller, expires_at=ends)
+    return found
 
 
 async def find_caller_of_key(connection: AsyncConnection, key_id: str, *, also_revoked: bool = False) -> Caller | None:
@@ -225,5 +232,7 @@ _FIND_ANY_CALLER = select(
     api_keys.c.cache,
     api_keys.c.expires_at,
     api_keys.c.digest,
+    api_keys.c.previous_digest,
+    api_keys.c.previous_until,
 ).join_from(api_keys, teams)
 _FIND_CALLER = _FIND_ANY_CALLER.where(api_keys.c.revoked_at.is_(None))

@@ -64,6 +64,8 @@ api_keys = Table(
     Column("digest", LargeBinary, nullable=False, unique=True),  # HMAC-SHA-256 of the key under the pepper
     Column("pepper", Text),  # its name, see gateway.core.keys.pepper_name; null: not noted yet
     Column("prefix", Text, nullable=False),  # "tg-ab12": enough for a reader to tell keys apart
+    Column("previous_digest", LargeBinary, unique=True),  # of the secret that its team has replaced
+    moment("previous_until"),  # how long that one works
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     Column("allowed_models", ARRAY(Text)),  # of those that the team may use; null: all
     Column("allowed_addresses", ARRAY(Text)),  # ranges; null: everywhere

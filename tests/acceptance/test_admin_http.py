@@ -173,6 +173,50 @@ def test_a_key_is_changed_in_place_and_at_once(house: House, admin: httpx.Client
     assert told[-1]["details"] == {"prefix": made["prefix"], "name": "web", "allowed_models": ["large"]}
 
 
+def test_a_team_replaces_the_secret_of_its_key(house: House, admin: httpx.Client) -> None:
+    """Old and new secret are one key: id, limits and budgets stay, both end when it is revoked, and who has the old one
+    gets no other."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id, limits={"usd_per_day": 1}, allowed_models=["small"])
+    old, key_id = made["key"], made["key_id"]
+
+    with house.client(old) as client:
+        rotated = client.post("/v1/team/key/rotate", json={"overlap": "1h"})
+        again = client.post("/v1/team/key/rotate")
+        ends = client.get("/v1/team").json()["key"]["expires_at"]
+    new = rotated.json()["key"]
+    with house.client(new) as client:
+        too = client.post("/v1/team/key/rotate")
+        shown = client.get("/v1/team").json()["key"]
+    both = (chat(house, old).status_code, chat(house, new).status_code)
+    listed = admin.get(f"/admin/keys/{key_id}").text
+    acts = admin.get("/admin/audit-log", params={"team_id": team_id}).json()["data"]
+    admin.delete(f"/admin/keys/{key_id}")
+
+    assert (rotated.status_code, rotated.json()["key_id"], rotated.json()["previous_until"]) == (201, key_id, ends)
+    assert abs(datetime.fromisoformat(ends) - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
+    assert [(one.status_code, one.json()["error"]["code"]) for one in (again, too)] == [(409, "key_rotated")] * 2
+    assert (shown["key_id"], shown["limits"]["usd_per_day"], shown["allowed_models"]) == (key_id, 1, ["small"])
+    assert (shown["expires_at"], both) == (None, (200, 200))
+    assert new not in listed
+    assert (acts[0]["action"], acts[0]["actor"]) == ("key.secret_replaced", f"key:{key_id}")
+    assert {chat_until(house, old, 401).status_code, chat_until(house, new, 401).status_code} == {401}
+
+
+@pytest.mark.parametrize("body", [{"overlap": 0}, {"overlap": "91d"}, {"expires_at": None}])
+def test_a_team_moves_no_bound_by_rotating(house: House, admin: httpx.Client, body: Any) -> None:
+    """It neither makes its key last nor ends a secret at once, which would shut out whoever else has it."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    key = make(admin, "/admin/keys", team_id=team_id)["key"]
+
+    with house.client(key) as client:
+        refused = client.post("/v1/team/key/rotate", json=body)
+
+    assert (refused.status_code, chat(house, key).status_code) == (400, 200)
+
+
 def test_an_ended_key_is_not_changed(admin: httpx.Client) -> None:
     """No change makes a revoked key work again."""
     team_id = new_id()

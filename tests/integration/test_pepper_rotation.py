@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.accounts.auth import Authenticator
-from gateway.accounts.schemas import NewKey, NewTeam
-from gateway.accounts.team_keys import NewlyMade, create_key, list_keys
+from gateway.accounts.schemas import NewKey, NewTeam, OwnRotation
+from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, replace_secret
 from gateway.accounts.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
 from gateway.accounts.teams import create_team
 from gateway.core.clock import Clock
@@ -88,6 +88,22 @@ async def test_keys_are_known_at_every_step_and_move(database: Database) -> None
         assert isinstance(await last.identify(used.key, HERE), Caller)
         with pytest.raises(InvalidKey):
             await last.identify(unused.key, HERE)
+
+
+async def test_a_replaced_secret_moves(database: Database) -> None:
+    """The one before works to the end of its overlap under whatever pepper it is stored."""
+    made = await made_key(database, "replaced", OLD)
+    async with database.begin() as connection:
+        await replace_secret(connection, OLD, made.record.key_id, OwnRotation(), ACT, time.time())
+
+    async with gateway_with(database, NEW, OLD) as auth:
+        before = await auth.identify(made.key, HERE)
+        await moved(auth)
+    async with gateway_with(database, NEW) as auth:
+        after = await auth.identify(made.key, HERE)
+
+    assert isinstance(before, Caller)
+    assert before == after
 
 
 async def test_a_key_that_cannot_move_is_known_all_the_same(database: Database) -> None:

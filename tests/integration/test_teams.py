@@ -14,8 +14,8 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
-from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, Rotation, SafetyInput, TeamPatch
-from gateway.accounts.team_keys import create_key, get_key, list_keys, revoke_key, rotate_key
+from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam, OwnRotation, Rotation, SafetyInput, TeamPatch
+from gateway.accounts.team_keys import create_key, get_key, list_keys, replace_secret, revoke_key, rotate_key
 from gateway.accounts.teams import create_team, find_callers, get_team, list_teams, update_team
 from gateway.core.errors import Conflict
 from gateway.core.keys import key_digest
@@ -23,7 +23,7 @@ from gateway.core.principals import ACCESS_CHANNEL, Caller
 from gateway.http.exchange import LONGEST_PAGE
 from gateway.storage.audit_log import Act, list_acts, purge_outcomes
 from gateway.storage.database import Database
-from gateway.storage.tables import audit_log
+from gateway.storage.tables import api_keys, audit_log
 from protocol.errors import BadRequest, NotFound
 from tests.support.servers import database_of_its_own
 
@@ -239,6 +239,30 @@ async def test_revoked_key_is_unknown_for_ever(connection: AsyncConnection) -> N
     assert await find_caller(connection, key_digest(PEPPER, made.key)) is None
     with pytest.raises(NotFound):
         await revoke_key(connection, "key_unknown", ADMIN)
+
+
+async def test_a_replaced_secret_ends_with_its_overlap(connection: AsyncConnection) -> None:
+    """It works to that moment or the key's own end, and then its team may replace the next one."""
+    await create_team(connection, NewTeam(id="search"), ADMIN)
+    first = await create_key(connection, PEPPER, NewKey(team_id="search", expires_at=NOW + 90), ADMIN, NOW)
+    key_id = first.record.key_id
+
+    second = await replace_secret(connection, PEPPER, key_id, OwnRotation(overlap="1h"), ADMIN, NOW)
+    old = await find_caller(connection, key_digest(PEPPER, first.key))
+    new = await find_caller(connection, key_digest(PEPPER, second.key))
+    with pytest.raises(Conflict):
+        await replace_secret(connection, PEPPER, key_id, OwnRotation(), ADMIN, NOW + 60)
+    await connection.execute(update(api_keys).values(expires_at=None))
+    bounded = await find_caller(connection, key_digest(PEPPER, first.key))
+    third = await replace_secret(connection, PEPPER, key_id, OwnRotation(overlap=60), ADMIN, NOW + 3601)
+
+    assert old is not None and new is not None and bounded is not None
+    assert (old.expires_at, old.key_id) == (new.expires_at, key_id)
+    assert new.expires_at == pytest.approx(NOW + 90, abs=0.001)
+    assert bounded.expires_at == pytest.approx(NOW + 3600, abs=0.001)
+    assert await find_caller(connection, key_digest(PEPPER, first.key)) is None
+    assert await find_caller(connection, key_digest(PEPPER, second.key)) is not None
+    assert await find_caller(connection, key_digest(PEPPER, third.key)) is not None
 
 
 async def test_lists_can_be_paged(connection: AsyncConnection) -> None:

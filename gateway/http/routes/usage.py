@@ -1,5 +1,6 @@
 # GET /v1/usage: what a team used and owes. GET /admin/usage: every team's usage, page by page. GET /admin/report: what
-# all teams used, and what it cost the operator. GET /v1/team: the team that a key belongs to and what it may do.
+# all teams used, and what it cost the operator. GET /v1/team: the team that a key belongs to and what it may do; POST
+# /v1/team/key/rotate: another secret for that key.
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from litestar import Response, get
+from litestar import Response, get, post
 from litestar.response import Stream
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.statement_queries import GroupBy
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
+from gateway.accounts.auth import Authenticator
 from gateway.accounts.guards import reading_guard, team_guard, team_or_admin_guard
-from gateway.accounts.serializers import budgets_view, dollars, limits_view, moment_of
+from gateway.accounts.schemas import OwnRotation
+from gateway.accounts.serializers import budgets_view, dollars, limits_view, made_view, moment_of
+from gateway.accounts.team_keys import replace_secret
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
 from gateway.core.principals import Admin, Caller
@@ -26,6 +30,7 @@ from gateway.http.exchange import (
     AnyRequest,
     answer,
     caller_of,
+    now_of,
     part_of,
     principal_of,
     read_parameters,
@@ -37,7 +42,9 @@ from gateway.reports.focus import focus_day
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv
+from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
+from protocol.decoding import decode
 from protocol.errors import BadRequest, invalid_value
 
 LONGEST_EXPORT = 400  # days
@@ -222,3 +229,24 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             },
         }
     )
+
+
+@post(
+    "/v1/team/key/rotate",
+    guards=[team_guard],
+    status_code=201,
+    summary="Replace the secret of this key",
+    takes=OwnRotation | None,
+)
+async def post_own_rotation(request: AnyRequest) -> Response[bytes]:
+    """Give the key that calls another secret, shown this once; the one before works for ``overlap`` (24h, at least 60s)
+    beside it. Its id, limits, expiry and what is spent stay. It is rotated again after the overlap."""
+    key_id = caller_of(request).key_id
+    body = await request.body()
+    rotation = decode(body, OwnRotation) if body.strip() else OwnRotation()
+    act = Act(f"key:{key_id}", request.scope["state"].get("request_id"))
+    pepper, now = edition_of(request).settings.key_pepper, part_of(request, Clock).now()
+    async with transaction(request) as connection:
+        made = await replace_secret(connection, pepper, key_id, rotation, act, now)
+    part_of(request, Authenticator).forget()
+    return answer(made_view(made, now_of(request)), 201)
