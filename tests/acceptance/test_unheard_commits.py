@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -57,12 +58,12 @@ def test_refusals_after_an_unheard_commit_do_not_make_a_call_free(
     store, tries = IdempotencyStore.store, 0
 
     async def refused_once_done(
-        self: IdempotencyStore, claim: Claim, answer: StoredAnswer, record: UsageRecord | None
+        self: IdempotencyStore, claim: Claim, answer: StoredAnswer, record: UsageRecord | None, *also: Any
     ) -> bool:
         nonlocal tries
         tries += 1
         if tries == 1:
-            return await store(self, claim, answer, record)
+            return await store(self, claim, answer, record, *also)
         raise DBAPIError("UPDATE", {}, refusal())
 
     upstream.forget()

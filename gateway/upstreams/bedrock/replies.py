@@ -57,7 +57,7 @@ def as_delta(delta: Mapping[str, Any]) -> Block | None:
 
 def as_reason(reason: object) -> object:
     """Return why an answer ended. A guardrail, or a filter, has withheld the rest of it."""
-    return "refusal" if reason in REFUSED else reason
+    return "refusal" if isinstance(reason, str) and reason in REFUSED else reason
 
 
 def as_usage(usage: object) -> Block | None:
