@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,19 @@ from protocol.messages import MessagesRequest
 SLICE = 7_000  # characters that are looked at before others have their turn
 OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer
 LEAST = 200  # characters that the shortest text counts as: to look at none takes time, too
+ENCODED_AT_MOST = 16_000  # characters of one request, its latest texts first; a quarter of a second to a whole one
 REMEMBERED = 8192  # texts and windows whose findings are known: a conversation comes again with every turn
 
 UNREADABLE = Finding("token_ids", "unreadable")
 PHRASE = Finding("phrase", "deny")
+
+
+@dataclass(slots=True)
+class EncoderShare:
+    """How many characters of a request the encoder still reads; words alone judge what is beyond. Its process is
+    everybody's: no request, however long, keeps it from the others, and no first token waits longer for it."""
+
+    left: int = ENCODED_AT_MOST
 
 
 class TextReader:
@@ -103,36 +113,46 @@ class TextReader:
 
     async def judge(self, texts: Iterable[str]) -> list[Finding]:
         """Return the categories that the classifier finds in texts."""
-        worst = [await self._worst_logits(text) async for text in self._in_turns(texts)]
+        whole = [*texts]
+        shares = _shares_of(whole)
+        worst = [await self._worst_logits(text, next(shares)) async for text in self._in_turns(whole)]
         return findings_of(np.max(worst, axis=0)) if worst else []
 
     async def judge_told(self, texts: Iterable[str]) -> list[Finding]:
         """Return whether texts that tools told hold an attack: passage by passage, for what is around dilutes it."""
-        worst: list[Floats] = []
-        async for text in self._in_turns(texts):
+        whole, worst = [*texts], list[Floats]()
+        shares = _shares_of(whole)
+        async for text in self._in_turns(whole):
+            share = next(shares)
             async for piece in self.slices(text):
                 said = [evened(plain(passage).lower()) for passage in passages(piece)]
-                worst += [logits async for logits in self._judged(said)]
+                worst += [logits async for logits in self._judged(said, share)]
         return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
 
-    async def score(self, text: str) -> dict[str, float]:
-        """Return the score of every category for a text."""
-        return scores_of(await self._worst_logits(text, fully=True))
+    async def score(self, text: str, share: EncoderShare | None = None) -> dict[str, float]:
+        """Return the score of every category for a text; ``share``: of the request that it came in."""
+        return scores_of(await self._worst_logits(text, share or EncoderShare(), fully=True))
 
-    async def _worst_logits(self, text: str, *, fully: bool = False) -> Floats:
+    async def _worst_logits(self, text: str, share: EncoderShare, *, fully: bool = False) -> Floats:
         """Return the highest logits of any window of a text."""
         worst: list[Floats] = []
         async for piece in self.slices(text):
             windows = readings(piece, hides=_key_of(piece) not in self._open)
-            worst += [logits async for logits in self._judged(windows, fully=fully)]
+            worst += [logits async for logits in self._judged(windows, share, fully=fully)]
         return np.max(worst, axis=0)
 
-    async def _judged(self, windows: Sequence[str], *, fully: bool = False) -> AsyncIterator[Floats]:
+    async def _judged(
+        self, windows: Sequence[str], share: EncoderShare, *, fully: bool = False
+    ) -> AsyncIterator[Floats]:
         """Yield the logits of windows, read with the encoder where it answers; others have their turn between."""
         keys = [_key_of(window) for window in windows]
         read: Mapping[int, Vectors] = {}
         if self.encoder is not None:
-            fresh = {key: window for key, window in zip(keys, windows, strict=True) if fully or key not in self._read}
+            fresh: dict[int, str] = {}
+            for key, window in zip(keys, windows, strict=True):
+                if (fully or key not in self._read) and key not in fresh and share.left > 0:
+                    share.left -= max(len(window), LEAST)
+                    fresh[key] = window
             if fresh and (vectors := await self.encoder.read(list(fresh.values()))) is not None:
                 read = dict(zip(fresh, vectors, strict=True))
         for place, (key, window) in enumerate(zip(keys, windows, strict=True)):
@@ -182,6 +202,16 @@ class TextReader:
     async def _others_turn(self) -> None:
         async with self._pause:
             await asyncio.sleep(0)
+
+
+def _shares_of(texts: Sequence[str]) -> Iterator[EncoderShare]:
+    """Return for each text of a request what it has of the encoder: the last one all that it needs, if that is there,
+    and those before it what is left. A text is read in windows that have it twice, at the most."""
+    left, shares = ENCODED_AT_MOST, list[EncoderShare]()
+    for text in reversed(texts):
+        shares.append(EncoderShare(min(left, 2 * max(len(text), LEAST))))
+        left -= shares[-1].left
+    return reversed(shares)
 
 
 def _key_of(text: str) -> int:

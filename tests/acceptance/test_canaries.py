@@ -199,6 +199,7 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
     for odd in (b'{"model": "able", "messages": "' + SAID.encode(), b'{"model": "' + SAID.encode() + b'"}'):
         assert client.post("/v1/chat/completions", content=odd).status_code == 400
     client.post("/v1/chat/completions", json={**talk, "model": SAID})
+    assert client.post("/v1/team/key/rotate", json={"overlap": SAID}).status_code == 400
     client.get(f"/v1/nothing?of={SAID}")
     client.get(f"/v1/models/{SAID}")
     client.get("/v1/models", headers={"authorization": f"Bearer {PASSWORD}"})

@@ -8,7 +8,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from sqlalchemy import make_url
 
@@ -97,8 +97,11 @@ class PostgresProxy:
                 writer.write(piece)
             writer.close()
 
-        with suppress(OSError):
+        try:
             await asyncio.gather(ask(), answer())
+        except OSError:  # one side was reset: the other must not think that it is still there, and keep its locks
+            writer.transport.abort()
+            there.transport.abort()
         self._writers -= {writer, there}
 
 

@@ -16,6 +16,7 @@ from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, part_of, read_body
 from gateway.moderation.classifier.classifier import FLAGGED
 from gateway.moderation.moderator import Moderator
+from gateway.moderation.text_reader import EncoderShare
 from protocol.chat import ImagePart, TextPart
 from protocol.decoding import decode
 from protocol.errors import BadRequest
@@ -40,8 +41,9 @@ async def create_moderation(request: AnyRequest) -> Response[bytes]:
     results: list[dict[str, Any]] = []
     admission = edition_of(request).inference.admission
     async with admission.counted(state["request_id"], state["caller"]) as hold:
+        share = EncoderShare()
         for text in texts:
-            results.append(_result(await moderator.reader.score(text)))
+            results.append(_result(await moderator.reader.score(text, share)))
             await asyncio.sleep(0)  # others have their turn
     body = {"id": "modr-" + state["request_id"].replace("-", ""), "model": MODEL, "results": results}
     return Response(msgspec.json.encode(body), headers=rate_limit_headers(hold), media_type="application/json")

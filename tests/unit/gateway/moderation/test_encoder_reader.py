@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from gateway.core.settings import Safety
 from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.reading import encoder
+from gateway.moderation.reading.encoder import Vectors
+from gateway.moderation.text_reader import ENCODED_AT_MOST
 from gateway.telemetry.metrics import Metrics
 from router.catalog.errors import ArtifactMismatch
 from tests.support.guarding import Guarding
@@ -69,6 +71,37 @@ async def test_verdicts_come_without_the_encoder_where_it_fails(monkeypatch: pyt
     assert found == await without.moderator.reader.judge([text]) != []
     await guarding.close()
     await without.close()
+
+
+class CountingReader(Reader):
+    """Notes what it is asked to read."""
+
+    def __init__(self) -> None:
+        super().__init__(Metrics())
+        self.asked: list[str] = []
+
+    async def read(self, texts: Sequence[str]) -> list[Vectors] | None:
+        self.asked += texts
+        return await super().read(texts)
+
+
+@pytest.mark.parametrize("verb", ["judge", "judge_told"])
+async def test_a_long_request_has_a_share_of_the_encoder(verb: str) -> None:
+    """What came last is read with it; words alone judge the rest, so that no request keeps it from the others."""
+    guarding, counting = Guarding(Safety(input="block", reader="safety")), CountingReader()
+    reader = guarding.moderator.reader
+    reader.encoder = counting
+    texts = [" ".join(f"train {number} of day {day} is late." for number in range(40)) for day in range(90)]
+
+    await getattr(reader, verb)([*texts, "who keeps the gate at night?"])
+    read, counting.asked = counting.asked, []
+    await getattr(reader, verb)([" ".join(f"and who keeps gate {number}?" for number in range(4000))])
+
+    assert any("who keeps the gate" in window for window in read) and not any("of day 1 is" in each for each in read)
+    for asked in (read, counting.asked):
+        assert ENCODED_AT_MOST / 2 < sum(map(len, asked)) < 1.5 * ENCODED_AT_MOST
+    await counting.close()
+    await guarding.close()
 
 
 def test_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
