@@ -39,7 +39,8 @@ def _fields_of(type: Any) -> _Fields:
     if not isinstance(info, inspect.StructType):
         return _Fields(frozenset(), ())
     looks = ((field.encode_name, _look_into(field.type)) for field in info.fields)
-    known = frozenset(field.encode_name for field in info.fields) | {info.tag_field or ""}
+    tag = () if info.tag_field is None else (info.tag_field,)
+    known = frozenset((*tag, *(field.encode_name for field in info.fields)))
     return _Fields(known, tuple((name, look) for name, look in looks if look is not None))
 
 

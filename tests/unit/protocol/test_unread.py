@@ -77,3 +77,10 @@ def test_items_of_items_are_looked_into() -> None:
     tree: dict[str, Any] = {"model": "m", "kids": [{"model": "m", "kids": [{"model": "m", "leaf": 1}]}]}
 
     assert decode_with_unread(json.dumps(tree).encode(), Tree)[2] == ("kids.kids.leaf",)
+
+
+def test_a_field_without_a_name_is_unknown_too() -> None:
+    """In a struct without a tag as in one with it."""
+    tree: dict[str, Any] = {"model": "m", "kids": [{"model": "m", "": 1}]}
+
+    assert decode_with_unread(json.dumps(tree).encode(), Tree)[2] == ("kids.",)
