@@ -50,7 +50,9 @@ def traffic(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         models=settings.models | {"shared": replace(places[0], others=places[1:])},
     )
     with serving(settings) as url:
-        yield House(url, house.team_id, house.team_key, house.admin_key, settings)
+        served = House(url, house.team_id, house.team_key, house.admin_key, settings)
+        served.reset_breakers()  # which it shares with the gateways of other tests
+        yield served
 
 
 def ask(house: House, text: str = "Hi", **more: Any) -> httpx.Response:

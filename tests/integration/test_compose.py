@@ -63,16 +63,16 @@ def interpolate(text: str, env: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Outside:
-    """What stands outside containers for what a service finds inside: texts to replace, in order."""
+    """What stands outside containers for what a service finds inside: texts to replace, the first that fits, and none
+    within what replaces another, for a free port may hold the digits of one to be replaced."""
 
     replacements: tuple[tuple[str, str], ...]
     folder: Path  # of logs
 
     def text(self, written: str) -> str:
-        text = interpolate(written, SECRETS)
-        for inside, outside in self.replacements:
-            text = text.replace(inside, outside)
-        return text
+        outside = dict(self.replacements)
+        any_of_them = "|".join(map(re.escape, outside))
+        return re.sub(any_of_them, lambda found: outside[found[0]], interpolate(written, SECRETS))
 
     def command(self, words: list[str]) -> list[str]:
         programs = {"tollgate": str(Path(sys.executable).with_name("tollgate")), "python": sys.executable}
