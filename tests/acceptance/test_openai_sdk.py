@@ -151,11 +151,15 @@ def test_the_request_id_is_the_ledgers(house: House, openai: OpenAI) -> None:
     assert row["attempts"][0]["outcome"] == "ok"
 
 
-def test_an_error_names_its_request_and_where_it_failed(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+def test_an_error_names_its_request_and_where_it_failed(
+    openai: OpenAI, house: House, upstream: ScriptedUpstream
+) -> None:
     """In the body that the package keeps; of what was refused before an upstream was asked, the request alone."""
     upstream.script("403")
     with pytest.raises(InternalServerError) as failed:
         openai.chat.completions.create(model="small", messages=ASK)
+    upstream.forget()
+    house.reset_breakers()
     with pytest.raises(BadRequestError) as refused:
         openai.chat.completions.create(model="small", messages=ASK, temperature=9)
 
