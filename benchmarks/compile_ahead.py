@@ -26,9 +26,11 @@ from gpu_backend.kernels.layout import decode_rows
 from gpu_backend.kernels.layout.paged import MAX_SPLITS, PagedLayout, PagedLayouts
 from gpu_backend.kernels.triton_ops import (
     decoding,
+    experts,
     fused,
     logprobs,
     paged_attention,
+    penalties,
     quantized_linear,
     sampling,
     small_batch,
@@ -162,11 +164,12 @@ def variants() -> Iterator[Variant]:
     yield from _decoding()
     yield from _sampling()
     yield from _products()
+    yield from _experts()
 
 
 def _attention() -> Iterator[Variant]:
     pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts"), "*i32")
-    pointers |= dict.fromkeys(("weight", "key_scales", "value_scales"), "*fp32") | {"scale": "fp32"}
+    pointers |= dict.fromkeys(("weight", "key_scales", "value_scales"), "*fp32") | {"scale": "fp32", "cap": "fp32"}
     cases = [  # name, heads, key heads, head_dim, queries, splits, type of the cache, window
         ("decode, 0.6B", 16, 8, 128, 1, 1, "bf16", 0),
         ("decode, 0.6B, split", 16, 8, 128, 1, 16, "bf16", 0),
@@ -186,6 +189,8 @@ def _attention() -> Iterator[Variant]:
         ("chunk, 8B, window", 32, 8, 128, 512, 1, "bf16", 4096),
         ("chunk, head_dim 64", 8, 1, 64, 512, 1, "bf16", 0),
         ("chunk, head_dim 256", 8, 4, 256, 512, 1, "bf16", 0),
+        ("decode, head_dim 256, soft cap", 8, 4, 256, 1, 16, "bf16", 0),
+        ("chunk, head_dim 256, soft cap", 8, 4, 256, 512, 1, "bf16", 4096),
         ("same sums, 8B", 32, 8, 128, 1, 8, "bf16", 0),
         ("same sums, 8B, float8", 32, 8, 128, 1, 8, "fp8e4nv", 0),
         ("same sums, head_dim 256", 8, 4, 256, 1, 8, "bf16", 0),
@@ -209,6 +214,7 @@ def _attention() -> Iterator[Variant]:
             "BLOCK_SIZE": 16,
             "SPLIT": splits > 1,
             "SCALED": cache == "fp8e4nv",
+            "CAPPED": "soft cap" in name,
             "PRECISION": "tf32x3" if query == "fp32" else "tf32",
         }
         kernel = paged_attention.attend_kernel
@@ -225,10 +231,11 @@ def _fused() -> Iterator[Variant]:
         constants = {"WIDTH": width, "BLOCK": block, "ADDS": True}
         yield Variant(f"sum and norm of {width}", fused.add_rms_norm_kernel, rows, constants, min(16, block // 512))
     both = {"gate_up": "*bf16", "out": "*bf16"}
-    yield Variant("SiLU and product", fused.silu_and_mul_kernel, both, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+    yield Variant("SiLU and product", fused.gated_kernel, both, {"WIDTH": 14336, "BLOCK": 1024, "GELU": False}, 4)
     types = dict.fromkeys(("qkv", "qk_norm", "cos", "sin", "query", "kv_cache"), "*bf16")
     types |= {"slots": "*i64", "key_scales": "*fp32", "value_scales": "*fp32", "eps": "fp32"}
     constants = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_PADDED": 64, "BLOCK_SIZE": 16, "AT_ONCE": 8}
+    constants |= {"PAIRS": 64, "INTERLEAVED": False}
     for name, normed, scaled in (("norm, rope and store", True, False), ("rope and store float8", False, True)):
         cache = {"kv_cache": "*fp8e4nv"} if scaled else {}
         flags = {"NORMED": normed, "SCALED": scaled}
@@ -240,7 +247,7 @@ def _decoding() -> Iterator[Variant]:
         "inputs",
         "last_tokens",
         "starts",
-        "guesses",
+        "drafts",
         "numbers",
         "token_ids",
         "positions",
@@ -275,6 +282,8 @@ def _sampling() -> Iterator[Variant]:
     yield Variant("draw: settle filters", sampling.settle_kernel, types, size | padded | {"FILTERS": True}, 8)
     yield Variant("draw: score", sampling.score_kernel, types, size, 8)
     yield Variant("draw: choose", sampling.choose_kernel, types, {"PIECES": pieces} | padded, 1)
+    told = types | {"rows": "*i64", "counts": "*i32", "penalties": "*fp32", "out": "*fp32"}
+    yield Variant("penalties", penalties.penalise_kernel, told, {"VOCAB": vocab, "PIECE": penalties.PIECE}, 8)
     yield Variant("log-probabilities: 20 of a piece", logprobs.shortlist_kernel, types, size | {"LISTED": 20}, 8)
     listed = {"COUNT": 20, "PIECES": pieces, "LISTED": 20, "ALL_PADDED": triton.next_power_of_2(20 * pieces)}
     yield Variant("log-probabilities: 20 of all", logprobs.report_kernel, types, listed | padded, 4)
@@ -306,7 +315,8 @@ def _products() -> Iterator[Variant]:
         normed = name == "after a norm"
         constants = {
             "INPUTS": inputs, "ROWS": count, "COLUMNS": small_batch.COLUMNS, "DEPTH": 32 * warps * 8, "EACH": 8,
-            "NORMED": normed, "ADDS": normed, "GATED": not normed, "SCALED": weight != "bf16", "BIASED": False,
+            "NORMED": normed, "ADDS": normed, "GATED": not normed, "GELU": False, "SCALED": weight != "bf16",
+            "BIASED": False,
         }  # fmt: skip
         own = types | {"weight": f"*{weight}", "scales": "*fp32"}
         kind = "" if weight == "bf16" else ", float8" if weight == "fp8e4nv" else ", int8"
@@ -325,6 +335,41 @@ def _products() -> Iterator[Variant]:
     types = {"x": "*bf16", "out": "*fp8e4nv", "scales": "*fp32"}
     constants = {"WIDTH": 4096, "BLOCK": 4096, "MOST": 448.0, "WHOLE": False}
     yield Variant("rows to float8", quantized_linear.quantize_rows_kernel, types, constants, 8)
+
+
+def _experts() -> Iterator[Variant]:
+    """A mixture as of Mixtral-8x7B, of 8 experts, and of Qwen3-30B-A3B, of 128."""
+    whole = dict.fromkeys(("chosen", "experts", "counts", "order", "owners"), "*i32") | {"scales": "*fp32"}
+    whole |= {"shares": "*fp32"}
+    for number, count in ((8, 2), (128, 8)):
+        named = f"{number} experts"
+        constants = {"EXPERTS": number, "EXPERTS_PADDED": number}
+        chosen = {"COUNT": count, "COUNT_PADDED": count, "NORMALISED": True, "BIASED": False}
+        types = whole | {"logits": "*bf16", "bias": "*fp32", "factor": "fp32"}
+        yield Variant(f"choice of {count} of {named}", experts.choose_experts_kernel, types, constants | chosen, 1)
+        at_once = {"AT_ONCE": experts.PAIRS_AT_ONCE}
+        yield Variant(
+            f"pairs of {named}, placed", experts.place_pairs_kernel, whole, constants | at_once | {"ROWS": 16}, 4
+        )
+    chosen |= {"BIASED": True}
+    types |= {"logits": "*fp32"}
+    yield Variant(f"choice of {count} by sigmoids", experts.choose_experts_kernel, types, constants | chosen, 1)
+    yield Variant("pairs of an expert, counted", experts.count_pairs_kernel, whole, at_once, 4)
+    for pairs, weight, what in (
+        (1, "bf16", "bf16"), (8, "bf16", "bf16"), (64, "bf16", "bf16"), (65, "bf16", "bf16"),
+        (8, "fp8e4nv", "bf16"), (65, "fp8e4nv", "bf16"), (8, "fp32", "fp32"), (65, "fp32", "fp32"),
+    ):  # fmt: skip
+        shape = experts.experts_shape(pairs * number, number)
+        for name, gated in (("gate and up", True), ("down", False)):
+            constants = {
+                "EXPERTS": number, "ROWS": shape.rows, "COLUMNS": shape.columns,
+                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2), "SORTED": pairs > 1, "GATED": gated,
+                "SCALED": weight == "fp8e4nv", "PRECISION": "tf32x3" if what == "fp32" else "tf32",
+            }  # fmt: skip
+            types = whole | {"x": f"*{what}", "out": f"*{what}", "weight": f"*{weight}"}
+            kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
+            kernel = experts.grouped_product_kernel
+            yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)
 
 
 def _is_aligned(parameter: Any, kind: str) -> bool:

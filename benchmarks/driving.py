@@ -18,7 +18,7 @@ import torch
 from benchmarks.roofline import Request
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Abort, Event, Generate, NewTokens

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from benchmarks.engine import SWEPT, measure_peaks
 from benchmarks.engine_table import RESULTS, write_whole
-from benchmarks.roofline import DATASHEETS, SHAPES, TINY_SHAPES, HardwarePeaks
-from gpu_backend.models.config import ModelConfig, parse_model_config
+from benchmarks.roofline import DATASHEETS, MIXTURES, SHAPES, TINY_MIXTURES, TINY_SHAPES, HardwarePeaks
+from gpu_backend.models.config.model import ModelConfig, parse_model_config
 
 Both = tuple[HardwarePeaks, HardwarePeaks | None]  # as measured, and as the vendor states them
 
@@ -77,7 +77,8 @@ def main() -> int:
     measured = measure_peaks(device, small=arguments.tiny)
     peaks = measured, DATASHEETS.get(name)
     rows = []
-    for row in _rows(TINY_SHAPES if arguments.tiny else SHAPES, arguments.only, peaks, device, deadline):
+    shapes = TINY_SHAPES | TINY_MIXTURES if arguments.tiny else SHAPES | MIXTURES
+    for row in _rows(shapes, arguments.only, peaks, device, deadline):
         rows.append(row)
         print(_line(row), flush=True)
         _write(name, measured, rows, arguments.out)
@@ -89,7 +90,8 @@ def _rows(
 ) -> Iterator[Row]:
     """Measure case by case; one that raises is told of, and is no reason to lose the others."""
     for model, config in sorted(shapes.items(), key=lambda shape: shape[0] != SWEPT):
-        for kind in (_attention, _between_products, _products, _sampling):
+        dense = (_attention, _between_products, _products, _sampling)
+        for kind in (_mixtures,) if "num_experts_per_tok" in config else dense:
             here = f"{model}: {kind.__name__.strip('_').replace('_', ' ')}"
             if time.monotonic() > deadline:
                 yield Row("left out: no time", here, 0.0, 0.0, 0.0, 0.0, note="left out: no time")
@@ -233,6 +235,27 @@ def _products(model: str, config: ModelConfig, device: torch.device, tiny: bool)
                 return kept(x)
 
             yield Case(f"product, {method}", shape, multiply, size, flops / 2 if method in ("fp8", "w8a8") else flops)
+
+
+def _mixtures(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
+    from gpu_backend.kernels import reference_experts
+    from gpu_backend.kernels.triton_ops import experts
+
+    shape, hidden, dtype = config.experts, config.hidden_size, _dtype(tiny)
+    assert shape is not None
+    gate_up = _random(device, dtype, shape.number, 2 * shape.intermediate_size, hidden) * 0.02
+    down = _random(device, dtype, shape.number, hidden, shape.intermediate_size) * 0.02
+    for tokens in (3,) if tiny else (1, 16, 64, 256, 4096):
+        x, logits = _random(device, dtype, tokens, hidden), _random(device, dtype, tokens, shape.number)
+        routing = experts.choose_experts(logits, shape.per_token, shape.is_normalised)
+        read = (shape.weights_read(hidden, tokens) - shape.number * hidden) * dtype.itemsize + 2.0 * x.nbytes
+        flops = 6.0 * tokens * shape.per_token * hidden * shape.intermediate_size
+        named = f"{model}: {tokens:,} tokens, {shape.per_token} of {shape.number} experts each"
+        for kernel, mix in (("mixture", experts.mix_experts), ("mixture, a loop", reference_experts.mix_experts)):
+            mixing = lambda mix=mix, x=x, routing=routing: mix(x, gate_up, down, *routing)  # noqa: E731
+            yield Case(kernel, named, mixing, read, flops)
+        choose = lambda x=logits: experts.choose_experts(x, shape.per_token, True)  # noqa: E731
+        yield Case("choice of experts", named, choose, float(logits.nbytes))
 
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:

@@ -23,7 +23,7 @@ from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
@@ -143,18 +143,18 @@ def layer_errors(plain: Decoder, kept_as: Decoder, float8_cache: bool = False, c
     tokens = text_tokens(count)
     batch, blocks = _batch(plain, tokens)
     scales = _kv_scales(kept_as) if float8_cache else [None] * len(plain.layers)
-    x, residual = torch.nn.functional.embedding(batch.token_ids, plain.embedding), None
+    x, residual = plain.embed(batch.token_ids), None
     errors = []
     for mine, other, layer_scales in zip(plain.layers, kept_as.layers, scales, strict=True):
         before = x if residual is None else x + residual
         ends = []
         for model, layer, some_scales in ((plain, mine, None), (kept_as, other, layer_scales)):
             dtype = model.embedding.dtype
-            cos, sin = model.cos.index_select(0, batch.positions), model.sin.index_select(0, batch.positions)
+            turns = [rope.at(batch.positions) for rope in model.ropes]
             cache = _cache(model, blocks, dtype if some_scales is None else torch.uint8)
             given = None if residual is None else residual.to(dtype)
             own_batch, _ = _batch(model, tokens)
-            ends.append(layer(x.to(dtype), given, cos, sin, cache[0], some_scales, own_batch))
+            ends.append(layer(x.to(dtype), given, turns, cache[0], some_scales, own_batch))
         out, expected = ((added.float() + kept.float()) for added, kept in reversed(ends))
         errors.append(((out - expected).norm() / (expected - before.float()).norm()).item())
         x, residual = ends[0]
@@ -215,7 +215,7 @@ def _num_bytes(tensor: Tensor) -> int:
 def _products(model: Decoder) -> Iterator[Tensor]:
     """Yield all tensors that the weights of the layers' products are made of."""
     for layer in model.layers:
-        for product in (layer.attention.qkv, layer.attention.out, layer.gate_up, layer.down):
+        for product in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
             yield product.weight
             if isinstance(product, QuantizedLinear):
                 yield product.scales

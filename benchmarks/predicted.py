@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.driving import percentile
 from benchmarks.engine_rows import MODEL, PUBLISHED, PUBLISHED_SECONDS, RATES, paced_workload
-from benchmarks.roofline import DATASHEETS, LARGE, SHAPES, Request, least_seconds, shared_workload
+from benchmarks.roofline import DATASHEETS, LARGE, MIXTURES, SHAPES, Request, least_seconds, shared_workload
 from gpu_backend.kernels.layout.paged import choose_splits
 from gpu_backend.kernels.ops import SMALL_BATCH_ROWS
-from gpu_backend.models.config import ModelConfig, parse_model_config
+from gpu_backend.models.config.model import ModelConfig, parse_model_config
 
 CARD = DATASHEETS["NVIDIA H200"]
 MEMORY = 0.9 * 149e9  # bytes that the engine takes of it
@@ -66,7 +66,7 @@ class Shape:
         rate = (CARD.fp8_flops if self.fp8 else CARD.flops) * reached.products
         rows, head = decodes + prompt, model.vocab_size * model.hidden_size
         layers = model.products_per_token - head
-        reading = width * layers / (CARD.bandwidth * reached.weights)
+        reading = width * model.weights_read(rows) / (CARD.bandwidth * reached.weights)
         multiplying = 2 * layers * rows / rate
         spent = Counter({"weights" if reading > multiplying else "products": max(reading, multiplying)})
         sampled = max(1, decodes)
@@ -78,7 +78,10 @@ class Shape:
         spent["prompts' attention"] = (
             4 * model.num_layers * model.num_heads * model.head_dim * pairs / (CARD.flops * reached.prompts)
         )
-        between = 2 * rows * (8 * model.hidden_size + 3 * model.intermediate_size) * model.num_layers
+        inner = 3 * model.intermediate_size
+        if model.experts is not None:  # inner rows and parts, for each of a token's experts
+            inner = model.experts.per_token * (2 * model.experts.intermediate_size + 3 * model.hidden_size)
+        between = 2 * rows * (8 * model.hidden_size + inner) * model.num_layers
         spent["between products"] = between / (CARD.bandwidth * reached.weights)
         spent["launches"] = reached.launch * self.launches(decodes, context, prompt)
         return spent
@@ -90,6 +93,8 @@ class Shape:
         split = choose_splits(model.num_heads // model.num_kv_heads, decodes, model.num_kv_heads, longest, PROCESSORS)
         attention = (1 + (split > 1)) * (decodes > 0) + (prompt > 0)
         layer = 4 + 1 + attention + (0 if few else 3 + 4 * self.fp8)  # products, rope and store, …
+        if model.experts is not None:  # router, choice, two to sort the pairs, the sum; a norm, but no SiLU
+            layer += 6 if few else 4
         return layer * model.num_layers + AROUND
 
 
@@ -159,7 +164,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="only what takes no time to reckon")
     parser.add_argument("--seconds", type=float, help="it takes some, whatever is said")
     arguments = parser.parse_args()
-    tables = [one_reply_rows] if arguments.tiny else [shared_rows, one_reply_rows, paced_rows, published_rows]
+    tables = [one_reply_rows, mixture_rows]
+    if not arguments.tiny:
+        tables = [shared_rows, *tables, paced_rows, published_rows]
     lines = [*_header(), *(line for table in tables for line in (*table(), ""))][:-1]
     print("\n".join(lines))
     if arguments.out:
@@ -197,6 +204,18 @@ def one_reply_rows() -> Iterator[str]:
             )
 
 
+def mixture_rows() -> Iterator[str]:
+    """Decodes of mixtures of experts: the more there are, the more experts are read, until it is all."""
+    yield "| decodes at 560 tokens, bf16 | of | weights read, GB | of all | predicted, ms | tokens/s |"
+    yield "| --: | --- | --: | --: | --: | --: |"
+    for name, config in MIXTURES.items():
+        model = parse_model_config(config)
+        for count in (1, 8, 64, 256):
+            step, read = sum(Shape(model).seconds(count, 560 * count).values()), model.weights_read(count)
+            share, rate = read / model.weights_read(), count / step
+            yield f"| {count} | {name} | {2 * read / 1e9:.1f} | {share:.0%} | {1e3 * step:.2f} | {rate:,.0f} |"
+
+
 def paced_rows() -> Iterator[str]:
     """Requests that arrive by chance at a rate, as `make gpu-rows PART=paced` has them."""
     yield f"| {MODEL}, bf16, requests/s | first token p50, ms | p99 | between tokens p50, ms | p99 | busy |"
@@ -230,7 +249,7 @@ def _shares(played: Played) -> str:
 
 def _weight_bytes(shape: Shape) -> float:
     head = shape.model.vocab_size * shape.model.hidden_size
-    layers = (1 if shape.fp8 else 2) * (shape.model.products_per_token - head)
+    layers = (1 if shape.fp8 else 2) * shape.model.weights_read()
     return layers + 2 * head * (1 if shape.model.tie_word_embeddings else 2)
 
 

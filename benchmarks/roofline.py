@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_backend.hardware.peaks import HardwarePeaks
-from gpu_backend.models.config import ModelConfig, parse_model_config
+from gpu_backend.models.config.model import ModelConfig, parse_model_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,17 @@ SHAPES = {
 LARGE = {
     "Llama-3.3-70B": _config("LlamaForCausalLM", 128256, 8192, 28672, 80, 64, 8, 128, 131072, theta=5e5, tied=False),
 }
+MIXTURES = {
+    "Mixtral-8x7B": _config("MixtralForCausalLM", 32000, 4096, 14336, 32, 32, 8, 128, 32768, theta=1e6, tied=False,
+                            num_local_experts=8, num_experts_per_tok=2),
+    "Qwen3-30B-A3B": _config("Qwen3MoeForCausalLM", 151936, 2048, 6144, 48, 32, 4, 128, 40960, theta=1e6, tied=False,
+                             num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True),
+}  # fmt: skip
 TINY_SHAPES = {"tiny": _config("Qwen3ForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True)}
+TINY_MIXTURES = {
+    "tiny mixture": _config("MixtralForCausalLM", 512, 64, 96, 2, 4, 2, 16, 2048, theta=1e4, tied=True,
+                            num_local_experts=4, num_experts_per_tok=2)
+}  # fmt: skip
 
 
 def shared_workload() -> list[Request]:
@@ -69,8 +79,9 @@ def least_seconds(
 ) -> float:
     """Return the roofline of replies given as (prompt tokens, reply tokens), all of them at once.
 
-    Weights are read once per token of the longest reply, each reply token reads the keys and values before it, and
-    prompts cost their matrix products. Nothing overlaps. Everything is bf16, or, but for the head, ``fp8``.
+    Weights (of experts, those that are chosen) are read once per token of the longest reply, each reply token reads the
+    keys and values before it, and prompts cost their matrix products. Nothing overlaps. Everything is bf16, or, but for
+    the head, ``fp8``.
     """
     model = parse_model_config(config)
     steps = max((output for _, output in work), default=0)
@@ -80,7 +91,8 @@ def least_seconds(
     layers, head = _parameters(model)
     rate = (peaks.fp8_flops or peaks.flops) if fp8 else peaks.flops
     products = 2 * layers * sum(prompt for prompt, _ in work) / rate
-    return ((width * layers + 2 * head) * steps + kv_read) / peaks.bandwidth + products
+    read = width * model.weights_read(len(work)) + 2 * head
+    return (read * steps + kv_read) / peaks.bandwidth + products
 
 
 def token_flops(config: dict[str, Any]) -> float:
@@ -89,7 +101,6 @@ def token_flops(config: dict[str, Any]) -> float:
 
 
 def _parameters(model: ModelConfig) -> tuple[int, int]:
-    """Return the weights of all layers, and those of the output head."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    layer = attention + 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * layer, model.vocab_size * model.hidden_size
+    """Return the weights of all layers that a token is multiplied with, and those of the output head."""
+    head = model.vocab_size * model.hidden_size
+    return model.products_per_token - head, head

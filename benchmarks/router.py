@@ -16,13 +16,17 @@ from router import Capability, Catalog, Endpoint, ModelSpec, RoutingOptions, cho
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import TargetHealth
 from router.complexity.classifier import Complexity
+from router.learning import learned_from, packed_form
+from router.recalibration import Comparison
 from router.sticky import as_asked, turns_of
+from router.team_score import TeamScore
 
 SEED = 7
 QUALITY = 0.8
 ROUNDS = 2000
 PROSE = " ".join(path.read_text() for path in sorted(Path("docs").glob("*.md"))).split()
 NEW, KNOWN = "8 turns that waver, new", "8 turns that waver, known"
+TAUGHT = "short, a team's own scores"
 
 
 def main() -> None:
@@ -35,6 +39,7 @@ def main() -> None:
     print(f"{'prompt, of the words of docs/':>30} {' '.join(f'{head:>9}' for head in heads)}")
     for label, words, rounds in (
         ("short (12 words)", 12, ROUNDS),
+        (TAUGHT, 12, ROUNDS),
         (NEW, 12, ROUNDS),
         (KNOWN, 12, ROUNDS),
         ("paragraph (120 words)", 120, ROUNDS),
@@ -43,6 +48,7 @@ def main() -> None:
         ("32 MiB", 5_000_000, 20),
     ):
         judge = wavering(complexity) if label in (NEW, KNOWN) else complexity
+        options = RoutingOptions(learned={"auto": taught(complexity, dice)} if label == TAUGHT else {})
         scores, cpu, wall = [], [], []
         for _ in range(rounds):
             asked, other = (conversation(dice, 8 if label in (NEW, KNOWN) else 1, words) for _ in range(2))
@@ -51,7 +57,7 @@ def main() -> None:
             started = time.thread_time()
             complexity(other)
             scored, began = time.thread_time(), time.perf_counter()
-            choose_route(asked, RoutingOptions(), catalog, health, judge)
+            choose_route(asked, options, catalog, health, judge)
             wall.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - scored)
             scores.append(scored - started)
@@ -65,6 +71,15 @@ def conversation(dice: random.Random, turns: int, words: int) -> ChatRequest:
     starts = [dice.randrange(len(prose) - words + 1) for _ in range(turns)]
     messages = [Message(role="user", content=" ".join(prose[start : start + words])) for start in starts]
     return ChatRequest(model="auto", messages=tuple(messages))
+
+
+def taught(complexity: Complexity, dice: random.Random) -> TeamScore:
+    """Return scores that 300 comparisons of paragraphs taught; what they showed is drawn."""
+    requests = [conversation(dice, 1, 120) for _ in range(300)]
+    compared = [Comparison(complexity(one), dice.random() < 0.7, 1, 2, False, packed_form(one)) for one in requests]
+    learned = learned_from(compared)
+    assert learned is not None
+    return TeamScore(complexity, learned)
 
 
 def wavering(complexity: Complexity) -> Callable[[Request], float]:

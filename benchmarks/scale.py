@@ -142,7 +142,7 @@ class Bench:
 
     def start_owners(self, owners: int) -> list[Any]:
         """Start the processes that hold so many owners; return what each says once all of its own serve."""
-        shared = self.context.Array("q", 2)
+        shared = self.context.Array("q", 3)
         for number in range(PROCESSES):
             ours, theirs = self.context.Pipe()
             place = Place(

@@ -43,6 +43,7 @@ CAP, CAPPED_USED, FITS = (
 )  # of the team at its cap: so many calls at once, and they use next to nothing
 LASTS, CAPPED_LASTS = 0.05, 0.06  # seconds
 OTHERS = 0.05  # of the calls, where one team is at its cap, are of other teams
+BACK_WITHIN = 0.25  # seconds in which other owners give room back that they do not use
 LOOK_EVERY = 0.1  # seconds, for rows
 WAIT_FOR_ROWS = 10.0  # seconds, at most
 
@@ -81,7 +82,7 @@ class Told(Struct):
 
     waits: list[float] = []  # ms until a call was let in
     refused: list[float] = []  # ms until it was refused
-    wrong: int = 0  # refused although the cap had room for all that waited
+    wrong: int = 0  # refused although the cap had had room for all that waited, and for BACK_WITHIN
     unknown: int = 0  # of all refused, because Postgres did not say in time what is left
     late: list[float] = []  # s from the close of another team's call until its row was seen
     unseen: int = 0  # rows that were not there after ten seconds
@@ -91,7 +92,8 @@ class Told(Struct):
 def keep_owners(place: Place, pipe: Connection, shared: Array[c_longlong]) -> None:
     """Open the owners, say so, and do what comes through the pipe until it closes.
 
-    ``shared``: what calls of the team at its cap hold and have used, and how many of them wait, over all processes.
+    ``shared``, over all processes: what calls of the team at its cap hold and have used, how many of them wait, and
+    when the cap last had no room for all of these (monotonic ns).
     """
     uvloop.run(OpenCalls(place, pipe, shared).run())
 
@@ -198,11 +200,12 @@ class OpenCalls:
         """Make one call of the team at its cap."""
         cost = CAP // FITS
         request = owner.request(self.place.capped, "key_capped", Limits(nanousd_per_day=CAP), Limits(), cost)
-        had_room = self.enter(0, 1)
+        began = time.monotonic()
+        self.enter(0, 1)
         hold = await self.open_hold(owner, request)
-        has_room = self.enter(0 if hold is None else cost, -1)
+        room_since = self.enter(0 if hold is None else cost, -1)
         if hold is None:
-            self.told.wrong += had_room and has_room
+            self.told.wrong += time.monotonic() - max(began, room_since) > BACK_WITHIN
             return
         await self.answer(owner, hold, "key_capped", CAPPED_LASTS, CAPPED_USED)
         self.enter(CAPPED_USED - cost, 0)
@@ -228,12 +231,17 @@ class OpenCalls:
         account.close(make_record(request_id, cost_nanousd=cost, **facts))
         account.settle()
 
-    def enter(self, amount: int, waiting: int) -> bool:
-        """Note what is used or held, and which calls wait; return whether the cap had room for all that wait."""
+    def enter(self, amount: int, waiting: int) -> float:
+        """Note what is used or held, and how many calls wait; return since when the cap has had room for all that wait
+        (monotonic seconds)."""
         with self.shared.get_lock():
-            self.shared[0] += amount
-            self.shared[1] += waiting
-            return bool(CAP - self.shared[0] >= max(1, self.shared[1]) * (CAP // FITS))
+            # Before and after: a refusal makes room for those that wait on, and did not have it itself.
+            for change in ((0, 0), (amount, waiting)):
+                self.shared[0] += change[0]
+                self.shared[1] += change[1]
+                if CAP - self.shared[0] < max(1, self.shared[1]) * (CAP // FITS):
+                    self.shared[2] = time.monotonic_ns()
+            return float(self.shared[2]) / 1e9
 
     async def look_for_rows(self) -> None:
         """Note how late rows of other teams are."""

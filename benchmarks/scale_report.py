@@ -90,10 +90,9 @@ def report(loads: Sequence[Load], restart: Restart, owners: int, crowd: int, tea
             "",
             f"One team at its cap, over {crowd} owners: {len(capped.waits):,} calls let in, {len(capped.refused):,} "
             f"refused after {_spread(capped.refused)} ms (p50 / p99 / most; at most 250 and an answer of Postgres), of "
-            f"these **{capped.wrong}** although its cap had room for all that waited ({capped.unknown} refused "
-            f"because Postgres did not answer in time). Rows of the other teams were seen {_spread(capped.late, 2)} s "
-            f"after their calls had closed (at most **2**); {capped.unseen} were not "
-            "seen.",
+            f"these **{capped.wrong}** although its cap had had room for all that waited for 250 ms ({capped.unknown} "
+            "refused because Postgres did not answer in time). Rows of the other teams were seen "
+            f"{_spread(capped.late, 2)} s after their calls had closed (at most **2**); {capped.unseen} were not seen.",
             "",
         ]
     )

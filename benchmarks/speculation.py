@@ -19,7 +19,7 @@ import torch
 
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import EngineConfig, engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS
 from gpu_backend.step.limits import Limits

@@ -20,7 +20,7 @@ import gpu_backend.demo_model
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution import runner as engine_runner
 from gpu_backend.execution.runner import Runner
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.sampling import adjustments
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.step.config import engine_config

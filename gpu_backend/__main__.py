@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 from gpu_backend.engine.process import die_with
 from gpu_backend.server.checkpoint.model_registry import ModelVersion, find_version
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer
+from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.server.serving import serve
 from gpu_backend.server.settings import FrontSettings, read_kv_events
 from gpu_backend.step.config import (
@@ -22,6 +24,7 @@ from gpu_backend.step.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
+    PARTS,
     QUANTIZATIONS,
     SPECULATIVE_METHODS,
     engine_config,
@@ -29,6 +32,7 @@ from gpu_backend.step.config import (
 from gpu_backend.step.cost import read_step_cost
 
 SECRET = "TOLLGATE_ENGINE_SECRET"
+FLEET_SECRET, FLEET_REDIS = "TOLLGATE_FLEET_SECRET", "TOLLGATE_FLEET_REDIS"
 MOST_GIB = 2**20  # no host has a pebibyte
 DIE_WITH_PARENT = "TOLLGATE_DIE_WITH_PARENT"
 
@@ -73,82 +77,64 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
 
 
 def _parser() -> argparse.ArgumentParser:
-    engine, front = engine_config(model=""), FrontSettings.__dataclass_fields__
-    steps, cache, fairness = engine.steps, engine.cache, engine.fairness
     parser = argparse.ArgumentParser(
         prog="python -m gpu_backend",
         description="Serve one Hugging Face checkpoint behind OpenAI's API.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    usual = {each.name: each.default for kind in (*PARTS, FrontSettings) for each in fields(kind)}
+
+    def add(flag: str, **told: Any) -> None:
+        """Add a flag; where a setting of its name has a default, that is the flag's, and says its type."""
+        default = usual.get(flag[2:].replace("-", "_"), MISSING)
+        if default not in (MISSING, None) and "action" not in told:
+            told = {"default": default, "type": type(default)} | told
+        parser.add_argument(flag, **told)
+
     add("--model", required=True, metavar="PATH", help="folder, owner/name on the Hugging Face hub, s3:// or gs://")
     add("--registry", metavar="FILE", help="YAML of model versions; --model is NAME@VERSION of one, flags go first")
     add("--tokenizer", metavar="PATH", help="tokenizer and chat template from elsewhere, named like a model")
     add("--served-model-name", metavar="NAME", help="what clients call the model; the folder's name if not given")
-    add("--host", default=front["host"].default, help="address to listen on; beyond loopback a secret is demanded")
-    add("--port", type=int, default=front["port"].default, help="0 takes any free one")
+    add("--host", help="address to listen on; beyond loopback a secret is demanded")
+    add("--port", help="0 takes any free one")
     add("--api-key", metavar="SECRET", help=f"bearer token that every request must carry; ${SECRET} if not given")
-    add("--device", choices=DEVICES, default=engine.device.device, help="auto is cuda where there is one")
-    add("--dtype", choices=DTYPES, default=engine.device.dtype, help="auto is bfloat16 on cuda, float32 on the CPU")
+    add("--device", choices=DEVICES, help="auto is cuda where there is one")
+    add("--dtype", choices=DTYPES, help="auto is bfloat16 on cuda, float32 on the CPU")
     add("--quantization", choices=QUANTIZATIONS, help="round the weights while they are loaded; not if not given")
-    add(
-        "--kv-cache-dtype",
-        choices=KV_CACHE_DTYPES,
-        default=cache.kv_cache_dtype,
-        help="auto is that of the model",
-    )
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="auto is that of the model")
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch; slower")
-    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="devices that compute each layer together")
-    add("--pipeline-parallel-size", type=int, default=1, metavar="N", help="stages of so many layers each, on others")
-    add(
-        "--max-num-batched-tokens",
-        type=int,
-        default=steps.max_num_batched_tokens,
-        metavar="N",
-        help="tokens a step",
-    )
-    add("--max-num-seqs", type=int, default=steps.max_num_seqs, metavar="N", help="replies that run at once")
+    add("--tensor-parallel-size", metavar="N", help="devices that compute each layer together")
+    add("--pipeline-parallel-size", metavar="N", help="stages of so many layers each, on others")
+    add("--max-num-batched-tokens", metavar="N", help="tokens a step")
+    add("--max-num-seqs", metavar="N", help="replies that run at once")
     add("--max-batch-tier-tokens", type=int, metavar="N", help="of them for batch work; all if not given")
-    cost = "JSON with what a step takes here, or auto: measured at the start; without it nothing is predicted"
-    add("--step-cost", metavar="FILE|auto", help=cost)
-    add(
-        "--batch-patience",
-        type=float,
-        default=fairness.batch_patience,
-        metavar="S",
-        help="after it batch work may pass",
-    )
+    cost = "JSON with what a step takes here; auto: measured at the start; off: nothing is predicted"
+    add("--step-cost", metavar="FILE|auto|off", default="auto", help=cost)
+    add("--batch-patience", metavar="S", help="after it batch work may pass")
     gives = "after it the tenant that holds most gives a reply's place to one that waits; inf for never"
-    add("--interactive-patience", type=float, default=fairness.interactive_patience, metavar="S", help=gives)
+    add("--interactive-patience", metavar="S", help=gives)
     lead = "tokens of service a tenant may be ahead and go next, for what it has cached; a step's if not given"
     add("--cached-lead", type=int, metavar="N", help=lead)
     add("--max-model-len", type=int, metavar="N", help="prompt and reply together; what the model allows if not given")
-    add("--block-size", type=int, default=cache.block_size, metavar="N", help="tokens in a block of the KV cache")
+    add("--block-size", metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
     add("--kv-events-config", metavar="JSON", help="tells routers what the prefix cache has; vLLM's setting")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
-    add("--load-format", choices=LOAD_FORMATS, default=engine.checkpoint.load_format, help="dummy makes random weights")
-    add(
-        "--speculative-method",
-        choices=SPECULATIVE_METHODS,
-        default=engine.speculation.speculative_method,
-        help="where draft tokens come from",
-    )
+    add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
+    add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
     add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
-    add(
-        "--num-speculative-tokens",
-        type=int,
-        default=engine.speculation.num_speculative_tokens,
-        metavar="N",
-        help="draft tokens a step",
-    )
-    add("--max-waiting", type=int, default=front["max_waiting"].default, metavar="N", help="requests in the queue")
-    add("--drain-seconds", type=float, default=front["drain_seconds"].default, metavar="S", help="after SIGTERM")
+    add("--num-speculative-tokens", metavar="N", help="draft tokens a step")
+    add("--max-waiting", metavar="N", help="requests in the queue")
+    add("--drain-seconds", metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
     overlaps = "launch a step before the last one's tokens are known; on a GPU if not given"
     add("--async-scheduling", action=argparse.BooleanOptionalAction, help=overlaps)
     replays = "replay decodes from graphs; on a GPU if not given"
     add("--cuda-graphs", action=argparse.BooleanOptionalAction, help=replays)
+    joins = f"announce this engine to gateways that have this pool; needs ${FLEET_SECRET}"
+    add("--fleet-pool", metavar="NAME", help=joins)
+    add("--fleet-redis", metavar="URL", help=f"the Redis of the gateways; ${FLEET_REDIS} if not given")
+    add("--fleet-address", metavar="URL", help="http://HOST:PORT/v1 by which they reach it; as it listens if not given")
     add("--instance-id", metavar="ID", help="name in /load, before a suffix for each start; host and port if not given")
     return parser
 
@@ -159,35 +145,14 @@ def _settings(
     """Put the settings together. Raises ``ValueError`` for those that cannot work."""
     if not 0 <= options.kv_offloading_size < MOST_GIB:
         raise ValueError(f"kv_offloading_size is {options.kv_offloading_size}; it is GiB of host memory, from 0 up")
-    engine = engine_config(
-        model=version.source if version else options.model,
-        tokenizer=options.tokenizer,
-        device=options.device,
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
-        batch_invariant=options.batch_invariant,
-        tensor_parallel_size=options.tensor_parallel_size,
-        pipeline_parallel_size=options.pipeline_parallel_size,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len,
-        block_size=options.block_size,
-        host_kv_bytes=int(options.kv_offloading_size * 2**30),
-        load_format=options.load_format,
-        max_batch_tier_tokens=options.max_batch_tier_tokens,
-        batch_patience=options.batch_patience,
-        interactive_patience=options.interactive_patience,
-        cached_lead=options.cached_lead,
-        step_cost=read_step_cost(Path(options.step_cost)) if options.step_cost not in (None, "auto") else None,
-        measures_step_cost=options.step_cost == "auto",
-        num_threads=options.num_threads,
-        speculative_method=options.speculative_method,
-        speculative_model=options.speculative_model,
-        num_speculative_tokens=options.num_speculative_tokens,
-        async_scheduling=options.async_scheduling,
-        cuda_graphs=options.cuda_graphs,
-    )
+    own = {each.name for kind in PARTS for each in fields(kind)} - {"max_waiting"}  # which is said to the front
+    said = {name: value for name, value in vars(options).items() if name in own} | {
+        "model": version.source if version else options.model,
+        "host_kv_bytes": int(options.kv_offloading_size * 2**30),
+        "step_cost": None if options.step_cost in ("auto", "off") else read_step_cost(Path(options.step_cost)),
+        "measures_step_cost": options.step_cost == "auto",
+    }
+    engine = engine_config(**said)
     engine = replace(engine, kv_events=read_kv_events(options.kv_events_config or "{}"))
     own_name = version.name if version else Path(options.model).resolve().name
     return FrontSettings(
@@ -202,6 +167,20 @@ def _settings(
         shared_prompts=options.shared_prompts,
         max_waiting=options.max_waiting,
         drain_seconds=options.drain_seconds,
+        fleet=_fleet(options, environment),
+    )
+
+
+def _fleet(options: argparse.Namespace, environment: Mapping[str, str]) -> FleetSettings | None:
+    if options.fleet_pool is None:
+        if options.fleet_redis or options.fleet_address:
+            raise ValueError("--fleet-redis and --fleet-address say nothing without --fleet-pool")
+        return None
+    return FleetSettings(
+        pool=options.fleet_pool,
+        redis_url=options.fleet_redis or environment.get(FLEET_REDIS, ""),
+        secret=environment.get(FLEET_SECRET, ""),
+        address=options.fleet_address,
     )
 
 

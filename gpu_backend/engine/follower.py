@@ -9,7 +9,7 @@ import sys
 
 from gpu_backend.engine.process import die_with
 from gpu_backend.engine.torch_import import import_torch
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 
 
 def main(rank: int, meeting_file: str, parent: int) -> int:
@@ -19,9 +19,13 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
         signal.signal(name, signal.SIG_IGN)
     config = pickle.load(sys.stdin.buffer)  # from the process that started this one
     import_torch()
+    import torch
+
     from gpu_backend.execution.ranks import Ranks
     from gpu_backend.execution.runner import Runner
 
+    if config.device.num_threads is not None:
+        torch.set_num_threads(config.device.num_threads)
     ranks = Ranks(rank, config.device.tensor_parallel_size, config.device.pipeline_parallel_size, meeting_file)
     runner = Runner(config, load_model_config(config.checkpoint.folder), ranks)
     while (plan := ranks.tell(None)) is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_backend.engine.torch_import import import_torch
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import ASSUMED_COSTS
 from gpu_backend.step.messages import BlocksChanged, Command, Event, NewTokens, Ready
@@ -153,11 +153,11 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
     compiler = GrammarCompiler(config.checkpoint.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
     runner.warm_up()
-    if config.steps.measures_step_cost:
+    num_blocks = runner.max_model_len // config.cache.block_size
+    if config.steps.measures_step_cost and config.steps.step_cost is None and num_blocks:
         from gpu_backend.hardware.calibration import measure_step_cost
 
         rows, most = config.steps.max_num_seqs, config.steps.max_num_batched_tokens
-        num_blocks = runner.max_model_len // config.cache.block_size
         cost = measure_step_cost(runner.run, num_blocks, config.cache.block_size, rows, most)
         config = replace(config, steps=replace(config.steps, step_cost=cost))
         print(f"gpu_backend: a step costs {json.dumps(asdict(cost))}", file=sys.stderr, flush=True)  # noqa: T201

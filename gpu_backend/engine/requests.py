@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT, Embed, Embedding, Event, Generate, NewTokens
+from gpu_backend.step.messages import (
+    LEAST_WEIGHT,
+    MOST_WEIGHT,
+    PRIORITIES,
+    Embed,
+    Embedding,
+    Event,
+    Generate,
+    NewTokens,
+)
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason, Sequence
 
@@ -30,6 +39,8 @@ def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
         return f"the prompt has token ids outside the vocabulary of {limits.vocab_size}"
     if request.tier not in TIERS:
         return f"the tier is {request.tier!r}; it is one of {', '.join(TIERS)}"
+    if request.priority not in PRIORITIES:
+        return f"the priority is {request.priority!r}; it is one of {', '.join(PRIORITIES)}"
     if not LEAST_WEIGHT <= request.weight <= MOST_WEIGHT:
         return f"the weight is {request.weight}; it is a number from {LEAST_WEIGHT} to {MOST_WEIGHT}"
     return None
@@ -103,5 +114,7 @@ def _sequence(
         tenant=request.tenant,
         weight=request.weight,
         tier=request.tier,
+        priority=PRIORITIES.index(request.priority),
         pools=isinstance(request, Embed),
+        prompt_marks=() if isinstance(request, Embed) else request.prompt_marks,
     )

@@ -24,8 +24,8 @@ from gpu_backend.execution.kv_format import KvFormat
 from gpu_backend.execution.loading import open_weights
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayouts
-from gpu_backend.models.config import ModelConfig, load_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig, load_model_config
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import LinearOptions

@@ -50,6 +50,13 @@ def draws_plainly(step: SequenceStep) -> bool:
     return is_long_enough and asked.logprobs is None and not asked.logit_bias and not asked.penalises_reply
 
 
+def draws_penalised(step: SequenceStep) -> bool:
+    """Whether nothing but penalties keeps a sequence's next token from being drawn plainly."""
+    asked = step.sampling
+    is_long_enough = not asked.min_tokens or step.num_generated - step.num_draft_tokens >= asked.min_tokens
+    return step.constraint is None and is_long_enough and asked.logprobs is None and not asked.logit_bias
+
+
 class GraphSizes:
     """The sizes of graphs for up to ``most_places`` sequences, of up to ``max_drafts`` each and ``longest`` tokens."""
 

@@ -2,8 +2,8 @@
 # state, its tokens put back there. A graph has a fixed number of places, and each place room for as many tokens;
 # unused places use the state's spare row and block.
 #
-# Graphs are captured while serving, one at a time and never in a step that computes a prompt: a first token does not
-# wait for one, and a start takes no longer.
+# Graphs are captured while steps are measured at the start, and while serving, one at a time and never in a step that
+# computes a prompt: a first token does not wait for one.
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from torch import Tensor
 
 from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
 from gpu_backend.execution.graph_capture import GraphCapture, Replay
-from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_plainly
+from gpu_backend.execution.graph_sizes import GraphSizes, Size, draws_penalised, draws_plainly
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.decode_rows import FROM_STATE, HEADER, DecodeRows
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.sampling_tensors import NO_PENALTIES
 from gpu_backend.kernels.layout.upload import pinned, upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import draw
+from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.step.step_tensors import StepTensors
 
@@ -74,6 +76,7 @@ class DecodeGraphs:
         max_drafts: int = 0,
         ranks: Ranks | None = None,
         verifies: bool = True,
+        counts: TokenCounts | None = None,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -87,8 +90,11 @@ class DecodeGraphs:
         self._ranks = ranks
         self._draws = ranks is None or ranks.rank == 0
         self._verifies = verifies
+        self._counts = counts
         self.problem = ""  # why no more are captured
         self._graphs: dict[Size, tuple[Replay, Replay]] = {}  # the model, and the drawing of tokens
+        self._penalised: dict[Size, Replay] = {}  # the drawing of tokens that are penalised
+        self._wanted: Size | None = None  # that is to be captured for them
         self._uses: Counter[Size] = Counter()
         self._steps_since = STEPS_BETWEEN
         places, device = state.spare, kv_cache.device
@@ -96,7 +102,8 @@ class DecodeGraphs:
         self._inputs = torch.zeros(places * (HEADER + width), dtype=torch.long, device=device)
         self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
         self._rows: dict[Size, DecodeRows] = {}
-        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.norm.dtype, device=device)
+        self._penalties = torch.ones((places, 3), device=device)
+        self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
         """Return which graph to replay for a plan, captured now if it is time; None: compute it otherwise."""
@@ -105,10 +112,13 @@ class DecodeGraphs:
         if size is None:
             return None
         self._uses[size] += 1
-        if size not in self._graphs and self._uses[size] > USES_BEFORE and self._steps_since > STEPS_BETWEEN:
+        is_due = self._uses[size] > USES_BEFORE and self._steps_since > STEPS_BETWEEN
+        if size not in self._graphs and (is_due or plan.is_rehearsal):
             self._try_capture(size)
         most = 2 * len(plan.sequences)
         large = [some for some in self._graphs if size.places <= some.places <= most and some.width == size.width]
+        if self._wanted is not None:
+            self._try_capture_penalised(self._wanted)
         return min(large, key=lambda some: (some.places, abs(some.splits - size.splits)), default=None)
 
     @torch.inference_mode()
@@ -121,6 +131,10 @@ class DecodeGraphs:
             self._compute(size)
             if self._draws:
                 self._draw(size)
+            if width == 1 and self._draws and self._counts is not None:
+                logits, inputs = self._model.logits(self._hidden[: size.places]), self._inputs_of(size)
+                none = torch.zeros_like(logits, dtype=torch.int32)  # the table is made when it is needed
+                ops.penalise(logits, torch.zeros_like(inputs)[:, 0], none, self._penalties[: size.places])
 
     def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
         """Tell the device what the next replay computes."""
@@ -167,6 +181,10 @@ class DecodeGraphs:
                 row for end, step in zip(ends, steps, strict=True) for row in range(end - len(step.token_ids), end)
             ]
         where = tuple(place for place, step in enumerate(steps) if not draws_plainly(step))
+        if len(where) > MOST_OTHERS * len(steps) and width == 1 and self._counts is not None and self._draws:
+            left = tuple(place for place in where if not draws_penalised(steps[place]))
+            if len(left) < len(where):
+                where, drawing = left, self._drawing_of_penalised(steps, size)
         is_drawn = not where or (width == 1 and len(where) <= MOST_OTHERS * len(steps))
         if filled is not None and not is_drawn:
             own = upload(filled, self._inputs.device, torch.long)
@@ -204,6 +222,21 @@ class DecodeGraphs:
                 self._graphs.pop(size, None)
                 print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
                 return
+
+    @torch.inference_mode()
+    def _try_capture_penalised(self, size: Size) -> None:
+        """Make a graph that draws tokens which are penalised, if it can be made: this rank alone draws."""
+        self._wanted = None
+        if self.problem:
+            return
+        self.fill((), size)
+        self._tell_penalties((), size)
+        try:
+            self._graph_capture.warm_up(lambda: self._draw_penalised(size))
+            self._penalised[size] = self._graph_capture.capture(lambda: self._draw_penalised(size))
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
 
     def capture(self, size: Size) -> None:
         """Make the graph of that size."""
@@ -271,3 +304,25 @@ class DecodeGraphs:
         rows = self._rows[size]
         tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.sampling)
         ops.accept_draws(self._inputs_of(size), self._device_state.on_device, rows, tokens, usable)
+
+    def _draw_penalised(self, size: Size) -> None:
+        """Draw for places of one token each, by what is counted of their replies."""
+        places, rows, inputs = size.places, self._rows[size], self._inputs_of(size)
+        assert self._counts is not None, "penalties look back at what was counted"
+        logits = self._model.logits(self._hidden[:places])
+        weighed = ops.penalise(logits, inputs[:, 0], self._counts.table, self._penalties[:places])
+        tokens, usable = draw(weighed, rows.sampling)
+        ops.accept_draws(inputs, self._device_state.on_device, rows, tokens, usable)
+
+    def _drawing_of_penalised(self, steps: Sequence[SequenceStep], size: Size) -> Replay:
+        """Return what draws their tokens, from a graph if there is one; if not, the next step captures it."""
+        self._tell_penalties(steps, size)
+        if size in self._graphs and size not in self._penalised:
+            self._wanted = size
+        return self._penalised.get(size) or partial(self._draw_penalised, size)
+
+    def _tell_penalties(self, steps: Sequence[SequenceStep], size: Size) -> None:
+        """Tell the device the penalties of each place."""
+        asked = [step.sampling.penalties for step in steps] + [NO_PENALTIES] * (size.places - len(steps))
+        wishes = pinned(asked, self._penalties.device, torch.float32)
+        self._penalties[: size.places].copy_(wishes, non_blocking=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_backend.execution.placement import Placement
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams

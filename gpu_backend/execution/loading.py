@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.packed_format import PackedFormat
 from gpu_backend.models.registry import load_model
-from gpu_backend.models.shards import ShardedWeights
+from gpu_backend.models.shards import shard
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 from gpu_backend.step.config import EngineConfig
 
@@ -36,7 +36,7 @@ def load_part(
     if ranks is None:
         return load_model(part, weights, max_model_len)
     if shares_layers:
-        weights = ShardedWeights(weights, ranks.place, ranks.width)
+        weights = shard(weights, part, ranks.place, ranks.width)
     receive = ranks.receive if part.layers_before else None
     send = ranks.send if part.layers_after else None
     return replace(load_model(part, weights, max_model_len), receive=receive, send=send)

@@ -10,7 +10,7 @@ import torch
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,7 @@ class Ranks:
         self.stage = stages - 1 - rank // width  # 0 has the first layers
         self.place = rank % width  # within the stage
         self._is_apart = False
+        self._meeting = Path(meeting_file).parent
         store = dist.FileStore(meeting_file, size)  # type: ignore[attr-defined]
         store.set_timeout(STARTING)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -103,6 +105,8 @@ class Ranks:
     def leave(self) -> None:
         """Part from the others."""
         dist.destroy_process_group()
+        if self.rank == 0:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
 
 def start_ranks(config: EngineConfig) -> Ranks:

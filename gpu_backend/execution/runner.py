@@ -31,8 +31,8 @@ from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import upload
-from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
@@ -238,8 +238,8 @@ class Runner:
             scales = self._kv.scales[0] if self._kv.scales is not None else None
             compile_attention_for(self.model_config, self._grouping, self.kv_cache[0], self.dtype, scales)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
-            own_products = self._batch_invariant or isinstance(self._model.layers[0].down, QuantizedLinear)
-            lengths = tuple(length for length in lengths_to_compile(own_products) if length <= room)
+            own_products = self._batch_invariant or isinstance(self._model.layers[0].attention.out, QuantizedLinear)
+            lengths = tuple(length for length in lengths_to_compile(self.model_config, own_products) if length <= room)
         for plan in plans_of_no_request(self.block_size, self.num_blocks, lengths):
             self.run(plan)
         if self.graphs is not None and self._ranks is None:
@@ -257,7 +257,15 @@ class Runner:
         layouts = self._placement.layouts(self.model_config, self.max_model_len)
         scales, graph_capture = self._kv.scales, self._graph_capture()
         return DecodeGraphs(
-            self._model, self.kv_cache, scales, self._device_state, layouts, graph_capture, drafts, self._ranks
+            self._model,
+            self.kv_cache,
+            scales,
+            self._device_state,
+            layouts,
+            graph_capture,
+            drafts,
+            self._ranks,
+            counts=self._counts,
         )
 
     def _draft_graphs(self, model: Decoder, kv_cache: Tensor, state: DeviceState, max_drafts: int) -> DecodeGraphs:

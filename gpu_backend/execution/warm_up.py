@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from gpu_backend.execution.timer import Timer
 from gpu_backend.kernels.compiling import compile_attention
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 
@@ -21,9 +22,15 @@ LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of 
 SMALL_BATCHES = (2, 4)  # small batches of two and of four have kernels of their own, too
 
 
-def lengths_to_compile(own_products: bool) -> tuple[int, ...]:
+def lengths_to_compile(model: ModelConfig, own_products: bool) -> tuple[int, ...]:
     """Return the lengths of prompts whose kernels differ; ``own_products``: no library multiplies the weights."""
-    return SMALL_BATCHES + (LENGTHS_TO_COMPILE if own_products else ())
+    lengths = SMALL_BATCHES + (LENGTHS_TO_COMPILE if own_products else ())
+    if model.experts is None:
+        return lengths
+    from gpu_backend.kernels.triton_ops.experts import MOST_PAIRS  # needs a compiler
+
+    pairs = (0, *(most * model.experts.number for most in MOST_PAIRS))
+    return lengths + tuple(math.floor(some / model.experts.per_token) + 1 for some in pairs)
 
 
 def plans_of_no_request(block_size: int, num_blocks: int, lengths: Sequence[int]) -> Iterator[StepPlan]:
@@ -45,7 +52,7 @@ def compile_attention_for(
     samples = list(layouts.samples())
     longest = max(layout.max_query_len for layout in samples)
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
-    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales)
+    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales, model.softcap)
 
 
 def seconds_per_copy(host_cache: HostCache, most: int, device: torch.device) -> float | None:

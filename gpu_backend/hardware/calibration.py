@@ -1,9 +1,8 @@
-# The five numbers of a step's cost, measured on the spot: steps of no request, few tokens and many, short contexts and
-# long ones, and the cost that predicts them best. --step-cost auto does so at the start.
+# The numbers of a step's cost, measured on the spot: steps of no request, few tokens and many, short contexts and long
+# ones, decodes from their graphs, and the cost that predicts them best. An engine does so at the start.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
@@ -17,7 +16,8 @@ DECODES = (1, 2, 8, 32)  # at once
 CHUNKS = (16, 64, 256, 1024)  # tokens of a prompt
 LONG_CONTEXT = 4096
 REPEATS = 3  # the quickest counts, after one that does not
-MOST_SECONDS = 20.0  # after which no larger step is tried
+MOST_SECONDS = 2.0  # of steps, after which no larger one is tried
+LONG_STEP = 0.25  # seconds, of which what else a machine does is a small part: measured once
 KNEES = tuple(2 ** (quarter / 4) for quarter in range(45))  # tokens whose products take as long as reading the weights
 
 Point = tuple[StepWork, float]  # what a step computed, and its seconds
@@ -31,11 +31,13 @@ def measure_step_cost(
     What they leave in the KV cache belongs to no sequence: blocks are only read up to what their sequence has written.
     """
     points: list[Point] = []
-    began = time.monotonic()
+    spent = 0.0
     for plan in _plans(num_blocks, block_size, max_num_seqs, max_tokens):
-        run(plan)
-        points.append((plan_work(plan.sequences), min(run(plan).seconds for _ in range(REPEATS))))
-        if time.monotonic() - began > MOST_SECONDS:
+        first = run(plan).seconds
+        measured = [run(plan).seconds for _ in range(REPEATS if first < LONG_STEP else 1)]
+        points.append((plan_work(plan.sequences), min(measured)))
+        spent += first + sum(measured)
+        if spent > MOST_SECONDS:
             break
     return fit_step_cost(points)
 
@@ -45,18 +47,21 @@ def fit_step_cost(points: Sequence[Point]) -> StepCost:
     weight = torch.tensor([1 / seconds for _, seconds in points], dtype=torch.float64)
     best = (float("inf"), StepCost(0.0, 0.0, 0.0, 0.0, 0.0))
     for knee in KNEES:
-        rows = [(1.0, max(1.0, work.tokens / knee), float(work.context), float(work.pairs)) for work, _ in points]
+        rows = [
+            (1.0, max(1.0, work.tokens / knee), float(work.context), float(work.pairs), float(work.prompts > 0))
+            for work, _ in points
+        ]
         columns = torch.tensor(rows, dtype=torch.float64) * weight[:, None]
-        for count in range(1, 5):
-            for chosen in combinations(range(4), count):
+        for count in range(1, 6):
+            for chosen in combinations(range(5), count):
                 part = columns[:, list(chosen)]
                 found = torch.linalg.lstsq(part, torch.ones(len(points), 1, dtype=torch.float64)).solution[:, 0]
                 error = float((part @ found - 1).square().sum())
                 if bool((found >= 0).all()) and error < best[0] * 0.999:
-                    fixed, reading, context, pair = (
-                        float(found[chosen.index(place)]) if place in chosen else 0.0 for place in range(4)
+                    fixed, reading, context, pair, launching = (
+                        float(found[chosen.index(place)]) if place in chosen else 0.0 for place in range(5)
                     )
-                    best = error, StepCost(fixed, reading, reading / knee, context, pair)
+                    best = error, StepCost(fixed, reading, reading / knee, context, pair, launching)
     return best[1]
 
 
@@ -69,7 +74,7 @@ def _plans(num_blocks: int, block_size: int, max_num_seqs: int, max_tokens: int)
     def plan(count: int, num_tokens: int, start: int) -> StepPlan:
         table = tuple(range(-(-(start + num_tokens) // block_size)))
         step = (0,) * num_tokens, start, table, True, sampling, 0
-        return StepPlan(0, tuple(SequenceStep(row, *step, row=row) for row in range(count)))
+        return StepPlan(0, tuple(SequenceStep(row, *step, row=row) for row in range(count)), is_rehearsal=True)
 
     for count in DECODES:
         if count <= min(max_num_seqs, max_tokens):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gpu_backend.hardware.memory_reserve import memory_reserve_bytes
-from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.step.config import EngineConfig
 
 GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs

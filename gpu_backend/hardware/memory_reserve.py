@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from gpu_backend.kernels.layout.paged import INVARIANT_SPLITS, choose_splits
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.step.config import EngineConfig
 
 ROWS_TO_SCORE = 128  # logits of so many positions exist at once where a prompt is scored
@@ -21,7 +21,11 @@ def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int
     rows = min(tokens, config.steps.max_num_seqs * (1 + drafts))
     logits = model.vocab_size * max(rows * LOGIT_BYTES, min(tokens, ROWS_TO_SCORE) * SCORED_LOGIT_BYTES)
     attention = 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim  # before and after rope, and packed
-    activations = 6 * model.hidden_size + max(attention, 3 * model.intermediate_size)
+    inner = 3 * model.intermediate_size
+    if model.experts is not None:  # inner rows, and what each of a token's experts adds, in float32 on a CPU
+        each = model.experts.intermediate_size * 3 + model.hidden_size * 2
+        inner = max(inner, model.experts.per_token * each + 3 * model.experts.shared_size)
+    activations = 6 * model.hidden_size + max(attention, inner)
     # A chunk of a long prompt: what each part of its context comes to, in float32, before they are put together.
     splits = INVARIANT_SPLITS if config.device.batch_invariant else choose_splits(1, 1, 1, max_model_len, processors=0)
     parts = splits * model.num_heads * (model.head_dim + 1) * 4 if splits > 1 else 0

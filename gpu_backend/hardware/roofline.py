@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.shards import num_bytes
 from gpu_backend.step.cost import plan_work
@@ -32,7 +32,9 @@ class Roofline:
         attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
         rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
         layers = num_bytes(model.layers) * config.num_layers / len(model.layers)
-        self._weights = (layers + num_bytes((model.norm, model.head))) / peaks.bandwidth  # seconds, like all here
+        self._layer_weights = layers / peaks.bandwidth  # seconds, like all here
+        self._last_weights = num_bytes((model.norm, model.head)) / peaks.bandwidth
+        self._config = config
         self._token = 2 * matrices / rate
         self._logits = 2 * head / peaks.flops
         # By how far a layer looks back: a key's reading, and a pair's products.
@@ -45,7 +47,9 @@ class Roofline:
         """Return the least time of a step that computes these."""
         work = plan_work(steps)
         sampled = sum([step.num_draft_tokens + 1 for step in steps if step.samples])
-        reading, multiplying = self._weights, work.tokens * self._token + sampled * self._logits
+        read = self._config.weights_read(work.tokens) / self._config.weights_read()  # of experts, those chosen
+        reading = self._layer_weights * read + self._last_weights
+        multiplying = work.tokens * self._token + sampled * self._logits
         for window, key, pair in self._layers:
             if not window:
                 reading += work.context * key
@@ -60,9 +64,9 @@ class Roofline:
 
 def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, device: torch.device) -> Roofline:
     """Measure the device, a tenth of a second, and return the roofline of the model on it."""
-    dtype = model.norm.dtype
+    dtype = model.embedding.dtype
     return Roofline(config, model, kv_bytes, measure_peaks(device, dtype, *ENOUGH[device.type], repeats=4))
 
 
 def _is_fp8(model: Decoder) -> bool:
-    return bool(model.layers) and model.layers[0].down.weight.dtype == torch.float8_e4m3fn
+    return bool(model.layers) and model.layers[0].attention.out.weight.dtype == torch.float8_e4m3fn

@@ -19,6 +19,7 @@ def compile_attention(
     layouts: Sequence[PagedLayout],
     windows: Sequence[int],
     kv_scales: KvScales | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """Compile all kernels of attention that these layouts need, in parallel; on a GPU.
 
@@ -34,7 +35,9 @@ def compile_attention(
     def go_through(launch: triton_attention.Launch) -> None:
         for layout, window in cases:
             rows = query[layout.rows]
-            triton_attention.paged_attention(rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch)
+            triton_attention.paged_attention(
+                rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch, softcap=softcap
+            )
 
     with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):
         go_through(triton_attention.only_compile)

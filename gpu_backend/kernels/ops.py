@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import reference, reference_attention, reference_decoding
+from gpu_backend.kernels import reference, reference_attention, reference_decoding, reference_experts
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
@@ -47,13 +47,18 @@ def _by_device(plain: Callable[P, R], module: str) -> Callable[P, R]:
     return operation
 
 
+rms_norm_ = _by_device(reference.rms_norm_, "fused")
 add_rms_norm = _by_device(reference.add_rms_norm, "fused")
 silu_and_mul = _by_device(reference.silu_and_mul, "fused")
+gelu_and_mul = _by_device(reference.gelu_and_mul, "fused")
 norm_rope_store = _by_device(reference.norm_rope_store, "fused")
 propose_drafts = _by_device(reference_decoding.propose_drafts, "decoding")
 place_decodes = _by_device(reference_decoding.place_decodes, "decoding")
 accept_draws = _by_device(reference_decoding.accept_draws, "decoding")
+penalise = _by_device(reference.penalise, "penalties")
 log_probabilities = _by_device(reference.log_probabilities, "logprobs")
+choose_experts = _by_device(reference_experts.choose_experts, "experts")
+mix_experts = _by_device(reference_experts.mix_experts, "experts")
 
 
 def num_processors(device: torch.device) -> int:
@@ -64,29 +69,34 @@ def num_processors(device: torch.device) -> int:
 def small_batch_norm_linear(
     x: Tensor,
     residual: Tensor | None,
-    norm: Tensor,
+    norm: Tensor | None,
     eps: float,
     weight: Tensor,
     bias: Tensor | None,
     scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None for a larger batch."""
-    if not _is_small_batch(x, weight):
+    """Return norm(x + residual) · weightᵀ + bias, and that sum, in one launch; None for a larger batch, or no norm."""
+    if norm is None or not _is_small_batch(x, weight):
         return None
     from gpu_backend.kernels.triton_ops import small_batch
 
     return small_batch.norm_linear(x, residual, norm, eps, weight, bias, scales)
 
 
-def small_batch_silu_linear(
-    gate_up: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """Return activation(gate) · up for rows that hold both."""
+    return gelu_and_mul(gate_up) if activation == "gelu_pytorch_tanh" else silu_and_mul(gate_up)
+
+
+def small_batch_gated_linear(
+    gate_up: Tensor, activation: str, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
 ) -> Tensor | None:
-    """Return (silu(gate) · up) · weightᵀ + bias in one launch, for rows that hold both; None for a larger batch."""
+    """Return (activation(gate) · up) · weightᵀ + bias in one launch, for rows with both; None for a larger batch."""
     if not _is_small_batch(gate_up, weight):
         return None
     from gpu_backend.kernels.triton_ops import small_batch
 
-    return small_batch.silu_linear(gate_up, weight, bias, scales)
+    return small_batch.gated_linear(gate_up, activation, weight, bias, scales)
 
 
 def _is_small_batch(x: Tensor, weight: Tensor) -> bool:
@@ -101,6 +111,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
@@ -108,7 +119,7 @@ def paged_attention(
     but of layouts only those of one query length.
     """
     if not uses_triton(query.device):
-        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales)
+        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales, softcap)
     from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
@@ -116,7 +127,9 @@ def paged_attention(
     for layout in groups:
         assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
-        triton_attention.paged_attention(query[rows], kv_cache, layout, scale, window, kv_scales, out[rows])
+        triton_attention.paged_attention(
+            query[rows], kv_cache, layout, scale, window, kv_scales, out[rows], softcap=softcap
+        )
     return out
 
 

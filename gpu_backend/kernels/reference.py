@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.layout.quantized_kv import KvScales, quantize_kv
+from gpu_backend.kernels.layout.sampling_tensors import IN_PROMPT
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -19,10 +20,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``."""
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """Norm rows (tokens, width) in place; they may be a part of longer ones."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``, and
+    without weights it is not normed.
+    """
     summed = x if residual is None else x + residual
-    return rms_norm(summed, weight, eps), summed
+    return summed if weight is None else rms_norm(summed, weight, eps), summed
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -31,17 +39,36 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) · up for such rows, with GELU's approximation by a hyperbolic tangent."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def soft_cap_(scores: Tensor, cap: float) -> Tensor:
+    """Bend scores so that none comes to ``cap`` (Gemma 2), in place, and return them; 0 leaves them alone."""
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, turned: int | None = None, interleaved: bool = False) -> Tensor:
     """Rotate the heads of ``x`` (tokens, heads, head_dim) by their positions' angles (Su et al. 2021).
 
-    ``cos`` and ``sin`` are (tokens, 1, head_dim / 2); pairs are a head's first and second half, as in Llama.
+    ``cos`` and ``sin`` are (tokens, 1, head_dim / 2). Of a head's numbers the first ``turned`` turn, all if it is None:
+    pairs are the two halves of these, as in Llama, or neighbours where they are ``interleaved``.
     """
-    first, second = x.chunk(2, dim=-1)
+    turned = x.shape[-1] if turned is None else turned
     rotated = torch.empty_like(x)
-    half = x.shape[-1] // 2
-    torch.mul(first, cos, out=rotated[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=rotated[..., half:]).addcmul_(first, sin)
+    rotated[..., turned:] = x[..., turned:]
+    (first, second), (to_first, to_second) = (_pairs(some[..., :turned], interleaved) for some in (x, rotated))
+    cos, sin = cos[..., : turned // 2], sin[..., : turned // 2]
+    torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=to_second).addcmul_(first, sin)
     return rotated
+
+
+def _pairs(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    half = x.shape[-1] // 2
+    return (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
 
 
 def norm_rope_store(
@@ -54,17 +81,20 @@ def norm_rope_store(
     heads: int,
     eps: float,
     kv_scales: KvScales | None = None,
+    turned: int | None = None,
+    interleaved: bool = False,
 ) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots; return the queries.
 
     ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim), in this order; ``qk_norm`` (heads + kv_heads, head_dim) or
-    None; ``kv_cache`` one layer's, of float8 where there are ``kv_scales``.
+    None; ``kv_cache`` one layer's, of float8 where there are ``kv_scales``; ``turned`` and ``interleaved`` as in
+    ``apply_rope``.
     """
     rotated = qkv.shape[1] - kv_cache.shape[3]
     query_key, value = qkv[:, :rotated], qkv[:, rotated:]
     if qk_norm is not None:
         query_key = rms_norm(query_key, qk_norm, eps)
-    query_key = apply_rope(query_key, cos, sin)
+    query_key = apply_rope(query_key, cos, sin, turned, interleaved)
     key = query_key[:, heads:]
     if kv_scales is not None:
         key, value = quantize_kv(key, kv_scales.key), quantize_kv(value, kv_scales.value)
@@ -131,3 +161,21 @@ def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tenso
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
     return logprobs.gather(-1, tokens[:, None])[:, 0], top.values, top.indices
+
+
+def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
+    """Return float32 logits (places, vocab) as ``weigh_down`` has them, for each place by what its row of ``counts``
+    (rows, vocab) says.
+    """
+    return weigh_down(logits.float(), counts.index_select(0, rows), penalties)
+
+
+def weigh_down(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
+    """Return float32 ``logits`` less their penalties (rows, 3): for repetition, for each time, for having come at all.
+
+    ``counts`` (rows, vocab) int32 are how often a reply has each token, with ``IN_PROMPT`` added if its prompt has it.
+    """
+    repetition, frequency, presence = penalties.t()[:, :, None]
+    in_reply = counts & (IN_PROMPT - 1)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    return torch.where(counts > 0, repeated, logits).sub_(in_reply * frequency).sub_((in_reply > 0) * presence)

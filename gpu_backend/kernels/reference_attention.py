@@ -13,6 +13,7 @@ from torch import Tensor
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
+from gpu_backend.kernels.reference import soft_cap_
 
 MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
 FLOATS_AT_ONCE = 2**18  # of keys and values, in decodes: about what a core's second cache holds
@@ -25,21 +26,23 @@ def paged_attention(
     scale: float,
     window: int = 0,
     kv_scales: KvScales | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
     that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
+    ``softcap`` bounds scores, see ``reference.soft_cap_``.
     """
     attended: list[Tensor] = []
     for group in groups:
         if isinstance(group, PagedLayout):
-            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window))
+            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window, softcap))
             continue
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
         attend = _attend_one_each if mask.shape[2] == 1 else _attend_several_each
-        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale))
+        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale, softcap))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
@@ -50,6 +53,7 @@ def _attend_padded(
     layout: PagedLayout,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Tensor:
     """As many queries each, tables padded with any blocks: all shapes are known before the sequences are known."""
     _, heads, head_dim = query.shape
@@ -67,7 +71,7 @@ def _attend_padded(
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
     q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
     mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale)
+    attended = dot_products(q, key, value, mask, scale, softcap)
     attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
     return attended.reshape(-1, heads, head_dim)
 
@@ -79,6 +83,7 @@ def _attend_one_each(
     group: AttentionGroup,
     mask: Tensor,
     scale: float,
+    softcap: float,
 ) -> Tensor:
     """One query each: the heads that share a key head take the place of several queries.
 
@@ -92,7 +97,7 @@ def _attend_one_each(
     for start, stop, width in parts:
         kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
         visible = mask[start:stop, ..., : kv.shape[1]]
-        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale)
+        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale, softcap)
     return attended.view(-1, *query.shape[1:])
 
 
@@ -110,20 +115,17 @@ def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
     return [*parts, (start, len(widths), widest)]
 
 
-def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
     """Let ``q`` (sequences, kv_heads, sharing, head_dim) look at keys and values (sequences, context, kv_heads, …)."""
     count, kv_heads, sharing, head_dim = q.shape
     if kv_heads > MOST_HEADS_AT_ONCE:
-        return F.scaled_dot_product_attention(
-            q, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
-        )
+        return dot_products(q, key.transpose(1, 2), value.transpose(1, 2), mask, scale, softcap)
     # One product for all heads: each query has zeros where the keys of other heads than its own lie. That multiplies
     # more, but reads keys and values as they lie; for few heads it is the faster way.
     spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
     torch.mul(q.permute(0, 2, 3, 1), scale, out=spread.diagonal(dim1=1, dim2=3))
     scores = torch.bmm(spread.view(count, kv_heads * sharing, -1), key.flatten(2).transpose(1, 2))
-    if mask is not None:
-        scores += mask[:, 0]
+    scores = soft_cap_(scores, softcap).add_(mask[:, 0])
     attended = torch.bmm(scores.softmax(-1), value.flatten(2)).view(spread.shape)
     return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
@@ -135,6 +137,7 @@ def _attend_several_each(
     group: AttentionGroup,
     mask: Tensor,
     scale: float,
+    softcap: float,
 ) -> Tensor:
     _, heads, head_dim = query.shape
     kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
@@ -143,9 +146,19 @@ def _attend_several_each(
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
     q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
-    attended = F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    attended = dot_products(q, key, value, mask, scale, softcap)
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
     return rows if group.unpadded is None else rows.index_select(0, group.unpadded)
+
+
+def dot_products(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """Return what queries (sequences, heads, queries, head_dim) see of keys and values, which may have fewer heads."""
+    if not softcap:
+        return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    sharing = q.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
+    scores = soft_cap_((q @ key.transpose(2, 3)).float().mul_(scale), softcap) + mask
+    return scores.softmax(-1).to(q.dtype) @ value
 
 
 def _gather(

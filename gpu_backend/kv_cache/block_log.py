@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from gpu_backend.step.block_events import BlockEvent, BlockRemoved, BlockStored, Medium
+
+MOST_MARKS = 16  # of one block
 
 
 @dataclass(slots=True)
@@ -17,6 +20,7 @@ class _Described:
     tokens: array[int]
     owner: str | None  # of a block whose parent is not this owner's too
     media: set[Medium] = field(default_factory=set)
+    marks: list[int] = field(default_factory=list)  # of prompts' beginnings that end in it
 
 
 class BlockLog:
@@ -26,6 +30,7 @@ class BlockLog:
         self._block_size = block_size
         self._known: dict[bytes, _Described] = {}
         self._loose: set[bytes] = set()  # described, and perhaps nowhere: a block that moves is removed and added
+        self._marked: set[int] = set()  # marks of known blocks
         self._events: list[BlockEvent] = []
         self._last: bytes | None = None  # which the last event stored at its end
 
@@ -34,6 +39,25 @@ class BlockLog:
         if key not in self._known:
             self._known[key] = _Described(parent, array("q", tokens), owner)
             self._loose.add(key)
+
+    def mark(self, key: bytes, marks: Iterable[int]) -> None:
+        """Note of a block that is described which beginnings of prompts, by their marks, end in it.
+
+        A mark stays with its block for as long as that is known. Prompts may begin alike up to this block and go on
+        differently: those that find it marked enough are not noted.
+        """
+        what = self._known.get(key)
+        if what is None:
+            return
+        fresh = [mark for mark in marks if mark not in self._marked][: MOST_MARKS - len(what.marks)]
+        if not fresh:
+            return
+        what.marks += fresh
+        self._marked.update(fresh)
+        for medium in what.media:
+            told = [(mark, number_of(key)) for mark in fresh]
+            self._events.append(BlockStored([], None, [], self._block_size, medium, [], prompt_marks=told))
+            self._last = None
 
     def add(self, key: bytes, medium: Medium) -> None:
         """Note that a described block can be found."""
@@ -47,6 +71,7 @@ class BlockLog:
         last.block_hashes.append(number_of(key))
         last.token_ids += what.tokens
         last.extra_keys.append(None if what.owner is None else (what.owner,))
+        last.prompt_marks += [(mark, number_of(key)) for mark in what.marks]
         self._last = key
 
     def remove(self, key: bytes, medium: Medium) -> None:
@@ -65,7 +90,7 @@ class BlockLog:
         """Return the events since the last time, in their order."""
         for key in self._loose:
             if not self._known[key].media:
-                del self._known[key]
+                self._marked.difference_update(self._known.pop(key).marks)
         self._loose.clear()
         events, self._events, self._last = self._events, [], None
         return events

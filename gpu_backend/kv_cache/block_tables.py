@@ -45,6 +45,8 @@ class BlockTables:
         sequence.block_table = allocation.block_table
         sequence.num_computed = allocation.num_cached * self._blocks.block_size
         sequence.num_published = allocation.num_cached
+        if self._blocks.log is not None and sequence.prompt_marks:
+            self._mark(self._blocks.log, sequence, 0, allocation.num_cached)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
             self.prompt_tokens_seen += sequence.num_prompt
@@ -70,9 +72,13 @@ class BlockTables:
         """Let others find the full blocks of a sequence whose first ``end`` tokens are computed."""
         full = end // self._blocks.block_size
         self.extend_hashes(sequence)
+        log = self._blocks.log
+        if log is not None:
+            for index in range(sequence.num_published, full):
+                self._describe(log, sequence, index)
+            if sequence.prompt_marks:
+                self._mark(log, sequence, sequence.num_published, full)
         for index in range(sequence.num_published, full):
-            if self._blocks.log is not None:
-                self._describe(self._blocks.log, sequence, index)
             self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
         sequence.num_published = full
 
@@ -113,6 +119,13 @@ class BlockTables:
         begins = hashes[index] not in shared and (parent is None or parent in shared)
         tokens = sequence.token_ids[index * size : (index + 1) * size]
         log.describe(hashes[index], parent, tokens, self._salt_of(sequence).hex() if begins else None)
+
+    def _mark(self, log: BlockLog, sequence: Sequence, start: int, end: int) -> None:
+        """Say which marks of the prompt's beginnings end in its blocks from ``start`` to before ``end``."""
+        size = self._blocks.block_size
+        for mark, tokens in sequence.prompt_marks:
+            if start <= (index := tokens // size - 1) < end:
+                log.mark(sequence.block_hashes[index], (mark,))
 
     def _swap_in(self, sequence: Sequence, headroom: int) -> bool:
         fresh = self._blocks.blocks_for(len(sequence.token_ids)) - len(sequence.swapped)

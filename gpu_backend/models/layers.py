@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,17 @@ from torch import Tensor
 
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.quantized_kv import KvScales
-from gpu_backend.models.config import ModelConfig
+from gpu_backend.kernels.reference import soft_cap_
+from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.linear import Linear
 from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.rope import RopeTable
 from gpu_backend.step.step_tensors import StepTensors, token_by_token
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention over the paged KV cache, with shared key heads and, for Qwen3, normalised queries and keys."""
+    """Causal attention over the paged KV cache, with shared key heads; some models norm queries and keys."""
 
     qkv: Linear | QuantizedLinear
     out: Linear | QuantizedLinear
@@ -29,46 +32,128 @@ class Attention:
     head_dim: int
     qk_norm: Tensor | None  # (heads + kv_heads, head_dim)
     eps: float
+    scale: float  # of scores
     window: int = 0  # how many tokens back a query looks, itself included; 0: all
+    softcap: float = 0.0  # what scores are bounded by; 0: nothing
+    rope: int = 0  # which of the model's ropes turns queries and keys
+    width_norms: tuple[Tensor, ...] = ()  # of all of a token's queries (heads · head_dim,), and of all its keys
+    add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads
 
     def __call__(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, tensors: StepTensors
+        self,
+        qkv: Tensor,
+        turns: Sequence[RopeTable],
+        kv_cache: Tensor,
+        kv_scales: KvScales | None,
+        tensors: StepTensors,
     ) -> Tensor:
+        self.norm_widths_(qkv)
         qkv = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        by = turns[self.rope]
         query = ops.norm_rope_store(
-            qkv, self.qk_norm, cos, sin, kv_cache, tensors.slots, self.num_heads, self.eps, kv_scales
+            qkv,
+            self.qk_norm,
+            by.cos,
+            by.sin,
+            kv_cache,
+            tensors.slots,
+            self.num_heads,
+            self.eps,
+            kv_scales,
+            by.turned,
+            by.interleaved,
         )
-        attended = ops.paged_attention(query, kv_cache, tensors.groups, self.head_dim**-0.5, self.window, kv_scales)
+        query = query if by.queries is None else query * by.queries
+        attended = ops.paged_attention(
+            query, kv_cache, tensors.groups, self.scale, self.window, kv_scales, self.softcap
+        )
         return self.out(attended.reshape(len(qkv), -1))
+
+    def norm_widths_(self, qkv: Tensor) -> None:
+        """Norm all of a token's queries, and all its keys, in place: each over its whole width, on all ranks."""
+        if not self.width_norms:
+            return
+        parts = qkv.split([*map(len, self.width_norms), self.num_kv_heads * self.head_dim], 1)[:2]
+        if self.add_ranks is None:
+            for part, weight in zip(parts, self.width_norms, strict=True):
+                ops.rms_norm_(part, weight, self.eps)
+            return
+        squares = [part.float().square().mean(1) for part in parts]
+        added = self.add_ranks(torch.stack([*squares, torch.ones_like(squares[0])], 1))
+        scales = (added[:, :2] / added[:, 2:] + self.eps).rsqrt()
+        for part, weight, scale in zip(parts, self.width_norms, scales.split(1, 1), strict=True):
+            part.copy_((part.float() * scale).to(part.dtype) * weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """A gated MLP."""
+
+    gate_up: Linear | QuantizedLinear
+    down: Linear | QuantizedLinear
+    activation: str = "silu"  # one of ``config.model.ACTIVATIONS``
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """Return activation(gate) · up."""
+        return ops.gated(gate_up, self.activation)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down.of_gated(self.gate_up(x), self.activation)
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """Return what it makes of the norm of ``x + residual``, and that sum."""
+        gate_up, residual = self.gate_up.of_norm(x, residual, norm, eps)
+        return self.down.of_gated(gate_up, self.activation), residual
+
+
+class AfterNorm(Protocol):
+    """What stands behind a layer's second norm: an MLP, or a mixture of experts."""
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """Return what it makes of the norm of ``x + residual``, and that sum."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention, then a gated MLP, each after a norm and added to what came in."""
+    """Attention, then a gated MLP, each added to what came in; there are norms before them, after them, or both."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     attention: Attention
-    mlp_norm: Tensor
-    gate_up: Linear | QuantizedLinear
-    down: Linear | QuantizedLinear
+    mlp_norm: Tensor | None
+    mlp: AfterNorm
     eps: float
+    attention_out_norm: Tensor | None = None  # of what attention adds
+    mlp_out_norm: Tensor | None = None
     add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads and of the MLP
 
     def __call__(
         self,
         x: Tensor,
         residual: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
+        turns: Sequence[RopeTable],
         kv_cache: Tensor,
         kv_scales: KvScales | None,
         tensors: StepTensors,
     ) -> tuple[Tensor, Tensor]:
-        """Return what the layer adds, and what it is to be added to: the sum is one with the next norm."""
+        """Return what the layer adds, and what it is to be added to: the sum is one with the next norm.
+
+        ``turns`` are the model's ropes at the tokens' positions.
+        """
         qkv, residual = self.attention.qkv.of_norm(x, residual, self.attention_norm, self.eps)
-        attended = self.whole(self.attention(qkv, cos, sin, kv_cache, kv_scales, tensors))
-        gate_up, residual = self.gate_up.of_norm(attended, residual, self.mlp_norm, self.eps)
-        return self.whole(self.down.of_silu(gate_up)), residual
+        attended = self.after_attention(self.whole(self.attention(qkv, turns, kv_cache, kv_scales, tensors)))
+        added, residual = self.mlp.of_norm(attended, residual, self.mlp_norm, self.eps)
+        return self.after_mlp(self.whole(added)), residual
+
+    def after_attention(self, added: Tensor) -> Tensor:
+        """Return what the whole of attention adds, as the model norms it."""
+        norm = self.attention_out_norm
+        return added if norm is None else ops.add_rms_norm(added, None, norm, self.eps)[0]
+
+    def after_mlp(self, added: Tensor) -> Tensor:
+        """Return what the whole MLP adds, as the model norms it."""
+        norm = self.mlp_out_norm
+        return added if norm is None else ops.add_rms_norm(added, None, norm, self.eps)[0]
 
     def whole(self, part: Tensor) -> Tensor:
         """Return the sum of all ranks' parts, which may be written over."""
@@ -88,8 +173,8 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: Tensor
     head: Tensor  # (vocab, hidden); the embedding itself where the two are tied
-    cos: Tensor  # (positions, 1, head_dim / 2)
-    sin: Tensor
+    ropes: tuple[RopeTable, ...]
+    embedding_factor: float = 1.0  # a number of the weights' type
     batch_invariant: bool = False
     receive: Callable[[Tensor], None] | None = None
     send: Callable[[Tensor], None] | None = None
@@ -108,15 +193,15 @@ class Decoder:
 
     def _hidden_states(self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
         if self.receive is None:
-            x = F.embedding(tensors.token_ids, self.embedding)
+            x = self.embed(tensors.token_ids)
         else:
-            x = self.norm.new_empty(len(tensors.token_ids), self.config.hidden_size)
+            x = self.embedding.new_empty(len(tensors.token_ids), self.config.hidden_size)
             self.receive(x)
-        cos, sin = self.cos.index_select(0, tensors.positions), self.sin.index_select(0, tensors.positions)
+        turns = [rope.at(tensors.positions) for rope in self.ropes]
         residual: Tensor | None = None
         all_scales = kv_scales or (None,) * len(self.layers)
         for layer, layer_cache, scales in zip(self.layers, kv_cache.unbind(0), all_scales, strict=True):
-            x, residual = layer(x, residual, cos, sin, layer_cache, scales, tensors)
+            x, residual = layer(x, residual, turns, layer_cache, scales, tensors)
         if self.send is not None:
             assert residual is not None, "a stage has layers"
             x = x + residual
@@ -124,6 +209,13 @@ class Decoder:
             return x
         return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return what goes into the first layer."""
+        x = F.embedding(token_ids, self.embedding)
+        return x if self.embedding_factor == 1.0 else x * self.embedding_factor
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of the token after each hidden state."""
-        return ops.linear(hidden, self.head, None, self.batch_invariant)
+        logits = ops.linear(hidden, self.head, None, self.batch_invariant)
+        divisor, cap = self.config.factors.logits, self.config.logits_softcap
+        return soft_cap_(logits if divisor == 1.0 else logits.div_(divisor), cap)

@@ -25,7 +25,7 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, self.batch_invariant)
 
-    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""
         if not self.batch_invariant and (
             both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias)
@@ -34,10 +34,12 @@ class Linear:
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
         return self(normed), summed
 
-    def of_silu(self, gate_up: Tensor) -> Tensor:
-        """Return the product with silu(gate) · up."""
-        few = None if self.batch_invariant else ops.small_batch_silu_linear(gate_up, self.weight, self.bias)
-        return self(ops.silu_and_mul(gate_up)) if few is None else few
+    def of_gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Return the product with activation(gate) · up."""
+        few = None
+        if not self.batch_invariant:
+            few = ops.small_batch_gated_linear(gate_up, activation, self.weight, self.bias)
+        return self(ops.gated(gate_up, activation)) if few is None else few
 
 
 def load_linear(

@@ -1,110 +1,133 @@
-# Llama 2 and 3: which tensor of a Hugging Face checkpoint goes where.
+# Which tensor of a Hugging Face checkpoint goes where in a decoder of the Llama family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.layers import Attention, Decoder, DecoderLayer
+from gpu_backend.models.config.architectures import ARCHITECTURES
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.config.rope import RopeConfig
+from gpu_backend.models.experts import Experts, load_experts
+from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import load_linear
-from gpu_backend.models.rope import rope_tables
+from gpu_backend.models.rope import rope_table
 from gpu_backend.models.smoothing import begin_passage, rounded, smooth
 from gpu_backend.models.weights import WeightSource
 
-AttentionLoader = Callable[[ModelConfig, WeightSource, str], Attention]
 
+def load_decoder(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
+    """Build a decoder with positions up to ``max_model_len``. Raises ``UnsupportedModel`` where a tensor does not fit.
 
-def load_llama(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
-    """Build a Llama with positions up to ``max_model_len``. Raises ``UnsupportedModel`` where a tensor does not fit."""
-    return load_decoder(config, weights, max_model_len, load_attention)
-
-
-def load_decoder(
-    config: ModelConfig, weights: WeightSource, max_model_len: int, attention_loader: AttentionLoader
-) -> Decoder:
-    """Build a decoder whose tensors are named as Llama's, but for what ``attention_loader`` reads."""
-    norm = weights.get("model.norm.weight", config.hidden_size)
-    embedding = head = norm.new_empty(0, config.hidden_size)
+    Its tensors are named as Llama's, but for what ``ARCHITECTURES`` says.
+    """
+    norm = _load_norm(config, weights, "model.norm", config.hidden_size)
     shape = (config.vocab_size, config.hidden_size)
+    embedding = head = weights.get("model.norm.weight", config.hidden_size).new_empty(0, config.hidden_size)
     if not config.layers_before or (config.tie_word_embeddings and not config.layers_after):
         embedding = weights.get("model.embed_tokens.weight", *shape)
     if not config.layers_after:
         head = embedding if config.tie_word_embeddings else weights.get("lm_head.weight", *shape)
-    cos, sin = rope_tables(config.rope, config.head_dim, max_model_len, norm)
-    if weights.linear.is_smoothed and weights.packed is None:
-        layers = tuple(_load_smoothed(config, weights, attention_loader, embedding, cos, sin))
-    else:
-        layers = tuple(_load_layer(config, weights, index, attention_loader) for index in range(config.num_layers))
-    return Decoder(
+    ropes = tuple(rope_table(rope, config.head_dim, max_model_len, embedding) for rope in distinct_ropes(config))
+    model = Decoder(
         config=config,
         embedding=embedding,
-        layers=layers,
+        layers=(),
         norm=norm,
         head=head,
-        cos=cos,
-        sin=sin,
+        ropes=ropes,
+        embedding_factor=torch.tensor(config.factors.embedding, dtype=embedding.dtype).item(),
         batch_invariant=weights.linear.batch_invariant,
     )
+    if weights.linear.is_smoothed and weights.packed is None:
+        return replace(model, layers=tuple(_load_smoothed(model, weights)))
+    return replace(model, layers=tuple(_load_layer(config, weights, index) for index in range(config.num_layers)))
 
 
-def load_attention(config: ModelConfig, weights: WeightSource, prefix: str) -> Attention:
-    """Load one layer's projections; ``prefix`` names it in the checkpoint."""
-    return load_projections(config, weights, prefix, qkv_bias=config.attention_bias, out_bias=config.attention_bias)
+def distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
+    """Return each rope once."""
+    return list(dict.fromkeys(config.ropes))
 
 
-def load_projections(
-    config: ModelConfig, weights: WeightSource, prefix: str, qkv_bias: bool, out_bias: bool
-) -> Attention:
-    """Load them with biases or without."""
+def _load_attention(config: ModelConfig, weights: WeightSource, index: int, prefix: str) -> Attention:
+    """Load one layer's projections, and its norms of queries and keys, which are applied to all heads in one go."""
+    own = max(index, 0)  # of a layer before a stage's own, as of its first
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+    qk_norm: Tensor | None = None
+    width_norms: tuple[Tensor, ...] = ()
+    if config.qk_norm == "head":
+        query_norm, key_norm = (_load_norm(config, weights, f"{prefix}.{of}_norm", config.head_dim) for of in "qk")
+        qk_norm = torch.cat([query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1)])
+    elif config.qk_norm == "width":
+        width_norms = tuple(
+            _load_norm(config, weights, f"{prefix}.{of}_norm", size) for of, size in (("q", queries), ("k", keys))
+        )
     return Attention(
-        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, qkv_bias),
-        out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, out_bias),
+        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, config.qkv_bias),
+        out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, config.out_bias),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        qk_norm=None,
+        qk_norm=qk_norm,
         eps=config.rms_norm_eps,
+        scale=config.factors.attention or config.head_dim**-0.5,
+        window=config.windows[own],
+        softcap=config.softcap,
+        rope=distinct_ropes(config).index(config.ropes[own]),
+        width_norms=width_norms,
+        add_ranks=weights.linear.add_ranks,
     )
 
 
-def _load_smoothed(
-    config: ModelConfig,
-    weights: WeightSource,
-    attention_loader: AttentionLoader,
-    embedding: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-) -> Iterator[DecoderLayer]:
+def _load_smoothed(model: Decoder, weights: WeightSource) -> Iterator[DecoderLayer]:
     """Load layer by layer, each rounded as is best for what comes out of those before it, be they another stage's."""
-    method = weights.linear.quantization
+    config, method = model.config, weights.linear.quantization
     assert method is not None
-    if not len(embedding):
-        embedding = weights.get("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    passage = begin_passage(embedding, cos, sin)
+    if not len(model.embedding):
+        shape = (config.vocab_size, config.hidden_size)
+        model = replace(model, embedding=weights.get("model.embed_tokens.weight", *shape))
+    passage = begin_passage(model)
     for index in range(-config.layers_before, config.num_layers):
-        layer, passage = smooth(_load_layer(config, weights, index, attention_loader), passage, method)
+        layer, passage = smooth(_load_layer(config, weights, index), passage, method)
         if index >= 0:
             yield rounded(layer, method)
 
 
-def _load_layer(
-    config: ModelConfig, weights: WeightSource, index: int, attention_loader: AttentionLoader
-) -> DecoderLayer:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
     prefix = f"model.layers.{config.layers_before + index}"
-    attention = replace(attention_loader(config, weights, f"{prefix}.self_attn"), window=config.windows[max(index, 0)])
-    mlp = f"{prefix}.mlp"
+    names = ARCHITECTURES[config.architecture].norms
+
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else _load_norm(config, weights, f"{prefix}.{name}", config.hidden_size)
+
     return DecoderLayer(
-        attention_norm=weights.get(f"{prefix}.input_layernorm.weight", hidden),
-        attention=attention,
-        mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=load_linear(weights, (f"{mlp}.gate_proj", f"{mlp}.up_proj"), (inner, inner), hidden, config.mlp_bias),
-        down=load_linear(weights, (f"{mlp}.down_proj",), (hidden,), inner, config.mlp_bias),
+        attention_norm=norm(names.before_attention),
+        attention=_load_attention(config, weights, index, f"{prefix}.self_attn"),
+        attention_out_norm=norm(names.after_attention),
+        mlp_norm=norm(names.before_mlp),
+        mlp_out_norm=norm(names.after_mlp),
+        mlp=_load_mlp(config, weights, index, f"{prefix}.mlp"),
         eps=config.rms_norm_eps,
         add_ranks=weights.linear.add_ranks,
+    )
+
+
+def _load_norm(config: ModelConfig, weights: WeightSource, name: str, size: int) -> Tensor:
+    """Load a norm's weights; what counts from elsewhere than 0 needs more bits than it is kept in."""
+    weight, offset = weights.get(f"{name}.weight", size), ARCHITECTURES[config.architecture].norm_offset
+    return weight.float() + offset if offset else weight
+
+
+def _load_mlp(config: ModelConfig, weights: WeightSource, index: int, prefix: str) -> Mlp | Experts:
+    if config.experts is not None and config.experts.layers[max(index, 0)]:
+        return load_experts(config, weights, prefix)
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    return Mlp(
+        gate_up=load_linear(weights, (f"{prefix}.gate_proj", f"{prefix}.up_proj"), (inner, inner), hidden, bias),
+        down=load_linear(weights, (f"{prefix}.down_proj",), (hidden,), inner, bias),
+        activation=config.activation,
     )

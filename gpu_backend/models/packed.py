@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpu_backend.models.errors import UnsupportedModel
-from gpu_backend.models.packed_format import PACKED_BITS, PackedFormat
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.packed_format import PACKED_BITS, PackedFormat
 from gpu_backend.models.quantization import GROUPS, QuantizedLinear, pack_int4
 
 if TYPE_CHECKING:

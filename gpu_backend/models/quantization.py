@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import ops
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
 
 FP8 = torch.float8_e4m3fn
 MOST_FP8 = 448.0
@@ -42,7 +42,7 @@ class QuantizedLinear:
             x, self.weight, self.scales, self.bias, self.zeros, self.rounds_input, self.batch_invariant
         )
 
-    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""
         if self._reads_whole and (
             both := ops.small_batch_norm_linear(x, residual, norm, eps, self.weight, self.bias, self.scales)
@@ -51,12 +51,12 @@ class QuantizedLinear:
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
         return self(normed), summed
 
-    def of_silu(self, gate_up: Tensor) -> Tensor:
-        """Return the product with silu(gate) · up."""
+    def of_gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Return the product with activation(gate) · up."""
         fused = None
         if self._reads_whole:
-            fused = ops.small_batch_silu_linear(gate_up, self.weight, self.bias, self.scales)
-        return self(ops.silu_and_mul(gate_up)) if fused is None else fused
+            fused = ops.small_batch_gated_linear(gate_up, activation, self.weight, self.bias, self.scales)
+        return self(ops.gated(gate_up, activation)) if fused is None else fused
 
     @property
     def _reads_whole(self) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_backend.models.config import ModelConfig
-from gpu_backend.models.errors import UnsupportedModel
-from gpu_backend.models.packed_format import PACKED_BITS
+from gpu_backend.models.config.architectures import ARCHITECTURES
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.config.packed_format import PACKED_BITS
 from gpu_backend.models.weights import WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -26,14 +27,24 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
     """Return the shape of one rank's part of every layer. Raises ``UnsupportedModel`` where it does not divide."""
     if ranks == 1:
         return model
-    for name in ("num_kv_heads", "intermediate_size"):
-        if getattr(model, name) % ranks:
-            raise UnsupportedModel(f"{name} is {getattr(model, name)}, which {ranks} ranks do not divide")
+    sizes = {name: getattr(model, name) for name in ("num_kv_heads", "intermediate_size")}
+    experts = model.experts
+    if experts is not None:
+        sizes |= {
+            "the experts' intermediate_size": experts.intermediate_size,
+            "the shared expert's": experts.shared_size,
+        }
+        inner, shared = experts.intermediate_size // ranks, experts.shared_size // ranks
+        experts = replace(experts, intermediate_size=inner, shared_size=shared)
+    for name, size in sizes.items():
+        if size % ranks:
+            raise UnsupportedModel(f"{name} is {size}, which {ranks} ranks do not divide")
     part = replace(
         model,
         num_heads=model.num_heads // ranks,
         num_kv_heads=model.num_kv_heads // ranks,
         intermediate_size=model.intermediate_size // ranks,
+        experts=experts,
     )
     if model.packed is not None and model.packed.is_of_four_bits:
         group = max(model.packed.group_size, 32 // PACKED_BITS)  # inputs of a scale, outputs of a word
@@ -52,18 +63,27 @@ def stage_of(model: ModelConfig, stage: int, stages: int) -> ModelConfig:
         model,
         num_layers=end - first,
         windows=model.windows[first:end],
+        ropes=model.ropes[first:end],
+        experts=model.experts and replace(model.experts, layers=model.experts.layers[first:end]),
         layers_before=first,
         layers_after=model.num_layers - end,
     )
 
 
+def shard(source: WeightSource, model: ModelConfig, rank: int, ranks: int) -> ShardedWeights:
+    """Return one rank's part of a model's tensors; a norm of all heads is cut with them."""
+    cuts_norms = ARCHITECTURES[model.architecture].qk_norm == "width"
+    return ShardedWeights(source, rank, ranks, (*WIDENING, "q_norm", "k_norm") if cuts_norms else WIDENING)
+
+
 class ShardedWeights:
     """One rank's part of the tensors of ``source``, asked for by the shapes of ``config_of_rank``."""
 
-    def __init__(self, source: WeightSource, rank: int, ranks: int) -> None:
+    def __init__(self, source: WeightSource, rank: int, ranks: int, widening: tuple[str, ...] = WIDENING) -> None:
         self.linear = source.linear
         self.packed = source.packed
         self._source = source
+        self._widening = widening
         self._rank = rank
         self._ranks = ranks
 
@@ -102,7 +122,7 @@ class ShardedWeights:
     def _dim(self, name: str) -> int | None:
         """Return along which dimension a tensor is cut; None: every rank has all of it."""
         module, kind = name.split(".")[-2:]
-        if module in WIDENING:
+        if module in self._widening:
             return None if kind == "g_idx" else 1 if kind in PACKED else 0
         if module in NARROWING:
             return None if kind in BY_GROUP and self._has_one_group else 0 if kind in (*PACKED, "g_idx") else 1

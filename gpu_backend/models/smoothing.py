@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels import reference
-from gpu_backend.models.layers import Attention, DecoderLayer
+from gpu_backend.kernels.reference_attention import dot_products
+from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import Linear
 from gpu_backend.models.quantization import QuantizedLinear, quantize
+from gpu_backend.models.rope import RopeTable
 
 TOKENS = 256  # from all over the vocabulary
 STRENGTHS = (0.25, 0.5, 0.75)  # the paper's alpha: how far a factor follows the inputs, not the weights
@@ -32,40 +34,42 @@ class Passage:
 
     x: Tensor
     residual: Tensor | None
-    cos: Tensor  # (tokens, 1, head_dim / 2)
-    sin: Tensor
+    turns: tuple[RopeTable, ...]  # the model's ropes at the tokens' positions
 
 
-def begin_passage(embedding: Tensor, cos: Tensor, sin: Tensor) -> Passage:
-    """Return tokens before the first layer, at the first of the positions that ``cos`` and ``sin`` are for."""
-    count = min(TOKENS, len(cos), len(embedding))
-    tokens = torch.arange(count, device=embedding.device) * (len(embedding) // count)
-    return Passage(F.embedding(tokens, embedding), None, cos[:count], sin[:count])
+def begin_passage(model: Decoder) -> Passage:
+    """Return tokens before the first layer, at the first of the model's positions; its layers are not asked for."""
+    vocab, device = len(model.embedding), model.embedding.device
+    count = min(TOKENS, len(model.ropes[0].cos), vocab)
+    positions = torch.arange(count, device=device)
+    x = model.embed(positions * (vocab // count))
+    return Passage(x, None, tuple(rope.at(positions) for rope in model.ropes))
 
 
 @torch.inference_mode()
 def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderLayer, Passage]:
     """Return a layer of plain weights as it is best rounded by ``method``, and the tokens behind it."""
-    attention = layer.attention
-    qkv, out, gate_up, down = map(_plain, (attention.qkv, attention.out, layer.gate_up, layer.down))
+    attention, mlp = layer.attention, _mlp_of(layer)
+    qkv, out, gate_up, down = map(_plain, (attention.qkv, attention.out, mlp.gate_up, mlp.down))
     normed, residual = reference.add_rms_norm(passage.x, passage.residual, layer.attention_norm, layer.eps)
     attended = _attend(attention, _product(qkv, normed), passage)
-    into_qkv = find_factors(normed, qkv.weight, method)
+    into_qkv = _factors_into(normed, qkv, layer.attention_norm, method)
     into_out = find_factors(attended, out.weight, method, lambda sizes: _largest_of_group(sizes, attention))
-    normed, residual = reference.add_rms_norm(layer.whole(_product(out, attended)), residual, layer.mlp_norm, layer.eps)
-    inner = reference.silu_and_mul(_product(gate_up, normed))
-    into_mlp, into_down = (find_factors(x, w.weight, method) for x, w in ((normed, gate_up), (inner, down)))
+    added = layer.after_attention(layer.whole(_product(out, attended)))
+    normed, residual = reference.add_rms_norm(added, residual, layer.mlp_norm, layer.eps)
+    inner = mlp.gate(_product(gate_up, normed))
+    into_mlp = _factors_into(normed, gate_up, layer.mlp_norm, method)
+    into_down = find_factors(inner, down.weight, method)
 
     of_values = into_out.view(attention.num_kv_heads, -1, attention.head_dim)[:, 0].flatten()
     smoothed = replace(
         layer,
-        attention_norm=layer.attention_norm / into_qkv.to(layer.attention_norm),
+        attention_norm=_divided(layer.attention_norm, into_qkv),
         attention=replace(attention, qkv=_scaled(qkv, into_qkv, of_values), out=_scaled(out, into_out)),
-        mlp_norm=layer.mlp_norm / into_mlp.to(layer.mlp_norm),
-        gate_up=_scaled(gate_up, into_mlp, into_down),
-        down=_scaled(down, into_down),
+        mlp_norm=_divided(layer.mlp_norm, into_mlp),
+        mlp=replace(mlp, gate_up=_scaled(gate_up, into_mlp, into_down), down=_scaled(down, into_down)),
     )
-    return smoothed, replace(passage, x=layer.whole(_product(down, inner)), residual=residual)
+    return smoothed, replace(passage, x=layer.after_mlp(layer.whole(_product(down, inner))), residual=residual)
 
 
 def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
@@ -76,7 +80,9 @@ def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
         return quantize(plain.weight, plain.bias, method, plain.batch_invariant)
 
     attention = replace(layer.attention, qkv=product(layer.attention.qkv), out=product(layer.attention.out))
-    return replace(layer, attention=attention, gate_up=product(layer.gate_up), down=product(layer.down))
+    mlp = _mlp_of(layer)
+    mlp = replace(mlp, gate_up=product(mlp.gate_up), down=product(mlp.down))
+    return replace(layer, attention=attention, mlp=mlp)
 
 
 def find_factors(x: Tensor, weight: Tensor, method: str, share: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -100,6 +106,17 @@ def find_factors(x: Tensor, weight: Tensor, method: str, share: Callable[[Tensor
     return best
 
 
+def _factors_into(normed: Tensor, product: Linear, norm: Tensor | None, method: str) -> Tensor:
+    """Return those that a norm before a product takes; without one there is no place for any."""
+    if norm is None:
+        return torch.ones(normed.shape[1], device=normed.device)
+    return find_factors(normed, product.weight, method)
+
+
+def _divided(norm: Tensor | None, factors: Tensor) -> Tensor | None:
+    return None if norm is None else norm / factors.to(norm)
+
+
 def _rounding_error(x: Tensor, weight: Tensor, factors: Tensor, method: str) -> float:
     """Return ‖product of what was rounded − product‖²."""
     kept = quantize(weight * factors.to(weight), None, method)
@@ -109,17 +126,25 @@ def _rounding_error(x: Tensor, weight: Tensor, factors: Tensor, method: str) -> 
 
 def _attend(attention: Attention, qkv: Tensor, passage: Passage) -> Tensor:
     """Return what queries see of the tokens up to their own, (tokens, heads · head_dim)."""
+    attention.norm_widths_(qkv)
     rotated = attention.num_heads + attention.num_kv_heads
     heads = qkv.view(len(qkv), rotated + attention.num_kv_heads, attention.head_dim)
     query_key = heads[:, :rotated]
     if attention.qk_norm is not None:
         query_key = reference.rms_norm(query_key, attention.qk_norm, attention.eps)
-    query_key = reference.apply_rope(query_key, passage.cos, passage.sin)
+    by = passage.turns[attention.rope]
+    query_key = reference.apply_rope(query_key, by.cos, by.sin, by.turned, by.interleaved)
+    if by.queries is not None:
+        query_key[:, : attention.num_heads] *= by.queries
     query, key, value = (
         some.transpose(0, 1)[None]
         for some in (query_key[:, : attention.num_heads], query_key[:, attention.num_heads :], heads[:, rotated:])
     )
-    attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    places = torch.arange(len(qkv), device=qkv.device)
+    back = places[:, None] - places
+    hidden = (back < 0) | (back >= (attention.window or len(qkv)))
+    mask = torch.zeros_like(back, dtype=qkv.dtype).masked_fill_(hidden, -torch.inf)
+    attended = dot_products(query, key, value, mask, attention.scale, attention.softcap)
     return attended[0].transpose(0, 1).flatten(1)
 
 
@@ -142,6 +167,11 @@ def _scaled(product: Linear, of_inputs: Tensor, of_last_outputs: Tensor | None =
 
 def _product(product: Linear, x: Tensor) -> Tensor:
     return F.linear(x, product.weight, product.bias)
+
+
+def _mlp_of(layer: DecoderLayer) -> Mlp:
+    assert isinstance(layer.mlp, Mlp), "mixtures of experts refuse what is smoothed"
+    return layer.mlp
 
 
 def _plain(product: Linear | QuantizedLinear) -> Linear:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpu_backend.models.errors import UnsupportedModel
-from gpu_backend.models.packed_format import PackedFormat
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.packed_format import PackedFormat
+from gpu_backend.models.tensor_names import asked_name, fused_name, stacked_name
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -79,9 +81,13 @@ class Checkpoint:
         self._dtype = dtype
         self._file_of: dict[str, Any] = {}
         self._unread: set[str] = set()
+        self._stored: dict[str, str] = {}  # names in the files, by those that models ask for
+        self._taken: Counter[str] = Counter()  # rows that were read of tensors that hold several
         for path, names in _shards(folder).items():
             shard = _open(path)
-            self._file_of |= dict.fromkeys(shard.keys() if names is None else names, shard)
+            for stored in shard.keys() if names is None else names:
+                name = asked_name(stored)
+                self._file_of[name], self._stored[name] = shard, stored
         self._unread |= self._file_of.keys()
 
     def get(self, name: str, *shape: int) -> Tensor:
@@ -107,6 +113,11 @@ class Checkpoint:
         return (tensor.reshape(shape) if tensor.numel() > 1 else tensor.reshape(()).expand(shape)).to(self._device)
 
     def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        if name not in self._file_of and shape:
+            if (fused := fused_name(name)) in self._file_of:
+                return self._read_rows(name, fused, shape)
+            if stacked_name(name)[0] in self._file_of:
+                return self._read_expert(name, shape)
         if name not in self._file_of:
             near = get_close_matches(name, self._unread, n=1)
             hint = f"; the nearest name there is {near[0]}" if near else ""
@@ -114,13 +125,73 @@ class Checkpoint:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}{of_shape}{hint}")
         self._unread.discard(name)
         try:
-            tensor = self._file_of[name].get_tensor(name)
+            tensor = self._file_of[name].get_tensor(self._stored[name])
         except SafetensorError as error:
             raise UnsupportedModel(f"tensor {name} cannot be read from its shard: {error}") from error
         if shape is not None and tuple(tensor.shape) != shape:
             raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; config.json calls for {shape}")
         assert isinstance(tensor, Tensor)
         return tensor
+
+    def _read_rows(self, name: str, fused: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the rows of a tensor that holds several: the last part lies at its end, keys before the values."""
+        self._unread.discard(fused)
+        part = self._file_of[fused].get_slice(self._stored[fused])
+        rows, *rest = part.get_shape()
+        own, module = shape[0], name.split(".")[-2]
+        start = {"q_proj": 0, "gate_proj": 0, "k_proj": rows - 2 * own}.get(module, rows - own)
+        before = {"k_proj": 1, "v_proj": 2, "up_proj": 1}.get(module, 0) and self._taken[fused]
+        self._taken[fused] = before + own
+        is_last = module in ("v_proj", "up_proj")
+        if tuple(rest) != shape[1:] or start < 0 or start != before or (is_last and before + own != rows):
+            raise UnsupportedModel(
+                f"tensor {fused} has shape {(rows, *rest)}; config.json calls for {shape} of {module}"
+            )
+        tensor = part[start : start + own]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def _read_expert(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return one expert's part of a tensor that holds all of them (experts, outputs, inputs), gate above up."""
+        stacked, expert, module = stacked_name(name)
+        self._unread.discard(stacked)
+        part = self._file_of[stacked].get_slice(self._stored[stacked])
+        experts, *rest = part.get_shape()
+        outputs = shape[0] if module == "down_proj" else 2 * shape[0]
+        if rest != [outputs, *shape[1:]] or expert >= experts:
+            raise UnsupportedModel(
+                f"tensor {stacked} has shape {(experts, *rest)}; config.json calls for {(outputs, *shape[1:])} of each "
+                f"expert, and for expert {expert}"
+            )
+        first = shape[0] if module == "up_proj" else 0
+        tensor = part[expert : expert + 1, first : first + shape[0]][0]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+
+class MultipliedWeights:
+    """The tensors of ``source``, those of some modules multiplied: by the last part of their names."""
+
+    packed: PackedFormat | None = None
+
+    def __init__(self, source: WeightSource, factors: Mapping[str, float]) -> None:
+        self.linear = source.linear
+        self._source = source
+        self._factors = factors
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor, multiplied and rounded once. Raises ``UnsupportedModel``."""
+        tensor = self._source.get(name, *shape)
+        factor = self._factors.get(name.split(".")[-2], 1.0)
+        return tensor if factor == 1.0 else (tensor.float() * factor).to(tensor.dtype)
+
+    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``: numbers that were rounded are not multiplied."""
+        raise UnsupportedModel(f"{name} of {dtype} cannot be multiplied")
+
+    def get_scales(self, name: str, *shape: int) -> Tensor:
+        """Raise ``UnsupportedModel``."""
+        raise UnsupportedModel(f"{name} cannot be multiplied")
 
 
 class RandomWeights:
@@ -150,8 +221,8 @@ class RandomWeights:
         raise UnsupportedModel(f"random weights have no {name} of {dtype}")
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``."""
-        raise UnsupportedModel(f"random weights have no {name}")
+        """Return ones: a router's bias that makes no difference."""
+        return torch.ones(shape, device=self._device)
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:

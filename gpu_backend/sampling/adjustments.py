@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.kernels.reference import weigh_down
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.grammar import apply_masks, begin_masks
 from gpu_backend.step.plan import SequenceStep
@@ -68,14 +69,8 @@ def _penalise(logits: Tensor, steps: Sequence[SequenceStep], counts: TokenCounts
     if not rows:
         return
     asking = [steps[row] for row in rows]
-    wishes = [
-        (s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty) for s in asking
-    ]
-    repetition, frequency, presence = upload(wishes, logits.device, logits.dtype).t()[:, :, None]
+    penalties = upload([step.sampling.penalties for step in asking], logits.device, logits.dtype)
     assert counts is not None, "penalties look back at what was counted"
-    in_reply, is_seen = counts.of(asking)
     places = upload(rows, logits.device, torch.long)
-    part = logits.index_select(0, places)
-    if any(step.sampling.penalises_prompt for step in asking):
-        part = torch.where(is_seen, torch.where(part > 0, part / repetition, part * repetition), part)
-    logits.index_copy_(0, places, part.sub_(in_reply * frequency).sub_((in_reply > 0) * presence))
+    part = weigh_down(logits.index_select(0, places), counts.of(asking), penalties)
+    logits.index_copy_(0, places, part)

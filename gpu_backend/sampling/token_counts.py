@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpu_backend.kernels.layout.sampling_tensors import IN_PROMPT
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.step.plan import UNKNOWN, SequenceStep
 
-IN_PROMPT = 1 << 30  # added to the count of a token that the prompt has; no reply is as long
-
 
 class TokenCounts:
-    """A row for each sequence that can run; there is none before the first whose reply is penalised."""
+    """A row for each sequence that can run, and one more; there is none before the first whose reply is penalised."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._shape = num_rows, vocab_size
+        self._shape = num_rows + 1, vocab_size
         self._device = device
         self._counts: Tensor | None = None  # (rows, vocab) int32
 
@@ -40,16 +39,20 @@ class TokenCounts:
             rows = self._upload(unknown)
             self._add_one(rows, last_tokens.index_select(0, rows))
 
-    def of(self, steps: Sequence[SequenceStep]) -> tuple[Tensor, Tensor]:
-        """Return how often each step's reply has each token, (steps, vocab), with its drafts; and which it has or its
-        prompt has.
-        """
+    @property
+    def table(self) -> Tensor:
+        """All rows (rows, vocab): ``reference.weigh_down`` says what they mean."""
+        assert self._counts is not None, "there is no table before the first penalised step"
+        return self._counts
+
+    def of(self, steps: Sequence[SequenceStep]) -> Tensor:
+        """Return each step's row, (steps, vocab), with its drafts counted."""
         assert self._counts is not None, "penalised steps are counted before they are sampled"
         counts = self._counts.index_select(0, self._upload([step.row for step in steps]))
         if drafted := [(place, token) for place, step in enumerate(steps) for token in step.drafted]:
             places, tokens = upload(drafted, self._device, torch.long).t().unbind()
             counts.index_put_((places, tokens), counts.new_ones(()), accumulate=True)
-        return counts & (IN_PROMPT - 1), counts > 0
+        return counts
 
     def _count_texts(self, steps: Sequence[SequenceStep]) -> None:
         texts = [torch.frombuffer(bytearray(step.text), dtype=torch.int32) for step in steps]

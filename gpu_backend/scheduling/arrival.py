@@ -41,7 +41,7 @@ def predict_seconds(command: Generate, scheduler: Scheduler, config: StepConfig,
     context = sum(sequence.num_computed for sequence in running)
     decodes = StepWork(len(running), context, context)
     step = cost.seconds(decodes)
-    limit = config.step_stretch * step if running else math.inf
+    limit = config.step_stretch * cost.seconds_launched(decodes) if running else math.inf
     chunk = max(1, largest_chunk(cost, decodes, limit, 0, config.max_num_batched_tokens))
     seconds_per_token = cost.seconds(decodes + chunk_work(0, chunk)) / chunk
     prompts = sum(s.remaining for s in running if s.remaining > 1) + sum(s.remaining for s in before)

@@ -40,7 +40,7 @@ class StepBudget:
         self._least = block_size
         if self._cost is not None:
             self._work = plan_work(decodes)
-            seconds = self._cost.seconds(self._work)
+            seconds = self._cost.seconds_launched(self._work)
             self._half_limit = (1 + config.step_stretch) / 2 * seconds
             self._limit = self._full_limit = config.step_stretch * seconds
 

@@ -39,7 +39,7 @@ class FairQueue:
 
     Of newcomers whose tenant's counter is at most ``lead`` above the lowest one, that of whose prompt most is cached
     goes next; ``num_cached`` tells how much. The one that would be next by the counters alone is passed
-    ``MOST_PASSED`` times at most, and so is every sequence by later ones of its own queue.
+    ``MOST_PASSED`` times at most, and so is every sequence by later ones of its own queue, of higher priority or not.
 
     ``clock`` is the highest counter that was the lowest of all that wait when a newcomer was admitted. No waiting
     tenant stands below it, and none stands more than ``bound`` above it.
@@ -79,13 +79,19 @@ class FairQueue:
         return len(account.newcomers) if account else 0
 
     def add(self, sequence: Sequence) -> None:
-        """Let a newcomer wait at the end of its tenant's queue. An idle tenant starts no lower than the clock."""
+        """Let a newcomer wait at the end of its tenant's queue, or before what has a lower priority and was not passed
+        too often. An idle tenant starts no lower than the clock.
+        """
         account = self._accounts.get(sequence.tenant)
         if account is None:
             self._forget_idle()
             account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.weight, self.clock)
         account.weight = sequence.weight
-        account.newcomers.append(sequence)
+        place = len(account.newcomers)
+        while place and _gives_way(account.newcomers[place - 1], sequence):
+            place -= 1
+            account.newcomers[place].tenancy.passed += 1
+        account.newcomers.insert(place, sequence)
         self._num_waiting += 1
         self._rank(account)
         self.reconsider()
@@ -261,3 +267,7 @@ class FairQueue:
             if account.newcomers or account.admitted or account.is_ranked
         }
         self._keep = max(IDLE_ACCOUNTS, 2 * len(self._accounts))
+
+
+def _gives_way(earlier: Sequence, later: Sequence) -> bool:
+    return earlier.priority < later.priority and earlier.tenancy.passed < MOST_PASSED

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import EngineFailed
-from gpu_backend.server.client.load_header import load_headers
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
 from gpu_backend.server.wire import Answer, Choice, UsageBody, encode
+from gpu_backend.step.messages import LoadReport
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
@@ -172,3 +173,23 @@ async def _send_more(send: Any, body: bytes) -> None:
 
 def _headers(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
     return [*headers, (b"x-request-id", request_id.encode())]
+
+
+ASKS, TELLS = b"endpoint-load-metrics-format", b"endpoint-load-metrics"
+
+
+# Open Request Cost Aggregation (ORCA, the specification of Envoy and gRPC, "In-band reporting"), with the metrics that
+# vLLM names in it, for balancers that ask for it in an answer's headers.
+def load_headers(headers: Iterable[tuple[bytes, bytes]], load: LoadReport | None) -> list[tuple[bytes, bytes]]:
+    """Return the header that a request's ``headers`` ask for: as text, as JSON, or none; another format is ignored."""
+    asked = next((value.strip().lower() for name, value in headers if name == ASKS), b"")
+    if load is None or asked not in (b"text", b"json"):
+        return []
+    metrics = {
+        "kv_cache_usage_perc": load.kv_utilization,
+        "num_requests_waiting": float(load.queue_depth),
+        "num_requests_running": float(load.running),
+    }
+    if asked == b"json":
+        return [(TELLS, b"JSON " + msgspec.json.encode({"named_metrics": metrics}))]
+    return [(TELLS, b"TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items()).encode())]

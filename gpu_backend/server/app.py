@@ -16,6 +16,7 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
 from gpu_backend.server import chat, completions, embeddings, operations, tokenization
+from gpu_backend.server.client.announcer import Announcer
 from gpu_backend.server.client.errors import EngineFailed, ForeignPage
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.settings import is_loopback
@@ -27,16 +28,20 @@ log = logging.getLogger("gpu_backend")
 LARGEST_BODY = 32 * 1024 * 1024  # bytes
 
 
-def create_app(front: Front) -> Litestar:
-    """Return the app. It opens the engine when it starts and closes it when it stops."""
+def create_app(front: Front, announcer: Announcer | None = None) -> Litestar:
+    """Return the app. It opens the engine when it starts and closes it when it stops, and announces it in between."""
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.front = front
         await front.engine.open()
         try:
+            if announcer is not None:
+                await announcer.open()
             yield
         finally:
+            if announcer is not None:
+                await announcer.close()
             await front.engine.close()
 
     return _Litestar(

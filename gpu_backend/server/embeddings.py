@@ -10,6 +10,7 @@ from typing import Any
 
 from litestar import Request, post
 from litestar.types import ASGIApp
+from msgspec import Struct
 
 from gpu_backend.server.answers import send_json
 from gpu_backend.server.client.errors import EngineFailed
@@ -43,23 +44,20 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     sender = read_sender(request.headers)
     request_id = front.new_id()
     commands = [
-        Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.weight)
+        Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.priority, sender.weight)
         for i, prompt in enumerate(prompts)
     ]
     return EmbeddingResponse(front, commands, body, sender, request_id_of(request))
 
 
-class EmbeddingResponse:
+class EmbeddingResponse(Struct, eq=False):
     """Waits for all vectors of a request, and gives them up if the client leaves."""
 
-    def __init__(
-        self, front: Front, commands: list[Embed], body: EmbeddingRequest, sender: Sender, request_id: str
-    ) -> None:
-        self._front = front
-        self._sender = sender
-        self._commands = commands
-        self._body = body
-        self._request_id = request_id
+    _front: Front
+    _commands: list[Embed]
+    _body: EmbeddingRequest
+    _sender: Sender
+    _request_id: str
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Embed, and answer."""

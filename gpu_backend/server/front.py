@@ -20,6 +20,7 @@ from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.settings import FrontSettings
+from protocol.serving.announcements import Announcement, KvEventsAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,24 @@ class Front:
         self.engine.refuse_if_closed()
         assert self.engine.ready is not None
         return self.engine.ready.max_model_len
+
+    def announcement(self, base_url: str, number: int, now: float, state: str | None = None) -> Announcement:
+        """Return what gateways are told of this engine. ``state``: in place of the engine's own."""
+        ready, told, fleet = self.engine.ready, self.settings.engine.kv_events, self.settings.fleet
+        assert fleet is not None
+        return Announcement(
+            pool=fleet.pool,
+            instance_id=self.instance_id,
+            base_url=base_url,
+            model=self.settings.served_model_name,
+            version=self.settings.version,
+            state=state or self.engine.state.value,
+            number=number,
+            sent_at=now,
+            block_size=ready.block_size if ready else None,
+            max_model_len=ready.max_model_len if ready else None,
+            kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,
+        )
 
     def check_model(self, name: str) -> None:
         """Raise ``ModelNotFound`` unless ``name`` is the model served here, alone or with its version."""

@@ -21,6 +21,7 @@ from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
 from protocol.errors import invalid_param
+from protocol.serving.prompt_marks import tokens_of_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,10 @@ class Generation:
             tenant=job.sender.tenant,
             weight=job.sender.weight,
             tier=job.sender.tier,
+            priority=job.sender.priority,
             deadline_ms=job.sender.deadline_ms,
             resume_token_ids=job.resumed,
+            prompt_marks=tokens_of_marks(job.sender.marks, len(prompt)) if len(job.prompts) == 1 else (),
         )
 
     def _write(self, event: NewTokens) -> Piece | None:

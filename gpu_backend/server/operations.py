@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from litestar import Request, Response, get, post
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, front_of
@@ -41,6 +41,11 @@ class Version(Struct, frozen=True):
     version: str
 
 
+class KvEventsBody(Struct, frozen=True):
+    endpoint: str
+    replay_endpoint: str | None
+
+
 class LoadBody(Struct, frozen=True, kw_only=True):
     """What a router wants to know before it sends a request here, and what an accountant adds up.
 
@@ -64,6 +69,7 @@ class LoadBody(Struct, frozen=True, kw_only=True):
     busy_seconds: float  # of these, in steps
     request_seconds: float  # of these, told in the usage of answers; the rest served no request to its end
     max_running: int  # replies at once
+    kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
 
 
 @get("/v1/models")
@@ -93,6 +99,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Describe how busy this engine is."""
     front = front_of(request)
     report, ready = front.engine.load, front.engine.ready
+    told = front.settings.engine.kv_events
     return _json(
         LoadBody(
             instance_id=front.instance_id,
@@ -112,6 +119,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             busy_seconds=round(front.engine.busy_seconds, 6),
             request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
             max_running=front.settings.engine.steps.max_num_seqs,
+            kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
         )
     )
 

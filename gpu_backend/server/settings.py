@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
+from gpu_backend.server.client.announcer import LEAST_SECRET, FleetSettings
 from gpu_backend.step.config import EngineConfig, KvEventsConfig
-
-LEAST_SECRET = 20  # characters of a secret that other machines may try
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ class FrontSettings:
     max_waiting: int = 4096  # requests without a first token, beyond which new ones are refused
     shared_prompts: str | None = None  # JSON file of system prompts whose cached blocks all tenants share
     drain_seconds: float = 5.0  # that running replies get after SIGTERM
+    fleet: FleetSettings | None = None  # None: gateways know this engine by their configuration alone
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,6 +47,10 @@ class FrontSettings:
             raise ValueError(
                 f"listening on {self.host} lets other machines guess a secret of {len(self.api_key)} characters: "
                 f"TOLLGATE_ENGINE_SECRET (or --api-key) needs {LEAST_SECRET}; make one with `openssl rand -hex 32`"
+            )
+        if self.fleet is not None and self.fleet.secret == self.api_key:
+            raise ValueError(
+                "TOLLGATE_FLEET_SECRET is the engine's secret, which gateways send over the network: take another"
             )
         if self.max_waiting < 1:
             raise ValueError(f"max_waiting is {self.max_waiting}; it is at least 1")

@@ -87,11 +87,11 @@ def _ttft_p90(shape: ReplicaShape, mean_prompt: int, mean_reply: int, rate: floa
 
 def fits(device: Device) -> Iterator[str]:
     """Say for every model and precision what it takes."""
-    yield f"{'model':12} {'weights':8} {'GB':>6} {'KV bytes/token':>15} {'least GPUs':>11}"
+    yield f"{'model':18} {'weights':8} {'GB':>6} {'KV bytes/token':>15} {'least GPUs':>11}"
     for name, model in MODELS.items():
         for precision, size in PRECISIONS.items():
             yield (
-                f"{name:12} {precision:8} {model.weight_bytes(size) / 1e9:6.0f} {model.kv_bytes_per_token():15,.0f} "
+                f"{name:18} {precision:8} {model.weight_bytes(size) / 1e9:6.0f} {model.kv_bytes_per_token():15,.0f} "
                 f"{least_gpus(model, device, size):11}"
             )
 

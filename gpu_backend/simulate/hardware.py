@@ -38,6 +38,7 @@ class Model:
     heads: int
     kv_heads: int
     head_dim: int
+    active_parameters: float | None = None  # of a mixture of experts: those that a token is multiplied with
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
         """Bytes that one token takes in the KV cache."""
@@ -59,21 +60,34 @@ MODELS = {
     "llama-7b": Model(7e9, 32, 32, 32, 128),
     "llama-8b": Model(8e9, 32, 32, 8, 128),
     "qwen3-14b": Model(14.8e9, 40, 40, 8, 128),
+    "gemma3-12b": Model(11.8e9, 48, 16, 8, 256),  # every layer is counted as one that sees all, as the cache has it
+    "phi-4": Model(14.7e9, 40, 40, 10, 128),
+    "mistral-small-24b": Model(23.6e9, 40, 32, 8, 128),
+    "gemma3-27b": Model(27e9, 62, 32, 16, 128),
+    "olmo2-32b": Model(32.2e9, 64, 40, 8, 128),
+    "glm4-32b": Model(32.6e9, 61, 48, 2, 128),
     "llama-70b": Model(70e9, 80, 64, 8, 128),
     "llama-405b": Model(405e9, 126, 128, 8, 128),
+    "mixtral-8x7b": Model(46.7e9, 32, 32, 8, 128, 12.9e9),
+    "mixtral-8x22b": Model(141e9, 56, 48, 8, 128, 39e9),
+    "qwen3-30b-a3b": Model(30.5e9, 48, 32, 4, 128, 3.3e9),
+    "qwen3-235b-a22b": Model(235e9, 94, 64, 4, 128, 22e9),
 }
 
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5}  # bytes a weight
 
 
 def step_cost(model: Model, device: Device, gpus: int = 1, weight_bytes: float = 2, kv_bytes: float = 2) -> StepCost:
-    """Predict a step of a replica of ``gpus`` devices that share every layer."""
+    """Predict a step of a replica of ``gpus`` devices that share every layer.
+
+    It reads all weights: a mixture's step of a few tokens reads fewer, one of some dozens nearly all.
+    """
     bandwidth, flops = device.bandwidth * gpus, device.flops * gpus
     links = 2 * model.layers * LINK_SECONDS if gpus > 1 else 0.0
     return StepCost(
         fixed=FIXED_SECONDS + links,
         weights=model.weight_bytes(weight_bytes) / (bandwidth * WEIGHTS_SHARE),
-        token=2 * model.parameters / (flops * PRODUCTS_SHARE),
+        token=2 * (model.active_parameters or model.parameters) / (flops * PRODUCTS_SHARE),
         context=model.kv_bytes_per_token(kv_bytes) / (bandwidth * CONTEXT_SHARE),
         pair=4 * model.layers * model.heads * model.head_dim / (flops * ATTENTION_SHARE),
     )

@@ -115,8 +115,15 @@ class Replica:
         self._steps = 0
         self.outstanding = 0  # tokens of requests that have not ended
 
-    def submit(self, number: int, request: TraceRequest, max_tokens: int, deadline_ms: int | None = None) -> None:
-        """Hand a request in, at the replica's own time."""
+    def submit(
+        self,
+        number: int,
+        request: TraceRequest,
+        max_tokens: int,
+        deadline_ms: int | None = None,
+        marks: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        """Hand a request in, at the replica's own time; ``marks``: as in ``Generate``."""
         outcome = RequestOutcome(request, last_token=request.arrival)
         self.outcomes[str(number)] = outcome
         self.outstanding += request.prompt_tokens + request.output_tokens
@@ -134,6 +141,7 @@ class Replica:
             weight=request.weight,
             tier=request.tier,
             deadline_ms=deadline_ms,
+            prompt_marks=marks,
         )
         self._take(self.loop.handle(command))
 

@@ -265,7 +265,8 @@ class Speculator:
         By the cost table: more would stretch others' steps more than prompts may.
         """
         stretch = self._config.steps.step_stretch
-        seconds = max(0.0, stretch * self._cost.seconds(frame.base) - self._cost.seconds(frame.work))
+        base = frame.base + StepWork(prompts=frame.work.prompts)
+        seconds = max(0.0, stretch * self._cost.seconds(base) - self._cost.seconds(frame.work))
         token = self._draft_share * self._cost.token
         fitting = int(seconds / token) if token * left > seconds else left
         return min(left, max(fitting, self._config.cache.block_size))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Medium = Literal["GPU", "CPU"]  # the device's memory, whatever it is, and the host's behind it
@@ -15,6 +15,9 @@ class BlockStored:
 
     ``extra_keys`` has an entry for each block: what beside its tokens, and those of the blocks before it, makes its
     hash. That is the tenant, as an opaque name, at the first block that is not shared by all.
+
+    ``prompt_marks`` is ours, and left out where there are none: marks of prompts' beginnings, as gateways make them,
+    and the hashes of the blocks that these end in. A mark that comes later than its block comes with no block.
     """
 
     block_hashes: list[int]
@@ -26,6 +29,7 @@ class BlockStored:
     lora_id: int | None = None
     lora_name: str | None = None
     group_idx: int = 0
+    prompt_marks: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

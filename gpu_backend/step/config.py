@@ -135,7 +135,7 @@ class StepConfig:
     max_batch_tier_tokens: int | None = None  # tokens of prompts and replies of batch work in one step; None: all
     step_stretch: float = 1.5  # a step with prompts in it over its decodes alone, at most, where ``step_cost`` is known
     step_cost: StepCost | None = None  # what a step takes on this device; None: nothing is predicted
-    measures_step_cost: bool = False  # at the start, which takes some seconds, in place of ``step_cost``
+    measures_step_cost: bool = True  # at the start, where there is no ``step_cost``; it takes some seconds
     async_scheduling: bool | None = None  # launch a step before the last one's tokens are known; None: on a GPU
 
     def __post_init__(self) -> None:
@@ -208,11 +208,13 @@ class EngineConfig:
         return self.steps.max_num_batched_tokens if lead is None else lead
 
 
+PARTS = (CheckpointConfig, DeviceConfig, CacheConfig, PrefixConfig, StepConfig, FairnessConfig, SpeculationConfig)
+
+
 def engine_config(model: str, **settings: Any) -> EngineConfig:
     """Put settings, each by its own name, into the parts that have them."""
-    kinds = (DeviceConfig, CacheConfig, PrefixConfig, StepConfig, FairnessConfig, SpeculationConfig)
     parts: list[Any] = [
-        kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings}) for kind in kinds
+        kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings}) for kind in PARTS[1:]
     ]
     return EngineConfig(CheckpointConfig(model, **settings), *parts)
 

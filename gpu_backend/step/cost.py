@@ -1,5 +1,5 @@
 # What a step will take, from what is in it: reading the weights or multiplying with them, and reading or multiplying
-# with the context. Five numbers for a model on a device; the simulator's clock runs on them. Pure.
+# with the context. Six numbers for a model on a device; the simulator's clock runs on them. Pure.
 
 from __future__ import annotations
 
@@ -18,26 +18,37 @@ class StepWork:
     tokens: int = 0  # computed
     context: int = 0  # whose keys and values are read, over all sequences
     pairs: int = 0  # of a computed token with a token it attends to
+    prompts: int = 0  # of which a part is computed; a step without any is replayed from a graph, where there are graphs
 
     def __add__(self, other: StepWork) -> StepWork:
-        return StepWork(self.tokens + other.tokens, self.context + other.context, self.pairs + other.pairs)
+        tokens, context, pairs = self.tokens + other.tokens, self.context + other.context, self.pairs + other.pairs
+        return StepWork(tokens, context, pairs, self.prompts + other.prompts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Predicts the seconds of a step. All five numbers are seconds."""
+    """Predicts the seconds of a step. All six numbers are seconds."""
 
     fixed: float  # a step, whatever is in it
     weights: float  # reading all weights once
     token: float  # one token's matrix products; they hide behind the reading of the weights, or it behind them
     context: float  # reading one token's keys and values
     pair: float  # one pair's attention
+    launching: float = 0.0  # more for a step with prompts in it: each kernel is launched by itself
 
     def seconds(self, work: StepWork) -> float:
         """Predict how long a step with this work takes."""
         products = self.token * work.tokens
         reading = self.weights if self.weights > products else products
-        return self.fixed + reading + self.context * work.context + self.pair * work.pairs
+        launching = self.launching if work.prompts else 0.0
+        return self.fixed + launching + reading + self.context * work.context + self.pair * work.pairs
+
+    def seconds_launched(self, work: StepWork) -> float:
+        """Predict how long a step with this work takes beside prompts, which no graph computes."""
+        return self.seconds(work + BESIDE_PROMPTS)
+
+
+BESIDE_PROMPTS = StepWork(prompts=1)  # nothing more to compute
 
 
 # What a step is taken to take where nothing is known, in units of its least. A GPU waits for the weights up to some 128
@@ -49,10 +60,10 @@ ASSUMED_COSTS = {
 
 
 def read_step_cost(path: Path) -> StepCost:
-    """Read the five numbers from a JSON object. Raises ``OSError`` and ``ValueError``."""
+    """Read the numbers from a JSON object; ``launching`` may be left out. Raises ``OSError`` and ``ValueError``."""
     found = json.loads(path.read_text(encoding="utf-8"))
     names = {field.name for field in fields(StepCost)}
-    if not isinstance(found, dict) or found.keys() != names:
+    if not isinstance(found, dict) or found.keys() | {"launching"} != names:
         raise ValueError(f"{path} must hold one JSON object with {', '.join(sorted(names))}, all in seconds")
     if not all(isinstance(value, int | float) and value >= 0 for value in found.values()):
         raise ValueError(f"{path} holds a cost that is no number from 0 up")
@@ -62,15 +73,16 @@ def read_step_cost(path: Path) -> StepCost:
 def chunk_work(start: int, num_tokens: int) -> StepWork:
     """Return the work of computing that many tokens of one sequence from position ``start`` on."""
     end = start + num_tokens
-    return StepWork(num_tokens, end, num_tokens * start + num_tokens * (num_tokens + 1) // 2)
+    return StepWork(num_tokens, end, num_tokens * start + num_tokens * (num_tokens + 1) // 2, int(num_tokens > 0))
 
 
 def plan_work(steps: Iterable[SequenceStep]) -> StepWork:
     """Return the work of a step plan's sequences."""
-    tokens = context = pairs = 0
+    tokens = context = pairs = prompts = 0
     for step in steps:
         count, start = len(step.token_ids), step.start
         tokens += count
         context += start + count
         pairs += count * start + count * (count + 1) // 2
-    return StepWork(tokens, context, pairs)
+        prompts += count > 1 and step.num_known > 1
+    return StepWork(tokens, context, pairs, prompts)

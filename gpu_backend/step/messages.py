@@ -11,6 +11,7 @@ from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000  # of a tenant, whose service is divided by it
+PRIORITIES = ("low", "normal", "high")  # of a request among its tenant's
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,11 @@ class Generate:
     tenant: str = ""
     weight: float = 1.0
     tier: str = "interactive"
+    priority: str = "normal"
     deadline_ms: int | None = None
     resume_token_ids: tuple[int, ...] = ()
     first_reply: int = 0
+    prompt_marks: tuple[tuple[int, int], ...] = ()  # of the prompt's beginnings, and how many tokens each has
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Embed:
     prompt_token_ids: tuple[int, ...]
     tenant: str = ""
     tier: str = "interactive"
+    priority: str = "normal"
     weight: float = 1.0
 
 

@@ -94,12 +94,14 @@ class StepPlan:
 
     ``copies`` come before that, one after the other: what one writes another may read, and its place be written again.
     Before them the runner puts zeros into the slots to be ``cleared``, in which drafts left what is not a number.
+    A ``is_rehearsal`` is of no request: a graph that it could be computed by is captured at once.
     """
 
     step: int
     sequences: tuple[SequenceStep, ...]
     copies: tuple[BlockCopy, ...] = ()
     cleared: tuple[int, ...] = ()
+    is_rehearsal: bool = False
 
     @property
     def is_ahead(self) -> bool:

@@ -69,6 +69,6 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
-    def penalises_prompt(self) -> bool:
-        """Whether the next token depends on which tokens the prompt has."""
-        return self.repetition_penalty != 1
+    def penalties(self) -> tuple[float, float, float]:
+        """For repetition, for each time, for having come at all."""
+        return self.repetition_penalty, self.frequency_penalty, self.presence_penalty

@@ -44,7 +44,7 @@ class Tenancy:
 
     since: float = 0.0  # clock reading since when it waits, or runs
     place: int = 0  # in the order of first admissions; 0 before it
-    passed: int = 0  # by how many later ones, because more of their prompts was cached
+    passed: int = 0  # by how many later ones, because more of their prompts was cached, or of higher priority
     num_found: int = 0  # leading blocks that were in the cache when last looked, while it waited
     num_charged: int = 0  # tokens up to which its tenant's account is charged
     promised: int = 0  # tokens that it may still generate, as its tenant's account has it
@@ -74,6 +74,7 @@ class Sequence:
     tenant: str = ""
     weight: float = 1.0
     tier: str = "interactive"
+    priority: int = 1  # higher ones of its tenant's go first, for a while
     pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Sequence:
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
+    prompt_marks: tuple[tuple[int, int], ...] = ()  # of its beginnings, and how many tokens each has
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     tenancy: Tenancy = field(default_factory=Tenancy)
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt

@@ -62,9 +62,16 @@ def _checks(device: torch.device) -> tuple[Check, ...]:
     """Return all checks. On the CPU the kernels are interpreted, which Triton must know before it is imported."""
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from tests.gpu import kernels
+    from tests.gpu import experts, kernels
 
-    checks = (*operations.CHECKS, *sampling.CHECKS, *adjustments.CHECKS, *kernels.CHECKS, *generation.CHECKS)
+    checks = (
+        *operations.CHECKS,
+        *sampling.CHECKS,
+        *adjustments.CHECKS,
+        *kernels.CHECKS,
+        *experts.CHECKS,
+        *generation.CHECKS,
+    )
     if device.type == "cuda":
         return checks
     from tests.gpu import device_path  # where there is no card, as if there were one

@@ -16,7 +16,7 @@ from gpu_backend.execution.device_step import DeviceStep
 from gpu_backend.execution.graphs import Drawing
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.limits import Limits
@@ -118,11 +118,24 @@ def few_bits(setting: Setting) -> str:
     return "w8a8, int4, float8"
 
 
-def lengths(setting: Setting) -> str:
+def experts(setting: Setting) -> str:
+    """Decodes are replayed wherever their tokens are routed, and no routing is waited for."""
+    shape = _mixture(setting, number=12)
+    card, _ = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(2, 7, given=12)], shape=shape)
+    require(card.replays > 4, f"only {card.replays} replays")
+    return f"{card.replays} replays"
+
+
+def lengths_of_experts(setting: Setting) -> str:
+    """The same as of lengths: an expert may have few rows or many."""
+    return lengths(setting, _mixture(setting, number=3))
+
+
+def lengths(setting: Setting, shape: TinyModel | None = None) -> str:
     """Batches of any size, prompts and contexts of any length launch what earlier ones have compiled."""
     dice = setting.dice
     with tempfile.TemporaryDirectory() as name, simulated_card() as card:
-        loop = _engine("cuda", _model(setting, Path(name)), max_model_len=500, cuda_graphs=False)
+        loop = _engine("cuda", _model(setting, Path(name), shape), max_model_len=500, cuda_graphs=False)
         assert isinstance(loop.runner, Runner)
         with patch.object(runner, "measure_roofline"):
             loop.runner.warm_up()
@@ -142,6 +155,7 @@ def _compare(
     judges: bool = True,
     draft: bool = False,
     ahead: float | None = None,
+    shape: TinyModel | None = None,
     **settings: Any,
 ) -> tuple[Card, EngineLoop]:
     """Answer on the CPU and on the card; return what the latter did.
@@ -149,7 +163,7 @@ def _compare(
     Tokens must be equal, and nothing but results be waited for.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = _model(setting, Path(name))
+        folder = _model(setting, Path(name), shape)
         said = answer_all(_engine("cpu", folder, limits, **settings), commands)
         with simulated_card() as card, patch.object(EngineLoop, "_survive", _raise):
             loop = _engine("cuda", folder, limits, **settings)
@@ -183,9 +197,14 @@ def _engine(device: str, folder: Path, limits: dict[str, Any] | None = None, **s
     return EngineLoop(config, made, made.num_blocks, known)
 
 
-def _model(setting: Setting, folder: Path) -> Path:
-    shape = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
-    return write_tiny_model(folder / "model", shape)
+def _model(setting: Setting, folder: Path, shape: TinyModel | None = None) -> Path:
+    plain = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
+    return write_tiny_model(folder / "model", shape or plain)
+
+
+def _mixture(setting: Setting, number: int) -> TinyModel:
+    seed = setting.dice.getrandbits(31)
+    return TinyModel("Qwen3MoeForCausalLM", num_layers=1, intermediate_size=64, num_experts=number, seed=seed)
 
 
 def _ask(number: int, tokens: int, given: int = 0, **wish: Any) -> Generate:
@@ -207,4 +226,6 @@ CHECKS = (
     Check("device path: drafts ahead", drafts_ahead, FLOAT32, long=FLOAT32),
     Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
+    Check("device path: experts", experts, FLOAT32, long=FLOAT32),
+    Check("device path: lengths of experts", lengths_of_experts, FLOAT32, long=FLOAT32),
 )

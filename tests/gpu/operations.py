@@ -53,15 +53,19 @@ def silu_and_mul(setting: Setting) -> str:
 
 
 def apply_rope(setting: Setting) -> str:
-    """As a complex product: pair (i, i + dim / 2) of a head is one complex number."""
+    """As a complex product: pair (i, i + turned / 2) of a head, or two neighbours, is one complex number."""
 
     def error() -> float:
         tokens, dim = setting.dice.choice(ROWS), setting.dice.choice(HEAD_DIMS)
         x, angles = setting.randn(tokens, setting.dice.choice((1, 3, 10)), dim), setting.randn(tokens, 1, dim // 2) * 9
         cos, sin = angles.cos(), angles.sin()
-        first, second = x.cpu().double().chunk(2, -1)
-        turned = torch.complex(first, second) * torch.complex(cos.cpu().double(), sin.cpu().double())
-        return relative_error(reference.apply_rope(x, cos, sin), torch.cat([turned.real, turned.imag], -1))
+        count, interleaved = setting.dice.choice((None, dim // 4 * 2, 2)), setting.dice.random() < 0.5
+        end = dim if count is None else count
+        wide, by = x.cpu().double(), torch.complex(cos.cpu().double(), sin.cpu().double())[..., : end // 2]
+        places = torch.arange(end).view(-1, 2) if interleaved else torch.arange(end).view(2, -1).t()
+        turned = torch.complex(*wide[..., places].unbind(-1)) * by
+        wide[..., places] = torch.view_as_real(turned)
+        return relative_error(reference.apply_rope(x, cos, sin, count, interleaved), wide)
 
     return _worst(setting, error)
 
@@ -100,23 +104,25 @@ def _attention_error(setting: Setting) -> float:
     cache[num_blocks] = 0  # the null block
     queries = [setting.randn(n, num_heads, dim) for n, _ in lens]
 
-    expected = []
+    expected, softcap = [], dice.choice((0.0, 0.0, 2.5, 50.0))
     for query, table, (_, past) in zip(queries, tables, lens, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
-        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past))
+        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past, softcap=softcap))
     positions = torch.tensor([past + i for n, past in lens for i in range(n)], device=setting.device)
     grouping = Grouping(size, num_blocks, 512, setting.device, setting.dtype)
     groups = grouping.groups([n for n, _ in lens], positions, tables)
     query = torch.cat(queries)
     _poison(query)
-    return relative_error(reference_attention.paged_attention(query, cache, groups, dim**-0.5), torch.cat(expected))
+    out = reference_attention.paged_attention(query, cache, groups, dim**-0.5, softcap=softcap)
+    return relative_error(out, torch.cat(expected))
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int = 0) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int = 0, softcap: float = 0.0) -> Tensor:
     """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64."""
     shared = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[-1] ** -0.5
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
     places = torch.arange(len(keys), device=query.device)
     position = past + torch.arange(len(query), device=query.device)[:, None]
     visible = places <= position

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,17 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.scheduling.forecast import WINDOW
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.step.config import KvEventsConfig, engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
-from gpu_backend.step.grammar import GrammarCompiler
+from gpu_backend.step.grammar import Constraint, GrammarCompiler
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Command, Embedding, Event, Generate, NewTokens
 from gpu_backend.step.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
-from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sampling_params import Grammar, SamplingParams
 from gpu_backend.step.sequence import FinishReason, Sequence
 
 CPU = torch.device("cpu")
@@ -190,10 +191,20 @@ def counting_loop(
     return loop, runner
 
 
+class WaitingCompiler(GrammarCompiler):
+    """Compiles before it answers."""
+
+    def compile(self, grammar: Grammar) -> Future[Constraint]:
+        compiled = super().compile(grammar)
+        wait([compiled])
+        return compiled
+
+
 def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``.
 
-    Drafts are made whether they pay or not, so that no test depends on what steps take here.
+    Drafts are made whether they pay or not, and grammars are compiled while a request is handed over, so that no test
+    depends on what steps and threads take here.
     """
     config = engine_config(model=str(folder), device="cpu", **settings)
     model = load_model_config(folder)
@@ -206,7 +217,7 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
         draft_share=DRAFT_SHARE,
         copy_seconds=copy_seconds,
     )
-    compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
+    compiler = WaitingCompiler(folder, model.vocab_size, model.eos_token_ids)
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
     if loop.scheduler.speculator is not None:
         loop.scheduler.speculator.is_forced = True

@@ -15,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_backend.server.app import create_app
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.server.front import build_front
+from gpu_backend.server.serving import Server, announcer_of
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.step.config import engine_config
 from protocol.serving.http_server import HttpProtocol
@@ -51,22 +53,33 @@ def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Pat
 
 @contextlib.contextmanager
 def running_front(
-    folder: Path, engine: FakeEngine, api_key: str | None = None, max_waiting: int = 64, port: int = 0
+    folder: Path,
+    engine: FakeEngine,
+    api_key: str | None = None,
+    max_waiting: int = 64,
+    port: int = 0,
+    fleet: FleetSettings | None = None,
 ) -> Iterator[str]:
-    """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be."""
+    """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
+
+    ``fleet``: where it announces itself."""
     settings = FrontSettings(
         engine=engine_config(model=str(folder)),
         served_model_name="tiny",
         instance_id="front-1",
         api_key=api_key,
+        fleet=fleet,
     )
     client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
-    app = create_app(build_front(settings, load_checkpoint(folder), client))
+    front = build_front(settings, load_checkpoint(folder), client)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
-        server = uvicorn.Server(
-            uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        announcer = announcer_of(front, *listening.getsockname()[:2])
+        app = create_app(front, announcer)
+        server = Server(
+            uvicorn.Config(app, http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=1),
+            announcer,
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -14,10 +14,26 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 
+from tests.support.tiny_experts import MODEL_TYPES_OF_MIXTURES, experts_config, experts_tensors, has_experts
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+FUSED = {  # as Phi-3 has them, GLM the second
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+# Norms of a layer, where they are not Llama's; and what is not called after the architecture.
+_AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+NORMS = {
+    "Gemma2ForCausalLM": _AROUND,
+    "Gemma3ForCausalLM": _AROUND,
+    "Olmo2ForCausalLM": _AROUND[1::2],
+    "Olmo3ForCausalLM": _AROUND[1::2],
+    "Glm4ForCausalLM": (*_AROUND[:2], "post_self_attn_layernorm", "post_mlp_layernorm"),
+}
+MODEL_TYPES = {"Gemma3ForCausalLM": "gemma3_text"} | MODEL_TYPES_OF_MIXTURES
 SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -38,12 +54,15 @@ class TinyModel:
     attention_bias: bool = False
     num_shards: int = 1
     eos_token_id: int | None = None
+    num_experts: int = 5  # of an architecture that has some
+    experts_per_token: int = 2
+    stacks_experts: bool = False  # as newer transformers name them
     seed: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
         """Return the contents of config.json."""
-        model_type = self.architecture.removesuffix("ForCausalLM").lower()
+        model_type = MODEL_TYPES.get(self.architecture, self.architecture.removesuffix("ForCausalLM").lower())
         return {
             "architectures": [self.architecture],
             "model_type": model_type,
@@ -57,13 +76,20 @@ class TinyModel:
             "max_position_embeddings": self.max_position,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
-            "hidden_act": "silu",
+            "hidden_act": None if self.architecture.startswith("Gemma") else "silu",  # it has hidden_activation
             "tie_word_embeddings": self.tie_word_embeddings,
             "attention_bias": self.attention_bias,
             "eos_token_id": self.eos_token_id,
+            "pad_token_id": None,
             "torch_dtype": "float32",
+            **experts_config(self),
             **self.extra,
         }
+
+    def _has_bias(self, name: str) -> bool:
+        if name == "o_proj" and self.architecture.startswith("Glm"):
+            return False
+        return self.attention_bias or (self.architecture.startswith("Qwen2") and name != "o_proj")
 
     def tensors(self) -> dict[str, Tensor]:
         """Draw the weights, wide enough apart that no two logits come near a tie."""
@@ -75,7 +101,7 @@ class TinyModel:
             return torch.randn(rows, columns, generator=generator) * (2.0 / columns**0.5)
 
         def norm(size: int) -> Tensor:
-            return 1 + 0.2 * torch.randn(size, generator=generator)
+            return (not self.architecture.startswith("Gemma")) + 0.2 * torch.randn(size, generator=generator)
 
         tensors = {"model.embed_tokens.weight": torch.randn(self.vocab_size, hidden, generator=generator)}
         for index in range(self.num_layers):
@@ -89,16 +115,26 @@ class TinyModel:
             }
             for name, shape in shapes.items():
                 tensors[f"{attention}.{name}.weight"] = matrix(*shape)
-                if self.attention_bias or (self.architecture == "Qwen2ForCausalLM" and name != "o_proj"):
+                if self._has_bias(name):
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
-            if self.architecture == "Qwen3ForCausalLM":
+            if self.architecture.startswith(("Qwen3", "Gemma3")) or self.extra.get("use_qk_norm"):
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
                 tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)
-            tensors[f"{layer}.mlp.gate_proj.weight"] = matrix(inner, hidden)
-            tensors[f"{layer}.mlp.up_proj.weight"] = matrix(inner, hidden)
-            tensors[f"{layer}.mlp.down_proj.weight"] = matrix(hidden, inner)
-            tensors[f"{layer}.input_layernorm.weight"] = norm(hidden)
-            tensors[f"{layer}.post_attention_layernorm.weight"] = norm(hidden)
+            if self.architecture.startswith("Olmo"):
+                tensors[f"{attention}.q_norm.weight"] = norm(queries)
+                tensors[f"{attention}.k_norm.weight"] = norm(keys)
+            if has_experts(self, index):
+                tensors |= experts_tensors(self, layer, matrix)
+            else:
+                tensors[f"{layer}.mlp.gate_proj.weight"] = matrix(inner, hidden)
+                tensors[f"{layer}.mlp.up_proj.weight"] = matrix(inner, hidden)
+                tensors[f"{layer}.mlp.down_proj.weight"] = matrix(hidden, inner)
+            for name in NORMS.get(self.architecture, ("input_layernorm", "post_attention_layernorm")):
+                tensors[f"{layer}.{name}.weight"] = norm(hidden)
+            if self.architecture in ("Phi3ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM"):
+                for fused, parts in list(FUSED.items())[self.architecture != "Phi3ForCausalLM" :]:
+                    of_layer = [tensors.pop(f"{layer}.{part}.weight") for part in parts]
+                    tensors[f"{layer}.{fused}.weight"] = torch.cat(of_layer)
         tensors["model.norm.weight"] = norm(hidden)
         if not self.tie_word_embeddings:
             tensors["lm_head.weight"] = matrix(self.vocab_size, hidden)

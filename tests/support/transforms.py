@@ -17,7 +17,8 @@ from typing import Any
 from gateway.http.routes import HANDLERS
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
+from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
 
@@ -37,8 +38,8 @@ NOT_OF_CALLERS = (  # they read what an operator says, or a name
 
 # What is read, by the type of a function's first parameter.
 READ = frozenset(
-    {str, bytes, ChatRequest, CompletionRequest, EmbeddingRequest, MessagesRequest, ResponsesRequest}
-    | {ChatReply, CompletionReply, EmbeddingReply}
+    {str, bytes, ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, MessagesRequest, ResponsesRequest}
+    | {ImageRequest, ChatReply, CompletionReply, EmbeddingReply, RerankReply, ImageReply}
 )
 
 

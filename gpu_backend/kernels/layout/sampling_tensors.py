@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
+IN_PROMPT = 1 << 30  # added to the count of a token that the prompt has; no reply is as long
+NO_PENALTIES = (1.0, 0.0, 0.0)  # for repetition, for each time, for having come at all
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:

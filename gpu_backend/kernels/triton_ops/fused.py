@@ -15,26 +15,51 @@ HEADS_AT_ONCE = 8
 COLUMNS_AT_ONCE = 1024
 
 
-def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``."""
-    tokens, width = x.shape
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """Norm rows (tokens, width) in place; they may be a part of longer ones."""
+    _norm_rows(x, None, weight, x, x, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x + residual``, and that sum; rows (tokens, width). Without a residual the sum is ``x``, and
+    without weights it is not normed.
+    """
+    if weight is None:
+        summed = x if residual is None else x + residual
+        return summed, summed
+    tokens = len(x)
     assert x.stride(1) == 1 and (residual is None or tokens == 1 or residual.stride() == x.stride())
     normed = torch.empty_like(x)
     summed = x if residual is None else torch.empty_like(x)
+    _norm_rows(x, residual, weight, normed, summed, eps)
+    return normed, summed
+
+
+def _norm_rows(x: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, summed: Tensor, eps: float) -> None:
+    tokens, width = x.shape
+    assert (x.stride() == normed.stride() and x.stride(1) == 1) or tokens == 1
     block = triton.next_power_of_2(width)
     add_rms_norm_kernel[(tokens,)](
         x, x if residual is None else residual, weight, normed, summed, x.stride(0), eps,
         WIDTH=width, BLOCK=block, ADDS=residual is not None, num_warps=min(16, max(1, block // 512)),
     )  # fmt: skip
-    return normed, summed
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up for rows (tokens, 2 · width) that hold gate and up beside each other."""
+    return _gated(gate_up, gelu=False)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) · up for such rows, with GELU's approximation by a hyperbolic tangent."""
+    return _gated(gate_up, gelu=True)
+
+
+def _gated(gate_up: Tensor, gelu: bool) -> Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    silu_and_mul_kernel[(tokens, triton.cdiv(width, COLUMNS_AT_ONCE))](
-        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=COLUMNS_AT_ONCE, num_warps=4
+    gated_kernel[(tokens, triton.cdiv(width, COLUMNS_AT_ONCE))](
+        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=COLUMNS_AT_ONCE, GELU=gelu, num_warps=4
     )
     return out
 
@@ -49,13 +74,15 @@ def norm_rope_store(
     heads: int,
     eps: float,
     kv_scales: KvScales | None = None,
+    turned: int | None = None,
+    interleaved: bool = False,
 ) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots; return the queries.
 
     ``qkv`` is (tokens, heads + 2 · kv_heads, head_dim), in this order; ``qk_norm`` (heads + kv_heads, head_dim) or
     None; ``cos`` and ``sin`` (tokens, 1, head_dim / 2); ``kv_cache`` one layer's, (blocks, block_size, 2, kv_heads,
     head_dim), of float8 with ``kv_scales``; ``slots`` (tokens,), where a negative one stores nothing. Queries come
-    out as (tokens, heads, head_dim).
+    out as (tokens, heads, head_dim). ``turned`` and ``interleaved`` as in ``reference.apply_rope``.
     """
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
     tokens, _, head_dim = qkv.shape
@@ -67,6 +94,7 @@ def norm_rope_store(
         kv_scales.key if kv_scales else cos, kv_scales.value if kv_scales else cos,
         eps, qkv.stride(0), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3),
         HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2, HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+        PAIRS=(head_dim if turned is None else turned) // 2, INTERLEAVED=interleaved,
         BLOCK_SIZE=block_size, AT_ONCE=HEADS_AT_ONCE, NORMED=qk_norm is not None, SCALED=kv_scales is not None,
         num_warps=2,
     )  # fmt: skip
@@ -94,15 +122,23 @@ def add_rms_norm_kernel(
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gated_kernel(gate_up, out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
     """A piece of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = columns < WIDTH
     gate = tl.load(gate_up + row * row_stride + columns, mask=held, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + WIDTH + columns, mask=held, other=0.0)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(up.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, (silu * up.to(tl.float32)).to(up.dtype), mask=held)
+    opened = activate(gate, GELU).to(up.dtype).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, (opened * up.to(tl.float32)).to(up.dtype), mask=held)
+
+
+@triton.jit
+def activate(x, GELU: tl.constexpr):
+    """SiLU, or GELU's approximation by a hyperbolic tangent: (1 + tanh y) / 2 is what SiLU's sigmoid is of 2y."""
+    if GELU:
+        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    return x / (1.0 + tl.exp(-x))
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -110,6 +146,7 @@ def norm_rope_store_kernel(
     qkv, qk_norm, cos, sin, query, kv_cache, slots, key_scales, value_scales,
     eps, row_stride, block_stride, slot_stride, value_offset, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
+    PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, AT_ONCE: tl.constexpr, NORMED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one token, whatever they are: queries, keys or values, by their number."""
@@ -119,15 +156,23 @@ def norm_rope_store_kernel(
     dims = tl.arange(0, HALF_PADDED)[None, :]
     held = (heads < HEADS + 2 * KV_HEADS) & (dims < HALF)
     turns = heads < HEADS + KV_HEADS
-    source = qkv + token * row_stride + heads * DIM + dims
-    stored = tl.load(source, mask=held, other=0.0)
-    first, second = stored.to(tl.float32), tl.load(source + HALF, mask=held, other=0.0).to(tl.float32)
+    # Where both numbers of a pair lie; those behind what turns are pairs, too, which turn by nothing.
+    at_first, at_second = dims, dims + HALF
+    if INTERLEAVED:
+        at_first = tl.where(dims < PAIRS, 2 * dims, dims + PAIRS)
+        at_second = tl.where(dims < PAIRS, 2 * dims + 1, at_second)
+    elif PAIRS < HALF:
+        at_first = tl.where(dims < PAIRS, dims, dims + PAIRS)
+        at_second = tl.where(dims < PAIRS, dims + PAIRS, at_second)
+    source = qkv + token * row_stride + heads * DIM
+    stored = tl.load(source + at_first, mask=held, other=0.0)
+    first, second = stored.to(tl.float32), tl.load(source + at_second, mask=held, other=0.0).to(tl.float32)
     if NORMED:
         scale = tl.rsqrt(tl.sum(first * first + second * second, 1)[:, None] / DIM + eps)
-        weight = qk_norm + heads * DIM + dims
+        weight = qk_norm + heads * DIM
         normed = held & turns
-        first_weight = tl.load(weight, mask=normed, other=0.0).to(tl.float32)
-        second_weight = tl.load(weight + HALF, mask=normed, other=0.0).to(tl.float32)
+        first_weight = tl.load(weight + at_first, mask=normed, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + at_second, mask=normed, other=0.0).to(tl.float32)
         first_normed = ((first * scale).to(stored.dtype).to(tl.float32) * first_weight).to(stored.dtype)
         second_normed = ((second * scale).to(stored.dtype).to(tl.float32) * second_weight).to(stored.dtype)
         first = tl.where(turns, first_normed.to(tl.float32), first)
@@ -138,9 +183,9 @@ def norm_rope_store_kernel(
     turned_first, turned_second = first * c - second * s, second * c + first * s
 
     is_query = heads < HEADS
-    target = query + (token * HEADS + heads) * DIM + dims
-    tl.store(target, turned_first.to(stored.dtype), mask=held & is_query)
-    tl.store(target + HALF, turned_second.to(stored.dtype), mask=held & is_query)
+    target = query + (token * HEADS + heads) * DIM
+    tl.store(target + at_first, turned_first.to(stored.dtype), mask=held & is_query)
+    tl.store(target + at_second, turned_second.to(stored.dtype), mask=held & is_query)
     slot = tl.load(slots + token).to(tl.int64)
     kv_head = (heads - HEADS) % KV_HEADS
     if SCALED:
@@ -151,7 +196,7 @@ def norm_rope_store_kernel(
         turned_first = tl.clamp(turned_first / kv_scale, -MOST_FP8, MOST_FP8)
         turned_second = tl.clamp(turned_second / kv_scale, -MOST_FP8, MOST_FP8)
     place = kv_cache + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
-    place += tl.where(turns, 0, value_offset) + kv_head * head_stride + dims
+    place += tl.where(turns, 0, value_offset) + kv_head * head_stride
     kept = held & ~is_query & (slot >= 0)
-    tl.store(place, turned_first.to(kv_cache.dtype.element_ty), mask=kept)
-    tl.store(place + HALF, turned_second.to(kv_cache.dtype.element_ty), mask=kept)
+    tl.store(place + at_first, turned_first.to(kv_cache.dtype.element_ty), mask=kept)
+    tl.store(place + at_second, turned_second.to(kv_cache.dtype.element_ty), mask=kept)

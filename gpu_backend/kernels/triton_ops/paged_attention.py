@@ -73,13 +73,15 @@ def paged_attention(
     kv_scales: KvScales | None = None,
     out: Tensor | None = None,
     launch: Launch = run,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     ``query`` and ``out`` are the rows of this layout alone. ``kv_cache`` is one layer's, (blocks, block_size, 2,
     kv_heads, head_dim), whole or a view of the caches of all layers; ``kv_scales`` belong to one of float8. With a
     ``window`` only that many keys count, the query's own the last of them. The launch depends on ``layout``'s shapes
-    alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done with the kernels.
+    alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done with the kernels. ``softcap``
+    bounds scores, see ``reference.soft_cap_``.
     """
     tokens, heads, head_dim = query.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
@@ -114,7 +116,8 @@ def paged_attention(
         weight,
         kv_scales.key if kv_scales else weight,
         kv_scales.value if kv_scales else weight,
-        scale * LOG2_E,
+        scale * (2 / softcap if softcap else 1) * LOG2_E,
+        softcap * LOG2_E,
         window,
         splits,
         layout.split_tokens // shape.tile,
@@ -128,6 +131,7 @@ def paged_attention(
         SPLIT=splits > 1,
         SCALED=kv_scales is not None,
         WINDOWED=window > 0,
+        CAPPED=softcap > 0,
         FIXED=layout.split_tokens > 0,
         PRECISION="tf32x3" if wide else "tf32",
         num_warps=shape.num_warps,
@@ -147,11 +151,11 @@ def paged_attention(
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=PLACES)
 def attend_kernel(
     query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales,
-    scale, window, splits, split_tiles,
+    scale, cap, window, splits, split_tiles,
     query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
-    FIXED: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, FIXED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one sequence and key head, against one split of its context."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -189,12 +193,12 @@ def attend_kernel(
     if ROWS > 64 and not WINDOWED:  # tiles that every row sees whole need no mask; in a small batch the mask is free
         masked = tl.maximum(begin, tl.minimum(end, (start + first_row // GROUP + 1) // TILE))
         acc, total, best = _look_at_tiles(
-            acc, total, best, q, begin, masked, positions, keys_end, window, keys, table, scale,
-            block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, False, False, PRECISION,
+            acc, total, best, q, begin, masked, positions, keys_end, window, keys, table, scale, cap,
+            block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, False, False, CAPPED, PRECISION,
         )  # fmt: skip
     acc, total, best = _look_at_tiles(
-        acc, total, best, q, masked, end, positions, keys_end, window, keys, table, scale,
-        block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, True, WINDOWED, PRECISION,
+        acc, total, best, q, masked, end, positions, keys_end, window, keys, table, scale, cap,
+        block_stride, slot_stride, value_offset, DIM, DIM_PADDED, BLOCK_SIZE, TILE, True, WINDOWED, CAPPED, PRECISION,
     )  # fmt: skip
 
     some = tl.where(total > 0.0, total, 1.0)
@@ -211,9 +215,9 @@ def attend_kernel(
 
 @triton.jit
 def _look_at_tiles(
-    acc, total, best, q, begin, end, positions, keys_end, window, keys, table, scale,
+    acc, total, best, q, begin, end, positions, keys_end, window, keys, table, scale, cap,
     block_stride, slot_stride, value_offset, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go on with the online softmax (Milakov & Gimelshein 2018) over tiles of keys, in powers of two."""
     dims = tl.arange(0, DIM_PADDED)
@@ -229,6 +233,8 @@ def _look_at_tiles(
             k = tl.load(keys + place[:, None] + dims[None, :])
             v = tl.load(keys + value_offset + place[:, None] + dims[None, :])
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
+        if CAPPED:  # tanh x = 1 - 2 / (1 + e^2x)
+            scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores))
         if MASKED:
             seen = position[None, :] <= positions[:, None]
             if WINDOWED:

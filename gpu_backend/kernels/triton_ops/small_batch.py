@@ -1,5 +1,5 @@
-# Products of one to four rows in Triton, with what stands before them: the norm of a sum, or SiLU × up. A decode of few
-# replies is the bytes of the weights and so many launches, of which this saves three a layer, and seven with weights of
+# Products of one to four rows in Triton, with what stands before them: a sum's norm, or SiLU or GELU × up. A decode of
+# few replies is the bytes of the weights and so many launches: this saves three a layer, and seven with weights of
 # eight bits, whose inputs stay whole. A row's norm is a factor of its whole sum: it is found while weights stream by.
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from gpu_backend.kernels.triton_ops.fused import activate
 
 WARPS = 4
 COLUMNS = 8  # outputs of a program: it has 16 KiB of weights on their way, and a multiprocessor has several programs
@@ -32,9 +34,12 @@ def norm_linear(
     return _launch(x, residual, norm, weight, bias, scales, summed, eps, gated=False), summed
 
 
-def silu_linear(gate_up: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
-    """Return (silu(gate) · up) · weightᵀ + bias for one to four rows (rows, 2 · in), gate beside up."""
-    return _launch(gate_up, None, None, weight, bias, scales, gate_up, 0.0, gated=True)
+def gated_linear(
+    gate_up: Tensor, activation: str, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None
+) -> Tensor:
+    """Return (activation(gate) · up) · weightᵀ + bias for one to four rows (rows, 2 · in), gate beside up."""
+    gelu = activation == "gelu_pytorch_tanh"
+    return _launch(gate_up, None, None, weight, bias, scales, gate_up, 0.0, gated=True, gelu=gelu)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
@@ -45,6 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None
 def _launch(
     x: Tensor, residual: Tensor | None, norm: Tensor | None, weight: Tensor, bias: Tensor | None,
     scales: Tensor | None, summed: Tensor, eps: float, gated: bool,
+    gelu: bool = False,
 ) -> Tensor:  # fmt: skip
     outputs, inputs = weight.shape
     assert 0 < len(x) <= 4 and x.stride(1) == weight.stride(1) == 1
@@ -54,7 +60,7 @@ def _launch(
         x, x if residual is None else residual, x if norm is None else norm, weight, out if scales is None else scales,
         out if bias is None else bias, out, summed, len(x), outputs, x.stride(0), weight.stride(0), eps,
         INPUTS=inputs, ROWS=triton.next_power_of_2(len(x)), COLUMNS=COLUMNS, DEPTH=32 * WARPS * each, EACH=each,
-        NORMED=norm is not None, ADDS=residual is not None, GATED=gated, SCALED=scales is not None,
+        NORMED=norm is not None, ADDS=residual is not None, GATED=gated, GELU=gelu, SCALED=scales is not None,
         BIASED=bias is not None, num_warps=WARPS,
     )  # fmt: skip
     return out
@@ -64,7 +70,8 @@ def _launch(
 def small_batch_kernel(
     x, residual, norm, weight, scales, bias, out, summed, rows, outputs, row_stride, weight_stride, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EACH: tl.constexpr,
-    NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr,
+    BIASED: tl.constexpr,
 ):  # fmt: skip
     """Some outputs of all rows; the first program keeps the sums."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -82,21 +89,21 @@ def small_batch_kernel(
             gamma = tl.load(norm + place, mask=place < INPUTS, other=0.0).to(tl.float32)
         a, a_squares = _add_row(
             a, a_squares, 0, w, gamma, x, residual, summed, place, rows, row_stride,
-            INPUTS, EACH, NORMED, ADDS, GATED,
+            INPUTS, EACH, NORMED, ADDS, GATED, GELU,
         )  # fmt: skip
         if ROWS > 1:
             b, b_squares = _add_row(
                 b, b_squares, 1, w, gamma, x, residual, summed, place, rows, row_stride,
-                INPUTS, EACH, NORMED, ADDS, GATED,
+                INPUTS, EACH, NORMED, ADDS, GATED, GELU,
             )  # fmt: skip
         if ROWS > 2:
             c, c_squares = _add_row(
                 c, c_squares, 2, w, gamma, x, residual, summed, place, rows, row_stride,
-                INPUTS, EACH, NORMED, ADDS, GATED,
+                INPUTS, EACH, NORMED, ADDS, GATED, GELU,
             )  # fmt: skip
             d, d_squares = _add_row(
                 d, d_squares, 3, w, gamma, x, residual, summed, place, rows, row_stride,
-                INPUTS, EACH, NORMED, ADDS, GATED,
+                INPUTS, EACH, NORMED, ADDS, GATED, GELU,
             )  # fmt: skip
     scale, shift = tl.full([COLUMNS], 1.0, tl.float32), tl.zeros([COLUMNS], tl.float32)
     if SCALED:
@@ -115,6 +122,7 @@ def small_batch_kernel(
 def _add_row(
     acc, squares, row, w, gamma, x, residual, summed, place, rows, row_stride,
     INPUTS: tl.constexpr, EACH: tl.constexpr, NORMED: tl.constexpr, ADDS: tl.constexpr, GATED: tl.constexpr,
+    GELU: tl.constexpr,
 ):  # fmt: skip
     """Add what a row has at some inputs to its sums: first what is contiguous, which is one thread's."""
     inside = (place < INPUTS) & (row < rows)
@@ -131,7 +139,7 @@ def _add_row(
         wide *= gamma
     if GATED:
         up = tl.load(x + place + INPUTS, mask=inside, other=0.0).to(tl.float32)
-        wide = wide / (1.0 + tl.exp(-wide)) * up
+        wide = activate(wide, GELU) * up
     acc += tl.sum(tl.reshape(w * wide, (acc.shape[0], acc.shape[1], EACH)), 2)
     return acc, squares
 

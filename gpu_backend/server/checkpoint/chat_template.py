@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gpu_backend.server.checkpoint.control_tokens import AddedTokens
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
-from protocol.errors import BadRequest, invalid_param
+from protocol.errors import UnsupportedParameter, invalid_param
 
 NO_TOKENS = AddedTokens()
 
@@ -207,11 +207,8 @@ def _plain_content(message: Message, where: str) -> str:
             case RefusalPart(refusal):
                 words.append(refusal)
             case ImagePart():
-                raise BadRequest(
-                    "This model reads text only; leave the image out.",
-                    param=f"{where}.content[{i}]",
-                    code="unsupported_parameter",
-                )
+                text_only = "This model reads text only; leave the image out."
+                raise UnsupportedParameter(text_only, param=f"{where}.content[{i}]")
     return "".join(words)
 
 

@@ -50,6 +50,7 @@ def load_checkpoint(folder: Path, tokenizer_folder: Path | None = None) -> Check
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} has no config.json; --model names the folder of a Hugging Face checkpoint")
     config = read_json(folder / "config.json")
+    config |= config.get("text_config") or {}  # of a model that sees
     for name in ("vocab_size", "hidden_size"):
         if not isinstance(config.get(name), int):
             raise ValueError(f"{folder / 'config.json'} has no {name}")

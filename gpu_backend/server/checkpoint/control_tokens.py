@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 MARK = "\ufdd0"  # a code point that Unicode keeps free of any character
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """How a tokenizer rewrites texts (compatible characters, small letters) before it looks for added tokens."""
+
+    rewrite: Callable[[str], str]
+    found: Callable[[str], Iterable[tuple[str, int, int]]]  # added tokens in a text, and from where to where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +25,21 @@ class AddedTokens:
 
     special: frozenset[str] = frozenset()
     others: frozenset[str] = frozenset()  # marks of thoughts and calls; in DeepSeek's, those that begin turns, too
+    rewriting: Rewriting | None = None  # None: they are looked for in texts as they come
 
     def control_tokens(self, template: str, without: Iterable[str] = ()) -> ControlTokens:
         """Return those that control a model: all special ones, and of the others those that its template names."""
         named = {text for text in self.others if text in template and not text.isspace()}
-        return ControlTokens(self.special | named.difference(without))
+        return ControlTokens(self.special | named.difference(without), self.rewriting)
 
 
 class ControlTokens:
     """The control tokens of one vocabulary, by their texts."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Iterable[str], rewriting: Rewriting | None = None) -> None:
         texts = sorted(text for text in texts if len(text) > 1)
+        self._texts = frozenset(texts)
+        self._rewriting = rewriting
         heads = {text[0]: {other[1:] for other in texts if other[0] == text[0]} for text in texts}
         begun = "|".join(f"{re.escape(first)}(?={_any_of(rests)})" for first, rests in heads.items())
         self._begun = re.compile(begun or r"(?!)")
@@ -46,17 +57,29 @@ class ControlTokens:
         """
         if MARK in text:
             text = text.replace(MARK, "")
-        if not any(pair in text for pair in self._pairs):
+        seen = text if self._rewriting is None else self._rewriting.rewrite(text)
+        if not any(pair in text or pair in seen for pair in self._pairs):
             return text
         text = self._begun.sub(lambda found: found[0] + MARK, text)
-        core = text.strip()
-        if core.endswith(self._beginnings):
+        if self._rewriting is not None:
+            text = MARK.join([self._broken(part, self._rewriting) for part in text.split(MARK)])
+        cores = (text.strip(), seen.strip())
+        if any(core.endswith(self._beginnings) for core in cores):
             end = len(text.rstrip())
             text = text[:end] + MARK + text[end:]
-        if core.startswith(self._ends):
+        if any(core.startswith(self._ends) for core in cores):
             start = len(text) - len(text.lstrip())
             text = text[:start] + MARK + text[start:]
         return text
+
+    def _broken(self, text: str, rewriting: Rewriting) -> str:
+        """Return a text with marks in what only its rewriting makes a control token, as often as it takes."""
+        found = [place for token, *place in rewriting.found(text) if token in self._texts]
+        cuts = [(start + end) // 2 for start, end in found if end - start > 1]  # a token may have the space around it
+        if not cuts:
+            return text
+        parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return MARK.join([self._broken(part, rewriting) for part in parts])
 
     def guard_all(self, value: Any) -> Any:
         """Return a JSON value with all its texts guarded."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gpu_backend.server.checkpoint.control_tokens import MARK, AddedTokens
+from gpu_backend.server.checkpoint.control_tokens import MARK, AddedTokens, Rewriting
 from gpu_backend.server.checkpoint.tool_calls import CLOSE, OPEN
 
 LONG_TEXT = 4096  # characters; encoding more would hold up the streams of others
@@ -47,7 +47,9 @@ class TextCodec:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         special = frozenset(token.content for token in added.values() if token.special)
-        self.added_tokens = AddedTokens(special, frozenset(token.content for token in added.values()) - special)
+        others = frozenset(token.content for token in added.values()) - special
+        rewritten = any(token.normalized for token in added.values())
+        self.added_tokens = AddedTokens(special, others, self._rewriting() if rewritten else None)
         self._pieces = {
             token_id: b"" for token_id, token in added.items() if token.special and token.content not in SHOWN_TOKENS
         }
@@ -98,6 +100,19 @@ class TextCodec:
             is_odd = bool(ids and own) and own[0] == space and not part.startswith((" ", "▁"))
             ids += own[1:] if is_odd else own
         return ids
+
+    def _rewriting(self) -> Rewriting | None:
+        """Return how texts are rewritten before added tokens are looked for in them; None: they are not."""
+        normalizer = self._tokenizer.normalizer
+        if normalizer is None:
+            return None
+
+        def found(text: str) -> list[tuple[str, int, int]]:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+            places = zip(encoded.ids, encoded.offsets, strict=True)
+            return [(self._added[token].decode(), *where) for token, where in places if token in self._added]
+
+        return Rewriting(normalizer.normalize_str, found)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of a whole run of tokens, special ones left out."""

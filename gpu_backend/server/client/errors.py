@@ -14,24 +14,16 @@ from __future__ import annotations
 from protocol.errors import BadRequest, NotFound, ServiceError
 
 
-class ForeignPage(ServiceError):
+class ForeignPage(ServiceError, status=403, code="foreign_page"):
     """A web page has a browser send the request."""
 
-    status = 403
-    type = "invalid_request_error"
-    code = "foreign_page"
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """This engine serves another model."""
 
-    code = "model_not_found"
 
-
-class ContextLengthExceeded(BadRequest):
+class ContextLengthExceeded(BadRequest, code="context_length_exceeded"):
     """The prompt leaves no room for a reply."""
-
-    code = "context_length_exceeded"
 
     def __init__(self, limit: int, tokens: int, param: str, *, counted_whole: bool = True) -> None:
         has = f"{tokens}" if counted_whole else f"at least {tokens}"
@@ -42,17 +34,9 @@ class ContextLengthExceeded(BadRequest):
         )
 
 
-class EngineFailed(ServiceError):
+class EngineFailed(ServiceError, status=500, code="engine_error"):
     """The engine could not finish a reply."""
 
-    status = 500
-    type = "server_error"
-    code = "engine_error"
 
-
-class DeadlineExceeded(ServiceError):
+class DeadlineExceeded(ServiceError, status=504, code="deadline_exceeded"):
     """The reply took longer than its reader would wait."""
-
-    status = 504
-    type = "server_error"
-    code = "deadline_exceeded"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_backend.step.block_events import BlockEvent
+from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, Medium
 from gpu_backend.step.config import KvEventsConfig
 
 RANK = 0  # of a data-parallel replica, which ours is alone
@@ -27,6 +27,8 @@ Batch = tuple[int, bytes]  # its number, and [seconds since 1970, events, rank] 
 
 class KvPublisher:
     """Sends what it is given, in a thread of its own: no caller waits for a subscriber.
+
+    Who asks for more than is kept hears first, in place of the batch before those, of every mark that is there.
 
     Batches are numbered without a gap. Where more wait than ``max_queue_size``, or a subscriber is slower than ``hwm``
     allows, some are missed: the gap tells, and asking again helps.
@@ -42,6 +44,8 @@ class KvPublisher:
         self._waiting: queue.Queue[Batch] = queue.Queue(config.max_queue_size)
         self._sent: deque[Batch] = deque(maxlen=config.buffer_steps)
         self._next = 0
+        self._marked = MarkedBlocks()
+        self._marking = threading.Lock()
         self._context = zmq.Context()
         self._events = self._context.socket(zmq.PUB)
         self._events.setsockopt(zmq.SNDHWM, config.hwm)
@@ -57,7 +61,9 @@ class KvPublisher:
 
     def publish(self, events: Sequence[BlockEvent]) -> None:
         """Hand over what happened in a step."""
-        batch = self._next, msgspec.msgpack.encode((time.time(), [as_told(event) for event in events], RANK))
+        batch = self._next, packed(events)
+        with self._marking:
+            self._marked.note(events)
         self._next += 1
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(batch)
@@ -78,10 +84,52 @@ class KvPublisher:
             return
         first = int.from_bytes(start, "big")
         answers: list[tuple[Any, ...]] = [(n.to_bytes(8, "big"), batch) for n, batch in self._sent if n >= first]
+        if self._sent and first < (oldest := self._sent[0][0]):
+            with self._marking:  # of what is there now: those that follow change nothing in it that they do not tell
+                answers.insert(0, ((oldest - 1).to_bytes(8, "big"), packed(self._marked.told())))
         for number, payload in (*answers, (END_OF_REPLAY, b"")):
             self._replays.send_multipart((who, b"", number, payload))
 
 
+class MarkedBlocks:
+    """The marks of prompts' beginnings that can be found now, by memory and block."""
+
+    def __init__(self) -> None:
+        self._marks: dict[Medium, dict[int, list[int]]] = {"GPU": {}, "CPU": {}}
+        self._block_size = 0  # tokens
+
+    def note(self, events: Sequence[BlockEvent]) -> None:
+        """Follow what happened in a step."""
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._block_size = event.block_size
+                    for mark, block in event.prompt_marks:
+                        self._marks[event.medium].setdefault(block, []).append(mark)
+                case BlockRemoved():
+                    for block in event.block_hashes:
+                        self._marks[event.medium].pop(block, None)
+                case AllBlocksCleared():
+                    for own in self._marks.values():
+                        own.clear()
+
+    def told(self) -> list[BlockStored]:
+        """Return them all, as marks that come later than their blocks."""
+        told = []
+        for medium, own in self._marks.items():
+            if marks := [(mark, block) for block in own for mark in own[block]]:
+                told.append(BlockStored([], None, [], self._block_size, medium, [], prompt_marks=marks))
+        return told
+
+
+def packed(events: Sequence[BlockEvent]) -> bytes:
+    """Return a batch as it travels."""
+    return msgspec.msgpack.encode((time.time(), [as_told(event) for event in events], RANK))
+
+
 def as_told(event: BlockEvent) -> dict[str, Any]:
     """Return an event as the map that it travels as."""
-    return {"type": type(event).__name__, **{each.name: getattr(event, each.name) for each in fields(event)}}
+    told = {"type": type(event).__name__, **{each.name: getattr(event, each.name) for each in fields(event)}}
+    if not told.get("prompt_marks", True):
+        del told["prompt_marks"]
+    return told

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from gpu_backend.server.checkpoint.checkpoint import SamplingDefaults
-from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT
+from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT, PRIORITIES
 from gpu_backend.step.sampling_params import Grammar, SamplingParams
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import convert, decode_with_extra
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import UnsupportedParameter, invalid_param
+from protocol.serving.prompt_marks import PROMPT_MARKS
 
 MOST_DEADLINE = 2**31 - 1  # milliseconds: 24 days
 SMALLEST_TOP_P = 1e-6  # keeps exactly the most likely token, as top_p 0 asks
@@ -61,8 +62,10 @@ class Sender(Struct, frozen=True):
     tenant: str = ""
     weight: float = 1.0
     tier: str = "interactive"
+    priority: str = "normal"
     deadline_ms: int | None = None
     fails_over: bool = False  # it asks another replica to go on, so it wants to hear at once of an engine that died
+    marks: str = ""  # of the prompt's beginnings, by which its gateway knows which of them are cached here
 
 
 GeneratingRequest = ChatRequest | CompletionRequest
@@ -84,10 +87,13 @@ def read_body(body: bytes, type: type[T]) -> tuple[T, Extensions]:
 
 
 def read_sender(headers: Mapping[str, str]) -> Sender:
-    """Read x-tenant, x-weight, x-tier, x-deadline-ms and x-fails-over."""
+    """Read x-tenant, x-weight, x-tier, x-priority, x-deadline-ms, x-fails-over and x-prompt-marks."""
     tier = headers.get("x-tier", "interactive")
     if tier not in ("interactive", "batch"):
         raise invalid_param("x-tier", f"'x-tier' is {tier[:40]!r}; it is 'interactive' or 'batch'.")
+    priority = headers.get("x-priority", "normal")
+    if priority not in PRIORITIES:
+        raise invalid_param("x-priority", f"'x-priority' is {priority[:40]!r}; it is one of {', '.join(PRIORITIES)}.")
     weight = _number_header(headers, "x-weight", float, MOST_WEIGHT)
     deadline = _number_header(headers, "x-deadline-ms", int, MOST_DEADLINE)
     fails_over = headers.get("x-fails-over", "0")
@@ -97,8 +103,10 @@ def read_sender(headers: Mapping[str, str]) -> Sender:
         tenant=headers.get("x-tenant", ""),
         weight=1.0 if weight is None else max(weight, LEAST_WEIGHT),
         tier=tier,
+        priority=priority,
         deadline_ms=deadline,
         fails_over=fails_over == "1",
+        marks=headers.get(PROMPT_MARKS, ""),
     )
 
 

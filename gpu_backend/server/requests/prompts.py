@@ -9,7 +9,7 @@ from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TooManyTokens
 from gpu_backend.server.client.errors import ContextLengthExceeded
 from protocol.chat import Message, Tool
 from protocol.completions import Prompts
-from protocol.errors import BadRequest, invalid_param
+from protocol.errors import BadRequest, UnsupportedParameter, invalid_param
 from protocol.serving.off_loop import in_parallel
 
 MAX_PROMPTS = 2048
@@ -18,11 +18,8 @@ MAX_PROMPTS = 2048
 def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
     """Return a conversation as the model reads it. Raises ``BadRequest``, also for a model without a template."""
     if checkpoint.chat is None:
-        raise BadRequest(
-            "This model has no chat template, so it cannot chat. Use /v1/completions instead.",
-            param="messages",
-            code="unsupported_parameter",
-        )
+        words = "This model has no chat template, so it cannot chat. Use /v1/completions instead."
+        raise UnsupportedParameter(words, param="messages")
     template = checkpoint.tool_chat if tools and checkpoint.tool_chat is not None else checkpoint.chat
     return template.render(messages, tools)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> EngineConfig:
-    """One thread, on the CPU."""
-    return engine_config(model=str(folder), device="cpu", num_threads=1, max_num_seqs=8)
+    """One thread, on the CPU; what its steps take is not measured."""
+    settings: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 8, "measures_step_cost": False}
+    return engine_config(model=str(folder), device="cpu", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +133,14 @@ def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProce
     assert (after.user - before.user) + (after.system - before.system) < 0.1
 
 
-def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(config: EngineConfig) -> None:
-    """``Drained`` comes after the last token of what was running; a killed process ends in ``EOFError``."""
-    engine = EngineProcess.start(config)
+def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``Drained`` comes after the last token of what was running; a killed process ends in ``EOFError``.
+
+    As it started it measured what its steps take, since nothing says otherwise.
+    """
+    engine = EngineProcess.start(engine_config(model=str(folder), device="cpu", num_threads=1, max_num_seqs=8))
     engine.send(greedy("runs", range(20), 30))
     engine.send(Drain())
 
@@ -141,6 +149,8 @@ def test_draining_process_says_when_it_is_empty_and_its_death_is_noticed(config:
 
     assert isinstance(events[0], Ready)
     assert any(map(finished("runs"), events))
+    cost = json.loads(capfd.readouterr().err.partition("a step costs ")[2].splitlines()[0])
+    assert cost.keys() == {"fixed", "weights", "token", "context", "pair", "launching"} and any(cost.values())
     with pytest.raises(EOFError):
         while True:
             engine.receive()
@@ -165,7 +175,7 @@ import sys, time
 from gpu_backend.step.config import engine_config
 from gpu_backend.engine.process import EngineProcess
 if __name__ == "__main__":
-    engine = EngineProcess.start(engine_config(model=sys.argv[1], device="cpu", num_threads=1))
+    engine = EngineProcess.start(engine_config(sys.argv[1], device="cpu", num_threads=1, measures_step_cost=False))
     if sys.argv[2] == "ready":
         engine.receive()
     print(engine.pid, flush=True)

@@ -28,6 +28,11 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GRANITE = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8}
+GEMMA = {"query_pre_attn_scalar": 20, "sliding_window": 20, "attn_logit_softcapping": 4.0}
+GEMMA_3 = {"sliding_window_pattern": 2, "attn_logit_softcapping": None, "rope_local_base_freq": 100.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6}
+SOME_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20, "rope_theta": 5e5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MODELS = {
     "llama": TinyModel(num_shards=3),
@@ -53,6 +58,17 @@ MODELS = {
     "mistral": TinyModel("MistralForCausalLM", extra={"sliding_window": 20}),
     "mistral-short-window": TinyModel("MistralForCausalLM", num_kv_heads=1, extra={"sliding_window": 2}),
     "mistral-no-window": TinyModel("MistralForCausalLM", extra={"sliding_window": None}),
+    "phi3": TinyModel("Phi3ForCausalLM", extra={"sliding_window": 20}),
+    "granite-tied": TinyModel("GraniteForCausalLM", tie_word_embeddings=True, extra=GRANITE),
+    "gemma2": TinyModel("Gemma2ForCausalLM", num_kv_heads=1, tie_word_embeddings=True, extra=GEMMA),
+    "gemma3": TinyModel("Gemma3ForCausalLM", num_layers=3, tie_word_embeddings=True, extra=GEMMA | GEMMA_3),
+    "phi3-longrope": TinyModel("Phi3ForCausalLM", extra={"partial_rotary_factor": 0.75, "rope_scaling": LONGROPE}),
+    "glm4": TinyModel("Glm4ForCausalLM", attention_bias=True, head_dim=24),
+    "ministral": TinyModel("MinistralForCausalLM", extra=SOME_WINDOWS),
+    "ministral3": TinyModel("Ministral3ForCausalLM", extra={"rope_scaling": YARN | {"llama_4_scaling_beta": 0.5}}),
+    "olmo2": TinyModel("Olmo2ForCausalLM", extra={"rms_norm_eps": 1e-6}),
+    "olmo3": TinyModel("Olmo3ForCausalLM", num_kv_heads=4, extra=SOME_WINDOWS),
+    "smollm3": TinyModel("SmolLM3ForCausalLM", num_layers=3, extra={"no_rope_layer_interval": 2}),
     "qwen3-one-kv-head-tied": TinyModel("Qwen3ForCausalLM", num_kv_heads=1, tie_word_embeddings=True, num_shards=2),
 }
 
@@ -80,7 +96,7 @@ def oracle(folder: Path) -> Any:
     """Load a checkpoint into transformers."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def likeliest(model: Any, prompt: tuple[int, ...], reply: list[int]) -> list[int]:
@@ -91,13 +107,15 @@ def likeliest(model: Any, prompt: tuple[int, ...], reply: list[int]) -> list[int
 
 
 def test_greedy_tokens_equal_transformers(checkpoint: Path, prompts: list[tuple[int, ...]]) -> None:
-    """Alone or in a full batch, in one piece or in chunks, with the prefix cached or not: the tokens are the same."""
+    """Alone or in a full batch, in one piece or in chunks, with the prefix cached or not, and preempted once."""
     model = oracle(checkpoint)
     alone = model_loop(checkpoint, max_num_batched_tokens=512)
-    crowded = model_loop(checkpoint, max_num_batched_tokens=24, max_num_seqs=9)
+    crowded = model_loop(checkpoint, max_num_batched_tokens=64, max_num_seqs=9, block_size=2, num_kv_blocks=198)
+    expect_short_replies(crowded)
     together = answer_all(crowded, [greedy(str(i), prompt, MAX_TOKENS) for i, prompt in enumerate(prompts)])
     expected = [together[str(i), 0].token_ids for i in range(len(prompts))]
 
+    assert crowded.scheduler.running.num_preempted > 0
     for prompt, tokens in zip(prompts, expected, strict=True):
         assert len(tokens) == MAX_TOKENS and tokens == likeliest(model, prompt, tokens)
     for prompt, tokens in list(zip(prompts, expected, strict=True))[::2]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.engine.process import EngineProcess
 from gpu_backend.execution.runner import Runner
-from gpu_backend.models.config import load_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate, Ready
@@ -59,8 +60,14 @@ DRAFTS: dict[str, Any] = {
         pytest.param(1, 3, {"async_scheduling": True, "batch_invariant": True}, marks=pytest.mark.soak),
     ],
 )
-def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict[str, Any], tmp_path: Path) -> None:
-    """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or drafts."""
+def test_several_processes_reply_as_one_does(
+    width: int, stages: int, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or drafts.
+
+    They leave no file behind.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = write_tiny_model(tmp_path, MODEL)
     invariant = {"batch_invariant": more.get("batch_invariant", False)}
     alone = _replies(model_loop(folder, **SETTINGS, **invariant))
@@ -83,6 +90,7 @@ def test_several_processes_reply_as_one_does(width: int, stages: int, more: dict
     if loop.scheduler.speculator is not None:
         assert loop.scheduler.speculator.num_held > 20
     _check_parts(folder, runner, width, stages)
+    assert not list(tmp_path.glob("tollgate-ranks-*"))
 
 
 def _check_parts(folder: Path, runner: Runner, width: int, stages: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution import draft_model
 from gpu_backend.execution.runner import Runner
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.sampling.sampler import Sampled, sample
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
@@ -63,6 +63,7 @@ ALONE = {
     "deadline_ms",
     "tenant",
     "weight",
+    "priority",
     "tier",
     "prefix cache",
     "preemption",

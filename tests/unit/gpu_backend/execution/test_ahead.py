@@ -20,7 +20,7 @@ from gpu_backend.execution import graphs
 from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import reference_decoding
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.speculation.draft_value import first_come
 from gpu_backend.speculation.prompt_lookup import PLACES, find_drafts
 from gpu_backend.step.cost import StepCost

@@ -19,9 +19,18 @@ from gpu_backend.execution import device_state as state_module
 from gpu_backend.execution import device_step as device_step_module
 from gpu_backend.execution import graphs as graphs_module
 from gpu_backend.execution.device_state import NO_BLOCK, DeviceState
-from gpu_backend.execution.graph_sizes import LEAST_REACH, GraphSizes, Size, draws_plainly, reach_of, sizes_up_to
+from gpu_backend.execution.graph_sizes import (
+    LEAST_REACH,
+    GraphSizes,
+    Size,
+    draws_plainly,
+    is_decode,
+    reach_of,
+    sizes_up_to,
+)
 from gpu_backend.execution.graphs import STEPS_BETWEEN, USES_BEFORE, DecodeGraphs
 from gpu_backend.execution.runner import Runner
+from gpu_backend.hardware.calibration import measure_step_cost
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import pinned, upload
@@ -84,6 +93,23 @@ def test_a_reply_goes_on_to_a_graph_for_longer_contexts(tmp_path: Path, monkeypa
     assert sorted(graphs_of(loop.runner)._graphs) == [Size(1, 1, 8), Size(1, 1, 16)]
 
 
+def test_decodes_are_measured_as_they_are_replayed(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size is captured before it is measured: what a step takes is told of graphs where graphs will compute it."""
+    runner = model_loop(qwen, max_num_seqs=32, max_num_batched_tokens=64, cuda_graphs=True).runner
+    assert isinstance(runner, Runner)
+    graphs, measured = graphs_of(runner), []
+
+    def run(plan: StepPlan) -> StepResult:
+        result = runner.run(plan)
+        measured.append((plan, graphs.find(plan) in graphs._graphs))
+        return result
+
+    measure_step_cost(run, 30, runner.block_size, 32, 64)
+
+    assert {len(plan.sequences) for plan, _ in measured} == {1, 2, 8, 32}
+    assert [is_replayed for plan, is_replayed in measured] == [is_decode(plan) for plan, _ in measured]
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("num_kv_blocks", [200, 20])
 def test_replayed_replies_equal_computed_ones(qwen: Path, overlaps: bool, num_kv_blocks: int) -> None:
@@ -114,6 +140,32 @@ def test_replayed_replies_equal_computed_ones(qwen: Path, overlaps: bool, num_kv
     assert len(graphs_of(loop.runner)._graphs) >= 2
     assert {k: a.token_ids for k, a in replayed.items()} == {k: a.token_ids for k, a in computed.items()}
     assert {k: a.finish_reason for k, a in replayed.items()} == {k: a.finish_reason for k, a in computed.items()}
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_penalised_rows_are_drawn_by_a_graph(qwen: Path, overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where most rows are penalised, as by a checkpoint's own generation_config, none is sampled outside of a graph but
+    one with log-probabilities; all say what they say without graphs.
+    """
+    usual = SamplingParams(max_tokens=40, temperature=0.9, repetition_penalty=1.3)
+    wishes = (usual, replace(usual, frequency_penalty=0.7, top_p=0.8), replace(usual, presence_penalty=1.5, top_k=9),
+              replace(usual, repetition_penalty=1.0), replace(usual, logprobs=1))  # fmt: skip
+    commands = [Generate(str(i), tuple(range(9 * i, 9 * i + 8)), replace(w, seed=i)) for i, w in enumerate(wishes)]
+    expected = answer_all(model_loop(qwen, max_num_seqs=5), commands)
+    loop = model_loop(qwen, max_num_seqs=5, cuda_graphs=True, async_scheduling=overlaps)
+    graphs_of(loop.runner).capture(Size(5, 1))
+    sampled: list[int] = []
+
+    def count(logits: torch.Tensor, *args: Any) -> Sampled:
+        sampled.append(len(logits))
+        return sample(logits, *args)
+
+    monkeypatch.setattr(device_step_module, "sample", count)
+    found = answer_all(loop, commands)
+
+    assert {k: a.token_ids for k, a in found.items()} == {k: a.token_ids for k, a in expected.items()}
+    assert sampled == [5] + [1] * 39  # the prompts' step, then the one that is reported
+    assert graphs_of(loop.runner)._penalised.keys() == {Size(5, 1)}
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

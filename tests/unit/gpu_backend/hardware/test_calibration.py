@@ -5,18 +5,25 @@ from __future__ import annotations
 import pytest
 
 from gpu_backend.hardware.calibration import measure_step_cost
+from gpu_backend.scheduling.budget import StepBudget
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import VirtualRunner
-from gpu_backend.step.cost import StepCost, StepWork, chunk_work
+from gpu_backend.step.config import StepConfig
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.step.plan import SequenceStep
+from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.sequence import Sequence
 
 COSTS = {
     "a large model on a GPU": step_cost(MODELS["llama-8b"], DEVICES["h200"]),
     "a CPU": StepCost(fixed=0.004, weights=0.0, token=0.0012, context=2e-6, pair=1e-7),
+    "a small model whose decodes are graphs": StepCost(0.0003, 0.0004, 2e-6, 4e-9, 1e-10, launching=0.0038),
     "no attention to speak of": StepCost(fixed=0.01, weights=0.0, token=0.0, context=0.0, pair=0.0),
 }
 WORKS = {
     "one decode": StepWork(1, 300, 300),
     "many decodes": StepWork(24, 24 * 900, 24 * 900),
+    "a prompt among decodes": StepWork(24, 24 * 900, 24 * 900) + chunk_work(0, 200),
     "a prompt": chunk_work(0, 200),
     "a chunk deep in a prompt": chunk_work(3000, 128),
 }
@@ -29,6 +36,21 @@ def test_measured_cost_predicts_what_it_was_measured_on(name: str) -> None:
 
     for work in WORKS.values():
         assert found.seconds(work) == pytest.approx(COSTS[name].seconds(work), rel=0.05)
+
+
+def test_a_prompt_stretches_what_its_decodes_take_beside_prompts() -> None:
+    """A step with prompts in it is launched whatever is in it; that is no reason to compute no more than a block."""
+    cost = COSTS["a small model whose decodes are graphs"]
+    decodes = tuple(
+        SequenceStep(row, (0,), 900, (0,), True, SamplingParams(max_tokens=9), 0, row=row) for row in range(24)
+    )
+    budget = StepBudget(StepConfig(step_cost=cost), 16, decodes)
+    prompt = Sequence(99, "prompt", (1,) * 5000, SamplingParams(max_tokens=9), arrived=0.0, limit=6000)
+    taken = budget.take(prompt)
+    alone, beside = cost.seconds_launched(plan_work(decodes)), plan_work(decodes) + chunk_work(0, taken)
+
+    assert cost.seconds(beside) <= 1.5 * alone < cost.seconds(beside + StepWork(tokens=16))
+    assert taken > 800
 
 
 def test_small_cache_is_not_overrun() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpu_backend.__main__ import read_settings
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.server.client.kv_publisher import as_told
+from gpu_backend.step.block_events import BlockStored
 from gpu_backend.step.config import KvEventsConfig
 from tests.support.engine import answer_all, counting_loop, greedy
 from tests.support.kv_index import KvIndex, Tokens
@@ -56,6 +57,43 @@ def test_equal_prompts_of_two_tenants_are_told_apart() -> None:
     assert [by_tokens.count(tuple(range(start, start + 4))) for start in (0, 4, 8, 12)] == [1, 1, 2, 2]
     assert len(set(index.owners.values())) == 2 == len(index.owners)
     assert not any(word in owner for owner in index.owners.values() for word in ("red", "blue"))
+
+
+def test_marks_of_beginnings_come_with_the_blocks_that_they_end_in() -> None:
+    """At once, or later where the block is there already; each once, and again with a block that moves."""
+    loop, _ = counting_loop(16, kv_events=TOLD, block_size=4, max_num_seqs=2, num_host_blocks=16)
+    first = replace(greedy("first", range(16), 1), prompt_marks=((70, 9), (71, 16), (72, 3)))
+    answer_all(loop, [first])
+    begun = told_marks(loop)
+    answer_all(loop, [replace(greedy("second", range(20), 1), prompt_marks=((70, 9), (71, 16), (73, 13), (74, 20)))])
+    later = told_marks(loop)
+    answer_all(loop, [greedy(f"more {i}", range(60 * i, 60 * i + 60), 1) for i in (1, 2)])
+    moved = told_marks(loop)
+
+    assert [(mark, place) for mark, _, place in begun] == [(70, "GPU"), (71, "GPU")]
+    assert len({block for _, block, _ in begun}) == 2
+    assert sorted((mark, place) for mark, _, place in later) == [(73, "GPU"), (74, "GPU")]
+    assert {(mark, block) for mark, block, place in moved if place == "CPU"} <= {(m, b) for m, b, _ in begun + later}
+    assert {mark for mark, _, place in moved if place == "CPU"}
+
+
+def test_a_block_where_many_prompts_part_is_not_marked_by_all() -> None:
+    """Sixteen are enough: what parts there later is found by the marks before it."""
+    loop, _ = counting_loop(64, kv_events=TOLD, block_size=4)
+    for number in range(20):
+        answer_all(loop, [replace(greedy(f"{number}", (*range(8), 9 + number), 1), prompt_marks=((100 + number, 8),))])
+
+    assert len(told_marks(loop)) == 16
+
+
+def told_marks(loop: EngineLoop) -> list[tuple[int, int, str]]:
+    """Return the marks in the events since the last time, with the blocks and memories that they came with."""
+    return [
+        (mark, block, event.medium)
+        for event in loop.take_block_events()
+        if isinstance(event, BlockStored)
+        for mark, block in event.prompt_marks
+    ]
 
 
 def test_nothing_is_gathered_unless_it_is_asked_for() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.models.config import load_model_config, parse_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config, parse_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.rope import rope_frequencies
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
@@ -40,7 +40,7 @@ def test_shards_and_single_file_load_alike(tmp_path: Path) -> None:
     whole = load(write_tiny_model(tmp_path / "whole", TinyModel()))
     sharded = load(write_tiny_model(tmp_path / "sharded", TinyModel(num_shards=4)))
 
-    assert torch.equal(whole.layers[1].gate_up.weight, sharded.layers[1].gate_up.weight)
+    assert torch.equal(whole.layers[1].mlp.gate_up.weight, sharded.layers[1].mlp.gate_up.weight)
     assert torch.equal(whole.head, sharded.head)
 
 
@@ -117,11 +117,27 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ),
         ({"architectures": None}, r"architecture \(none\)"),
         ({"hidden_act": "gelu"}, "'gelu'; supported: 'silu'"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "'longrope'; supported: default, dynamic, linear"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 4}}, "'axial'; supported: default, dynamic, linear"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1]}}, "'longrope': .* of 8 numbers"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.35}, "turn 5 of 16 numbers"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window = 0"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["chunked_attention"] * 2},
             "full_attention or sliding",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "linear", "factor": 2}},
+            "'linear'; supported: default",
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": -1}, "attn_logit_softcapping = -1"),
+        ({"architectures": ["Ministral3ForCausalLM"]}, "neither rope_parameters nor rope_scaling"),
+        ({"use_bidirectional_attention": True}, "only models that look back"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling = 0"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "for each of 2 layers"),
+        ({"architectures": ["Mistral3ForConditionalGeneration"]}, "text_config of the model_type None"),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "llama"}},
+            "'llama'; supported: 'mistral', 'ministral3'",
         ),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"use_sliding_window": True}, "sliding-window"),
@@ -140,6 +156,71 @@ def test_config_that_would_change_the_numbers_is_refused(tmp_path: Path, fields:
         load_model_config(folder)
 
 
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])
+def test_text_of_a_model_that_sees_is_loaded(tmp_path: Path, prefix: str) -> None:
+    """A Mistral 3's tensors are a Mistral's under a longer name, beside those that see; transformers 5 has another."""
+    model = TinyModel("MistralForCausalLM")
+    plain = load(write_tiny_model(tmp_path / "plain", model))
+    folder = write_tiny_model(tmp_path / "sees", model)
+    inner = {"model.": prefix, "lm_head.": "lm_head."} if prefix.startswith("model.") else {"": prefix}
+    named = {
+        next(new + name.removeprefix(old) for old, new in inner.items() if name.startswith(old)): tensor
+        for name, tensor in model.tensors().items()
+    }
+    write_shards(folder, named | {"vision_tower.patch_conv.weight": torch.zeros(2, 2)})
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": model.config(), "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = load(folder)
+
+    assert found.config == plain.config
+    assert torch.equal(found.layers[1].attention.qkv.weight, plain.layers[1].attention.qkv.weight)
+    assert torch.equal(found.head, plain.head)
+
+
+def test_gemma_3_leaves_much_of_its_config_to_transformers() -> None:
+    """As its checkpoints that see have it, which name of their text what differs from the class's defaults."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    both = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    config = parse_model_config(both)
+
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.windows == (1024, 1024, 1024, 1024, 1024, 0, 1024)
+    assert [(rope.theta, rope.factor) for rope in config.ropes if rope][4:6] == [(1e4, 1.0), (1e6, 8.0)]
+    assert config.max_position == 131072 and config.tie_word_embeddings and config.eos_token_ids == {1, 106}
+    assert (config.softcap, config.logits_softcap, config.factors.attention) == (0.0, 0.0, 1 / 16)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensors_that_hold_several_are_read_by_rows(tmp_path: Path, ranks: int) -> None:
+    """As those of Phi-3: the same weights as of a Llama that has each by itself, also of each rank's part."""
+    folders = [write_tiny_model(tmp_path / name, TinyModel(f"{name}ForCausalLM")) for name in ("Llama", "Phi3")]
+    for rank in range(ranks):
+        parts: list[Any] = []
+        for folder in folders:
+            config = config_of_rank(load_model_config(folder), ranks)
+            weights: WeightSource = Checkpoint(folder, CPU, torch.float32)
+            parts.append(load_model(config, ShardedWeights(weights, rank, ranks) if ranks > 1 else weights, 64))
+        for one, other in zip(*(part.layers for part in parts), strict=True):
+            assert torch.equal(one.attention.qkv.weight, other.attention.qkv.weight)
+            assert torch.equal(one.mlp.gate_up.weight, other.mlp.gate_up.weight)
+
+
+def test_tensor_of_several_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    """A config with other numbers of heads must not find rows of its neighbours."""
+    folder = write_tiny_model(tmp_path, TinyModel("Phi3ForCausalLM"))
+    change_config(folder, num_key_value_heads=1)
+
+    with pytest.raises(UnsupportedModel, match=r"qkv_proj\.weight has shape \(128, 64\); config.json calls for"):
+        load(folder)
+
+
 def test_end_of_sequence_tokens_come_from_both_files(tmp_path: Path) -> None:
     """A chat model names its end of turn in generation_config.json, as one number or several."""
     folder = write_tiny_model(tmp_path, TinyModel(eos_token_id=2))
@@ -156,8 +237,8 @@ def test_both_spellings_of_rope_settings_are_read() -> None:
         base | {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     )
 
-    assert old.rope == new.rope
-    assert old.rope.theta == 5e5
+    assert old.ropes == new.ropes
+    assert all(rope and rope.theta == 5e5 for rope in old.ropes)
 
 
 def test_llama3_rope_keeps_fast_and_divides_slow_frequencies() -> None:
@@ -169,9 +250,10 @@ def test_llama3_rope_keeps_fast_and_divides_slow_frequencies() -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    rope = parse_model_config(TinyModel().config() | {"rope_scaling": scaling, "rope_theta": 5e5}).rope
+    rope = parse_model_config(TinyModel().config() | {"rope_scaling": scaling, "rope_theta": 5e5}).ropes[0]
+    assert rope is not None
 
-    stretched, plain = rope_frequencies(rope, 128), rope_frequencies(replace(rope, kind="default"), 128)
+    stretched, plain = (rope_frequencies(some, 128, 512) for some in (rope, replace(rope, kind="default")))
 
     turns = 8192 * plain / (2 * torch.pi)
     assert torch.equal(stretched[turns > 4], plain[turns > 4])

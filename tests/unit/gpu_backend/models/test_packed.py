@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpu_backend.models.config import load_model_config, parse_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config, parse_model_config
+from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.linear import load_linear
-from gpu_backend.models.packed_format import PackedFormat
 from gpu_backend.models.shards import ShardedWeights, config_of_rank
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from tests.gpu.plain import PlainModel

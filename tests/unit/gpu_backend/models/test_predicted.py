@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.predicted import BEST, CARD, Shape, play
-from benchmarks.roofline import SHAPES, Request, least_seconds
-from gpu_backend.models.config import parse_model_config
+from benchmarks.roofline import MIXTURES, SHAPES, Request, least_seconds
+from gpu_backend.models.config.model import parse_model_config
 
 REQUESTS = [Request((0,) * (100 + 37 * i), 40 + 11 * i) for i in range(20)]
 
@@ -22,6 +22,15 @@ def test_at_its_best_it_is_the_roofline(name: str) -> None:
     assert 1.0 <= played.seconds / least < 1.1
     assert played.made == sum(request.output for request in REQUESTS) and len(played.waits) == len(REQUESTS)
     assert played.seconds == pytest.approx(sum(played.spent.values()))
+
+
+def test_mixture_reads_the_experts_of_its_tokens() -> None:
+    """One reply of Mixtral reads two of eight experts, 256 replies all of them; memory has all, whatever is read."""
+    model = parse_model_config(MIXTURES["Mixtral-8x7B"])
+    one, many = (Shape(model, reached=BEST).seconds(count, 0)["weights"] * CARD.bandwidth / 2 for count in (1, 256))
+
+    assert one == pytest.approx(12.6e9, rel=0.01) and many == pytest.approx(model.weights_read())
+    assert many > 3.6 * one
 
 
 def test_fewer_places_and_later_arrivals_take_longer() -> None:

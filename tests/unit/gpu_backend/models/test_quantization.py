@@ -15,8 +15,8 @@ from benchmarks.precision import layer_errors, load_pair, perplexity, plant_outl
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels.layout.quantized_kv import load_kv, quantize_kv, scales_from
-from gpu_backend.models.config import load_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.quantization import pack_int4, quantize
 from gpu_backend.step.config import engine_config
 from tests.support.tiny_model import TinyModel, write_tiny_model

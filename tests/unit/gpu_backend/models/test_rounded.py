@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_backend.models.config import load_model_config, parse_model_config
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config, parse_model_config
 from gpu_backend.models.linear import load_linear
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.shards import ShardedWeights

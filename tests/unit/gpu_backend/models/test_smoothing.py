@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.precision import layer_errors, load_pair, plant_outliers
 from gpu_backend.demo_model import CHECKPOINT
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder, DecoderLayer
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.registry import load_model
@@ -43,7 +43,7 @@ def test_function_stays_the_same_to_the_bit(planted: Path) -> None:
     """Factors are powers of two: whatever was moved, every logit is what it was."""
     config = load_model_config(planted)
     plain = load_model(config, Checkpoint(planted, CPU, torch.bfloat16), 64)
-    passage, layers = begin_passage(plain.embedding, plain.cos, plain.sin), []
+    passage, layers = begin_passage(plain), []
     for layer in plain.layers:
         moved, passage = smooth(layer, passage, "w8a8")
         layers.append(moved)
@@ -112,7 +112,7 @@ def source(folder: Path, method: str) -> Checkpoint:
 
 
 def tensors_of(layer: DecoderLayer) -> list[torch.Tensor]:
-    products = (layer.attention.qkv, layer.attention.out, layer.gate_up, layer.down)
+    products = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
     assert all(isinstance(product, QuantizedLinear) for product in products)
     norms = [layer.attention_norm, layer.mlp_norm]
     return norms + [some for it in products if isinstance(it, QuantizedLinear) for some in (it.weight, it.scales)]
@@ -120,7 +120,7 @@ def tensors_of(layer: DecoderLayer) -> list[torch.Tensor]:
 
 def logits_of(model: Decoder) -> torch.Tensor:
     """Return what a model says of some text, by the passage of its tokens alone."""
-    passage = begin_passage(model.embedding, model.cos, model.sin)
+    passage = begin_passage(model)
     for layer in model.layers:
         _, passage = smooth(layer, passage, "int8")
     assert passage.residual is not None

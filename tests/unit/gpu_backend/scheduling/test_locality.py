@@ -142,3 +142,26 @@ def test_later_ones_of_a_line_pass_few_times(
     for place, number in enumerate(went):
         earlier = [other for other in went[:place] if requests[other][0] == requests[number][0]]
         assert sum(other > number for other in earlier) <= (0 if lead == 0 else MOST_PASSED)
+
+
+def test_a_high_priority_goes_before_a_normal_one_of_its_tenant() -> None:
+    """And a normal one before a low one; of equal ones the first, and another tenant's turn stays where it was."""
+    loop = narrow_loop(0)
+    asked = {"now": "normal", "low": "low", "normal": "normal", "high": "high", "second": "high", "last": "low"}
+    loop.handle(greedy("other", range(50, 60), 1, tenant="b"))
+    for name, priority in asked.items():
+        loop.handle(greedy(name, range(10), 1, tenant="a", priority=priority))
+    served = order(loop)
+
+    assert [name for name in served if name != "other"] == ["high", "second", "now", "normal", "low", "last"]
+    assert served.index("other") <= 1
+
+
+def test_no_request_is_passed_for_ever_by_higher_priorities() -> None:
+    """A low one is passed sixteen times, however many come."""
+    loop = narrow_loop(0)
+    loop.handle(greedy("low", range(10), 1, tenant="a", priority="low"))
+    for number in range(40):
+        loop.handle(greedy(f"high {number}", range(10), 1, tenant="a", priority="high"))
+
+    assert order(loop).index("low") == MOST_PASSED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
-from gpu_backend.server.shared_prompts import shared_prefixes
+from gpu_backend.server.serving import shared_prefixes
 from tests.support.front import token_ids, write_small_files
 
 

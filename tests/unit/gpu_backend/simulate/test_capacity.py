@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_backend.simulate.capacity import ReplicaShape, main, requests_per_replica
-from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus
+from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus, step_cost
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.cost import StepCost
 from tools.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
@@ -37,6 +39,16 @@ def test_planner_knows_a_70b_model_on_four_devices(capsys: pytest.CaptureFixture
 def test_least_devices_of_80_gb(model: str, weight_bytes: float, gpus: int) -> None:
     """As many as hold the weights and one long sequence, in powers of two."""
     assert least_gpus(MODELS[model], DEVICES["h100"], weight_bytes) == gpus
+
+
+def test_mixture_of_experts_has_the_memory_of_all_and_the_products_of_some() -> None:
+    """Mixtral takes the devices of 46.7 billion weights, and a long prompt little more time than 12.9 billion's."""
+    mixture, device = MODELS["mixtral-8x7b"], DEVICES["h100"]
+    dense = replace(mixture, active_parameters=None)
+    costs = [step_cost(model, device, 2) for model in (mixture, dense)]
+
+    assert least_gpus(mixture, device) == 2
+    assert costs[0].weights == costs[1].weights and costs[1].token / costs[0].token == pytest.approx(46.7 / 12.9)
 
 
 def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,9 @@ def test_step_costs_add_up() -> None:
     assert cost.seconds(StepWork(tokens=4)) == 11.0
     assert cost.seconds(StepWork(tokens=15)) == 16.0
     assert cost.seconds(StepWork(4, 100, 100)) == pytest.approx(11.0 + 10.0 + 1.0)
-    assert chunk_work(10, 3) == StepWork(3, 13, 11 + 12 + 13)
+    assert chunk_work(10, 3) == StepWork(3, 13, 11 + 12 + 13, prompts=1)
+    assert replace(cost, launching=5.0).seconds(StepWork(4, 100, 100)) == cost.seconds(StepWork(4, 100, 100))
+    assert replace(cost, launching=5.0).seconds(chunk_work(10, 3)) == cost.seconds(chunk_work(10, 3)) + 5.0
 
 
 def test_published_measurement_is_met() -> None:

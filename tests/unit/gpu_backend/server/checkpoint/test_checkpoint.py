@@ -62,6 +62,15 @@ def test_a_config_without_its_sizes_is_refused(tmp_path: Path) -> None:
         load_checkpoint(folder)
 
 
+def test_sizes_of_a_model_that_sees_are_its_texts(tmp_path: Path) -> None:
+    """They stand in an object of their own."""
+    folder = write_small_files(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"text_config": config}))
+
+    assert load_checkpoint(folder).vocab_size == config["vocab_size"]
+
+
 def test_flags_reach_the_engine_and_the_front() -> None:
     """Each flag has one home; what is not said keeps the default of that home."""
     flags = "--model /models/small --port 9000 --dtype float32 --max-num-seqs 8 --max-model-len 512 --max-waiting 9"

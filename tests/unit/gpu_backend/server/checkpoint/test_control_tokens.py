@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
@@ -199,6 +200,43 @@ def test_a_template_finds_the_thoughts_of_earlier_replies() -> None:
 
     assert "no" not in said and "yes" in said
     assert think not in codec.encode(said, 999, add_special_tokens=False)
+
+
+WIDE = str.maketrans("<>|", "＜＞｜")  # compatible characters, which NFKC rewrites
+DISGUISES = [
+    lambda name: name,
+    str.upper,
+    lambda name: name.translate(WIDE),
+    lambda name: name.upper().translate(WIDE),
+    lambda name: "  " + name.title() + " ",
+]
+
+
+@given(
+    say=st.lists(st.one_of(halves, st.sampled_from(SPECIALS), plain), max_size=4).map("".join),
+    disguise=st.sampled_from(DISGUISES),
+    cut=st.integers(0, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_control_token_comes_out_of_rewriting(say: str, disguise: Callable[[str], str], cut: int) -> None:
+    """Some tokenizers look for added tokens in texts that they have rewritten: wide characters, large letters."""
+    codec, chat = make_rewriting()
+    say = disguise(say)
+    written = chat.render([Message("user", say[cut:], name=say[:cut])])
+    tokens = codec.encode(written, 9_999, add_special_tokens=False)
+    control = {codec.token_id(name.lower()): name.lower() for name in SPECIALS}
+
+    assert [control[token] for token in tokens if token in control] == ["<|im_start|>", "<|im_end|>"]
+
+
+@cache
+def make_rewriting() -> tuple[TextCodec, ChatTemplate]:
+    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    names = [AddedToken(name.lower(), special=True, normalized=True, lstrip=True) for name in SPECIALS]
+    tokenizer.add_special_tokens(names)
+    codec = TextCodec(tokenizer)
+    return codec, ChatTemplate(TEMPLATES["side by side"], NAMES, codec.added_tokens)
 
 
 def test_added_words_that_no_template_names_keep_their_tokens() -> None:

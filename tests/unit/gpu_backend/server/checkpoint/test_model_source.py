@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_backend.models.config import load_model_config
+from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.server.checkpoint import model_source

@@ -172,9 +172,10 @@ def test_the_sender_is_read_from_headers() -> None:
     """Without headers a request is an interactive one of the tenant without a name."""
     headers = {"x-tenant": "team_a", "x-weight": "2.5", "x-tier": "batch", "x-deadline-ms": "1500"}
 
-    assert read_sender(headers) == Sender("team_a", 2.5, "batch", 1500)
-    assert read_sender({}) == Sender("", 1.0, "interactive", None)
+    assert read_sender(headers) == Sender("team_a", 2.5, "batch", "normal", 1500)
+    assert read_sender({}) == Sender("", 1.0, "interactive", "normal", None)
     assert read_sender({"x-fails-over": "1"}).fails_over
+    assert [read_sender({"x-priority": said}).priority for said in ("low", "high")] == ["low", "high"]
     assert read_sender({"x-weight": "1e-320"}).weight == 0.001  # service is divided by it
 
 
@@ -182,6 +183,7 @@ def test_the_sender_is_read_from_headers() -> None:
     ("name", "value"),
     [
         ("x-tier", "urgent"),
+        ("x-priority", "urgent"),
         ("x-weight", "0"),
         ("x-weight", "nan"),
         ("x-weight", "inf"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_backend.models.errors import UnsupportedModel
+from gpu_backend.models.config.errors import UnsupportedModel
 
 PACKED_BITS, PACKED_GROUPS = 4, 32  # the one width that is read, and what its groups are multiples of
 PACKED_FORMATS = (("awq", "gemm"), ("gptq", "gptq"), ("gptq", "gptq_v2"))

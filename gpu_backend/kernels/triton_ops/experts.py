@@ -1,0 +1,259 @@
+# A mixture of experts in Triton. Pairs of a token and one of its experts are sorted by expert into blocks of one expert
+# each, and one launch multiplies all blocks with their experts' weights (as MegaBlocks, Gale et al. 2022, and vLLM's
+# fused_moe do). The number of blocks launched depends on the number of tokens alone, never on where they are routed:
+# nothing is waited for, and graphs can replay it. Blocks that this routing does not need return at once.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_backend.kernels.triton_ops.quantized_linear import ProductShape, sum_kernel
+
+FEW = ProductShape(16, 64, 128, 4, 4)  # rows of an expert in a decode: bandwidth
+SOME = ProductShape(64, 64, 64, 4, 4)  # in between, and for every batch where sums must come out the same
+MANY = ProductShape(128, 64, 64, 8, 3)  # a prefill: arithmetic
+# Of pairs for each expert on average: up to the first hardly two meet, and each is a block by itself, up to the others
+# an expert has few rows, and some.
+MOST_PAIRS = (0.25, 16, 64)
+PAIRS_AT_ONCE = 2048
+
+
+def experts_shape(pairs: int, experts: int, batch_invariant: bool = False) -> ProductShape:
+    """Choose it by the rows that an expert has on average."""
+    if batch_invariant:
+        return SOME
+    return FEW if pairs <= MOST_PAIRS[1] * experts else SOME if pairs <= MOST_PAIRS[2] * experts else MANY
+
+
+def depth_of(shape: ProductShape, itemsize: int) -> int:
+    """Return how many inputs are multiplied at a time: as many bytes of any type."""
+    return shape.depth * 2 // itemsize
+
+
+def choose_experts(
+    logits: Tensor, count: int, normalised: bool, bias: Tensor | None = None, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return each token's ``count`` likeliest experts: their shares, float32, and their numbers, int32.
+
+    As ``reference_experts`` says; of equal ones the first is chosen.
+    """
+    tokens, experts = logits.shape
+    shares = torch.empty((count, tokens), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((count, tokens), dtype=torch.int32, device=logits.device)
+    choose_experts_kernel[(tokens,)](
+        logits, shares if bias is None else bias, shares, chosen, tokens, logits.stride(0), factor,
+        EXPERTS=experts, EXPERTS_PADDED=triton.next_power_of_2(experts), COUNT=count,
+        COUNT_PADDED=triton.next_power_of_2(count), NORMALISED=normalised, BIASED=bias is not None, num_warps=1,
+    )  # fmt: skip
+    return shares, chosen
+
+
+def mix_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    shares: Tensor,
+    experts: Tensor,
+    scales: tuple[Tensor, Tensor] | None = None,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """Return the sum of each token's gated MLPs, each times its share; shapes as ``reference_experts`` says.
+
+    ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
+    """
+    (count, tokens), (all_experts, hidden, width) = experts.shape, down.shape
+    shape = experts_shape(count * tokens, all_experts, batch_invariant)
+    blocks = sort_pairs(experts, all_experts, shape.rows)
+    of_inner, of_out = scales or (None, None)
+    inner = torch.empty((count * tokens, width), dtype=x.dtype, device=x.device)
+    _multiply(x, gate_up, of_inner, None, inner, blocks, tokens, shape)
+    parts = torch.empty((count, tokens, hidden), dtype=x.dtype, device=x.device)
+    _multiply(inner, down, of_out, shares, parts, blocks, tokens, shape)
+    out = torch.empty_like(x)
+    sum_kernel[(tokens, triton.cdiv(hidden, 1024))](
+        parts, out, out, tokens, hidden, count, BIASED=False, BLOCK=1024, num_warps=4
+    )
+    return out
+
+
+def most_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Return how many blocks of ``rows`` pairs there can be, wherever they are routed: full but for each last."""
+    used = min(pairs, experts)
+    return used + (pairs - used) // rows
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Pairs (choice · tokens + token) in blocks of one expert each, as kernels read them."""
+
+    order: Tensor  # (number · rows,) int32: pairs, expert by expert; behind an expert's last a number that is no pair's
+    owners: Tensor  # (number,) int32: each block's expert
+    counts: Tensor  # (experts + 1,) int32: pairs of each expert, and the blocks that there are of these
+    number: int  # of blocks at most
+    is_sorted: bool = True  # False: each pair is a block by itself, and there is but ``owners``
+
+
+def sort_pairs(experts: Tensor, all_experts: int, rows: int) -> Blocks:
+    """Sort pairs by their experts (count, tokens) into blocks of ``rows``."""
+    pairs = experts.numel()
+    if pairs <= MOST_PAIRS[0] * all_experts:
+        return Blocks(experts, experts, experts, pairs, is_sorted=False)
+    number = most_blocks(pairs, all_experts, rows)
+    order, owners, counts = (experts.new_empty(size) for size in (number * rows, number, all_experts + 1))
+    blocks = Blocks(order, owners, counts, number)
+    count_pairs_kernel[(all_experts,)](experts, blocks.counts, pairs, AT_ONCE=PAIRS_AT_ONCE, num_warps=4)
+    place_pairs_kernel[(all_experts,)](
+        experts, blocks.counts, blocks.order, blocks.owners, pairs, EXPERTS=all_experts,
+        EXPERTS_PADDED=triton.next_power_of_2(all_experts), ROWS=rows, AT_ONCE=PAIRS_AT_ONCE, num_warps=4,
+    )  # fmt: skip
+    return blocks
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    shares: Tensor | None,
+    out: Tensor,
+    blocks: Blocks,
+    tokens: int,
+    shape: ProductShape,
+) -> None:
+    """Multiply with each pair's expert: tokens' rows into gated inner ones, or, with shares, inner ones into parts."""
+    outputs, inputs = out.shape[-1], x.shape[1]
+    grouped_product_kernel[(blocks.number, triton.cdiv(outputs, shape.columns))](
+        x, weight, weight if scales is None else scales, x if shares is None else shares, out,
+        blocks.order, blocks.owners, blocks.counts,
+        tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0),
+        EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth_of(shape, x.itemsize),
+        SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None,
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def choose_experts_kernel(
+    logits, bias, shares, chosen, tokens, row_stride, factor, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
+    COUNT: tl.constexpr, COUNT_PADDED: tl.constexpr, NORMALISED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """One token."""
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, EXPERTS_PADDED)
+    logit = tl.load(logits + token * row_stride + expert, mask=expert < EXPERTS, other=float("-inf")).to(tl.float32)
+    if BIASED:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+        left = score + tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf"))
+        whole = 1.0
+    else:
+        score = tl.exp(logit - tl.max(logit, 0))
+        left = logit
+        whole = tl.sum(score, 0)
+    place = tl.arange(0, COUNT_PADDED)
+    kept = tl.zeros([COUNT_PADDED], tl.float32)
+    numbers = tl.zeros([COUNT_PADDED], tl.int32)
+    for i in tl.static_range(COUNT):
+        best = tl.minimum(tl.argmax(left, 0), EXPERTS - 1)  # a row that is no number chooses some, too
+        kept = tl.where(place == i, tl.sum(tl.where(expert == best, score, 0.0), 0), kept)
+        numbers = tl.where(place == i, best, numbers)
+        left = tl.where(expert == best, float("-inf"), left)
+    if NORMALISED:
+        whole = tl.sum(kept, 0) + 1e-20
+    tl.store(shares + place * tokens + token, kept / whole * factor, mask=place < COUNT)
+    tl.store(chosen + place * tokens + token, numbers, mask=place < COUNT)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def count_pairs_kernel(experts, counts, pairs, AT_ONCE: tl.constexpr):
+    """One expert: how many pairs are its own."""
+    own = tl.program_id(0)
+    found = tl.zeros([AT_ONCE], tl.int32)
+    for begin in range(0, pairs, AT_ONCE):
+        pair = begin + tl.arange(0, AT_ONCE)
+        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == own).to(tl.int32)
+    tl.store(counts + own, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def place_pairs_kernel(
+    experts, counts, order, owners, pairs,
+    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """One expert: its blocks come after those of the experts before it, its pairs in their order."""
+    own = tl.program_id(0)
+    every = tl.arange(0, EXPERTS_PADDED)
+    blocks = tl.cdiv(tl.load(counts + every, mask=every < EXPERTS, other=0), ROWS)
+    first = tl.sum(tl.where(every < own, blocks, 0), 0)
+    end = first + tl.sum(tl.where(every == own, blocks, 0), 0)
+    if own == EXPERTS - 1:
+        tl.store(counts + EXPERTS, end)
+    for block in range(first, end):
+        tl.store(owners + block, own)
+    at = first * ROWS
+    for begin in range(0, pairs, AT_ONCE):
+        pair = begin + tl.arange(0, AT_ONCE)
+        is_own = tl.load(experts + pair, mask=pair < pairs, other=-1) == own
+        count = tl.cumsum(is_own.to(tl.int32), 0)
+        tl.store(order + at + count - 1, pair, mask=is_own)
+        at += tl.sum(is_own.to(tl.int32), 0)
+    behind = at + tl.arange(0, ROWS)
+    tl.store(order + behind, pairs, mask=behind < end * ROWS)
+
+
+@triton.jit(do_not_specialize=["tokens", "pairs"])
+def grouped_product_kernel(
+    x, weight, scales, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of pairs times some of its expert's outputs.
+
+    ``GATED``: a pair reads its token's row, and gate and up become one. Else it reads its own, and is worth its share.
+    """
+    block = tl.program_id(0)
+    slot = tl.arange(0, ROWS)
+    number = pairs
+    if SORTED:
+        number = tl.load(counts + EXPERTS)
+    if block >= number:
+        return
+    if SORTED:
+        pair = tl.load(order + block * ROWS + slot)
+    else:
+        pair = tl.where(slot == 0, block, pairs)
+    expert = tl.load(owners + block).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (pair < pairs)[:, None]
+    there = (column < outputs)[:, None]
+    row = pair % tokens if GATED else pair
+    from_x = x + row.to(tl.int64)[:, None] * row_stride
+    HALVES: tl.constexpr = 2 if GATED else 1
+    first = expert * HALVES * outputs + column  # of the expert's outputs; those of up come ``outputs`` later
+    from_weight = weight + first[:, None] * inputs
+    from_up = from_weight + outputs.to(tl.int64) * inputs
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = acc
+    for begin in range(0, inputs, DEPTH):
+        place = begin + tl.arange(0, DEPTH)[None, :]
+        inside = place < inputs
+        taken = tl.load(from_x + place, mask=here & inside, other=0.0)
+        w = tl.load(from_weight + place, mask=there & inside, other=0.0).to(taken.dtype)
+        acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
+        if GATED:
+            w = tl.load(from_up + place, mask=there & inside, other=0.0).to(taken.dtype)
+            up = tl.dot(taken, tl.trans(w), up, input_precision=PRECISION)
+    if SCALED:
+        acc *= tl.load(scales + first, mask=column < outputs, other=0.0)[None, :]
+    if GATED:
+        if SCALED:
+            up *= tl.load(scales + first + outputs, mask=column < outputs, other=0.0)[None, :]
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+    else:
+        acc *= tl.load(shares + pair, mask=pair < pairs, other=0.0)[:, None]
+    target = out + pair.to(tl.int64)[:, None] * outputs + column[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=here & (column < outputs)[None, :])

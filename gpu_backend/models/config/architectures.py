@@ -1,0 +1,180 @@
+# The architectures that can be run, and what each does otherwise than Llama: facts of its code, which config.json does
+# not tell. One decoder is told apart by them, so that a new model of this family is a row here.
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpu_backend.models.config.experts import Mixture
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """What a layer's norms are called in a checkpoint; None: there is none at that place."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None  # of what attention adds
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What its code does; where a field is not given, it does as Llama does."""
+
+    norms: NormNames = field(default_factory=NormNames)
+    norm_offset: float = 0.0  # what a norm's weights count from
+    qk_norm: str = "none"  # of queries and keys: none; "head": each by itself; "width": all of a token's together
+    qkv_bias: bool | None = None  # None: as attention_bias says
+    out_bias: bool | None = None
+    mlp_bias: bool | None = None
+    # Which layers look back only so far: "never" any, "all", those that layer_types names (else all but the last of
+    # every sliding_window_pattern), these "if asked" by use_sliding_window, then "every other" or "all if asked".
+    slides: str = "never"
+    # Where sliding layers have a plain rope of their own: what config.json calls its base.
+    sliding_theta: str = ""
+    skips_rope: bool = False  # in some layers positions turn nothing
+    multiplies: bool = False  # by the factors of a Granite's config
+    bounds: bool = False  # embeddings are multiplied by the root of their size; scores and logits may have soft caps
+    mixture: Mixture | None = None  # of experts, in the place of MLPs
+    turns_part: bool = False  # of a head's numbers, where partial_rotary_factor says so
+    interleaves: bool = False  # in what turns, neighbours are a pair
+    scales_queries: bool = False  # by how often their position has the original context, as Llama 4 does
+    rope_kinds: tuple[str, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+    defaults: dict[str, Any] = field(default_factory=dict)  # of config.json, where it says nothing
+
+
+_GEMMA_2 = Architecture(
+    norms=NormNames(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    norm_offset=1.0,
+    slides="layer_types",
+    bounds=True,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+_GEMMA_3 = replace(
+    _GEMMA_2,
+    qk_norm="head",
+    sliding_theta="rope_local_base_freq",
+    defaults=_GEMMA_2.defaults
+    | {
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+)
+_GLM = Architecture(
+    out_bias=False,
+    mlp_bias=False,
+    turns_part=True,
+    interleaves=True,
+    defaults={"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+)
+_MINISTRAL_3 = Architecture(
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    slides="all",
+    scales_queries=True,
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-5},
+)
+_OLMO_2 = Architecture(
+    norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    qk_norm="width",
+    mlp_bias=False,
+    defaults={"rms_norm_eps": 1e-5},
+)
+_MISTRAL = Architecture(qkv_bias=False, out_bias=False, mlp_bias=False, slides="all", defaults={"sliding_window": 4096})
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(),
+    "MistralForCausalLM": _MISTRAL,
+    "Qwen2ForCausalLM": Architecture(
+        qkv_bias=True, out_bias=False, slides="if asked", defaults={"sliding_window": 4096}
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        qk_norm="head", slides="if asked", defaults={"sliding_window": 4096, "head_dim": 128}
+    ),
+    # Phi-4, too
+    "Phi3ForCausalLM": Architecture(
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        slides="all",
+        turns_part=True,
+        rope_kinds=("default", "longrope"),
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    ),
+    "GraniteForCausalLM": Architecture(multiplies=True),
+    "Gemma2ForCausalLM": _GEMMA_2,
+    "Gemma3ForCausalLM": _GEMMA_3,
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(
+        _GLM, norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+    ),
+    "MinistralForCausalLM": replace(_MISTRAL, slides="layer_types"),
+    "Ministral3ForCausalLM": _MINISTRAL_3,
+    "Olmo2ForCausalLM": _OLMO_2,
+    "Olmo3ForCausalLM": replace(
+        _OLMO_2,
+        slides="layer_types",
+        sliding_theta="rope_theta",
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "SmolLM3ForCausalLM": Architecture(
+        slides="if asked",
+        skips_rope=True,
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "max_position_embeddings": 32768},
+    ),
+    "MixtralForCausalLM": replace(
+        _MISTRAL,
+        defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        mixture=Mixture("intermediate_size", is_normalised=True),
+    ),
+    "Qwen2MoeForCausalLM": Architecture(
+        out_bias=False,
+        slides="every other",
+        defaults={"sliding_window": 4096, "qkv_bias": True},
+        mixture=Mixture(is_optional=True, shared="gated"),
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        qk_norm="head",
+        slides="all if asked",
+        defaults={"sliding_window": 4096},
+        mixture=Mixture(is_optional=True),
+    ),
+    # GLM-4.5 to 4.7
+    "Glm4MoeForCausalLM": Architecture(
+        qk_norm="head",
+        out_bias=False,
+        mlp_bias=False,
+        turns_part=True,
+        defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "use_qk_norm": False},
+        mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
+    ),
+    "GraniteMoeForCausalLM": Architecture(multiplies=True, mixture=Mixture("intermediate_size", is_normalised=True)),
+}
+# Models that see, whose text is one of these, by its model_type; pictures are refused.
+TEXT_OF = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+}

@@ -1,0 +1,99 @@
+# What config.json says about a model's mixtures of experts, in the words of each architecture, and what they come to.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_backend.models.config.errors import UnsupportedModel
+
+NUMBER = ("num_experts", "num_local_experts", "n_routed_experts")  # what the number of experts is called
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What an architecture's code does with experts, which config.json does not tell."""
+
+    size: str = "moe_intermediate_size"  # how config.json calls the inner width of an expert
+    is_normalised: bool = False  # the shares of those chosen add up to one, whatever norm_topk_prob says
+    is_optional: bool = False  # some layers have an MLP: by decoder_sparse_step and mlp_only_layers
+    begins_dense: bool = False  # the first layers have one: by first_k_dense_replace
+    shared: str = ""  # beside those chosen there is one that every token goes through: "gated", or "whole"
+    is_sigmoid: bool = False  # shares are sigmoids, chosen with a bias (DeepSeek-V3's router), and have a factor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixtures of experts among a model's MLPs; all have the same shape."""
+
+    number: int
+    per_token: int
+    intermediate_size: int  # of each
+    is_normalised: bool  # a token's shares add up to one
+    shared_size: int  # the inner width of the expert that every token goes through; 0: there is none
+    gates_shared: bool  # by a sigmoid of its own
+    is_sigmoid: bool  # shares are sigmoids, chosen with a bias
+    factor: float  # of all shares
+    layers: tuple[bool, ...]  # by layer: whether its MLP is a mixture
+
+    def weights_read(self, hidden_size: int, tokens: float) -> float:
+        """Return how many weights of one mixture are read for so many tokens, if they choose experts evenly."""
+        chosen = self.number * (1 - (1 - self.per_token / self.number) ** tokens)
+        shared = 3 * self.shared_size + self.gates_shared
+        return hidden_size * (3 * self.intermediate_size * chosen + shared + self.number)
+
+
+def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layers: int) -> ExpertsConfig | None:
+    """Read it; None of an architecture without ``mixture``, or of no layer. Raises ``UnsupportedModel``."""
+    if mixture is None:
+        return None
+    layers = _layers(config, num_layers, mixture)
+    number_name = next((name for name in NUMBER if name in config), NUMBER[0])
+    number, per_token = _whole(config, number_name), _whole(config, "num_experts_per_tok")
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise UnsupportedModel(f"hidden_act is {activation!r}; supported for a mixture of experts: 'silu'")
+    if per_token > number:
+        raise UnsupportedModel(f"num_experts_per_tok is {per_token}, but there are {number} experts")
+    if mixture.is_sigmoid and config.get("n_group", 1) != 1:
+        raise UnsupportedModel(f"n_group is {config['n_group']!r}; experts are chosen of one group")
+    if not any(layers):
+        return None
+    inner = _whole(config, mixture.size)
+    shared = {
+        "": lambda: 0,
+        "gated": lambda: _whole(config, "shared_expert_intermediate_size"),
+        "whole": lambda: inner * int(config.get("n_shared_experts") or 0),
+    }[mixture.shared]()
+    return ExpertsConfig(
+        number=number,
+        per_token=per_token,
+        intermediate_size=inner,
+        is_normalised=mixture.is_normalised or bool(config.get("norm_topk_prob", mixture.is_sigmoid)),
+        shared_size=shared,
+        gates_shared=mixture.shared == "gated",
+        is_sigmoid=mixture.is_sigmoid,
+        factor=float(config.get("routed_scaling_factor") or 1.0) if mixture.is_sigmoid else 1.0,
+        layers=layers,
+    )
+
+
+def _layers(config: Mapping[str, Any], num_layers: int, mixture: Mixture) -> tuple[bool, ...]:
+    """Return which layers have a mixture: all, those behind the first, or each so many-th but for those named."""
+    first = config.get("first_k_dense_replace", 1) if mixture.begins_dense else 0
+    if not mixture.is_optional:
+        return tuple(layer >= first for layer in range(num_layers))
+    step, without = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(step, int) or step < 1 or not isinstance(without, list):
+        raise UnsupportedModel(
+            f"config.json has decoder_sparse_step = {step!r} and mlp_only_layers = {without!r}; a whole number above 0 "
+            "and a list of layers are needed"
+        )
+    return tuple((layer + 1) % step == 0 and layer not in without for layer in range(num_layers))
+
+
+def _whole(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"config.json has {name} = {value!r}; a whole number above 0 is needed")
+    return value

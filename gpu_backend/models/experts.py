@@ -1,0 +1,114 @@
+# Mixtures of experts: in the place of one MLP many small ones, of which a router chooses a few for each token (Shazeer
+# et al. 2017; Mixtral, Jiang et al. 2024). Across tensor-parallel ranks each expert is cut as an MLP is, by its inner
+# width; ranks with experts of their own (expert parallelism) there are not.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_backend.kernels import ops
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.layers import Mlp
+from gpu_backend.models.linear import Linear, load_linear
+from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A router and the experts that it chooses among, all of a layer's stacked."""
+
+    router: Tensor  # (experts, hidden); float32 where it has a bias
+    gate_up: Tensor  # (experts, 2 · inner, hidden)
+    down: Tensor  # (experts, hidden, inner)
+    scales: tuple[Tensor, Tensor] | None  # float32 (experts, outputs) of both, where these are float8
+    per_token: int
+    is_normalised: bool
+    batch_invariant: bool
+    bias: Tensor | None = None  # (experts,) float32: shares are sigmoids, chosen by their sum with it
+    factor: float = 1.0  # of all shares
+    shared: Mlp | None = None  # the expert that every token goes through
+    shared_gate: Tensor | None = None  # (1, hidden): by how much; None: whole
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """Return what it makes of the norm of ``x + residual``, and that sum."""
+        normed, summed = ops.add_rms_norm(x, residual, norm, eps)
+        logits = ops.linear(normed.to(self.router.dtype), self.router, None, self.batch_invariant)
+        shares, chosen = ops.choose_experts(logits, self.per_token, self.is_normalised, self.bias, self.factor)
+        mixed = ops.mix_experts(
+            normed, self.gate_up, self.down, shares, chosen, self.scales, batch_invariant=self.batch_invariant
+        )
+        if self.shared is None:
+            return mixed, summed
+        added = self.shared(normed)
+        if self.shared_gate is None:
+            return mixed + added, summed
+        gate = ops.linear(normed, self.shared_gate, None, self.batch_invariant).sigmoid()
+        return mixed.addcmul(gate, added), summed
+
+
+def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Experts:
+    """Load one layer's; ``prefix`` names it in the checkpoint. Raises ``UnsupportedModel``."""
+    shape, hidden = config.experts, config.hidden_size
+    assert shape is not None
+    _check_format(weights)
+    one = _load_mlp(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
+    stacks = [_stack_of(product, shape.number) for product in (one.gate_up, one.down)]
+    for number in range(shape.number):
+        if number:
+            one = _load_mlp(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
+        for stack, product in zip(stacks, (one.gate_up, one.down), strict=True):
+            _put(stack, number, product)
+    (gate_up, of_inner), (down, of_out) = stacks
+    router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
+    shared = f"{prefix}.shared_expert"
+    return Experts(
+        router=router.float() if shape.is_sigmoid else router,
+        gate_up=gate_up,
+        down=down,
+        scales=None if of_inner is None or of_out is None else (of_inner, of_out),
+        per_token=shape.per_token,
+        is_normalised=shape.is_normalised,
+        batch_invariant=weights.linear.batch_invariant,
+        bias=weights.get_scales(f"{prefix}.gate.e_score_correction_bias", shape.number) if shape.is_sigmoid else None,
+        factor=shape.factor,
+        shared=_load_mlp(weights, shared, hidden, shape.shared_size) if shape.shared_size else None,
+        shared_gate=weights.get(gate, 1, hidden) if shape.gates_shared else None,
+    )
+
+
+def _check_format(weights: WeightSource) -> None:
+    asked, packed = weights.linear.quantization, weights.packed
+    found = asked if asked not in (None, "fp8") else None if packed is None or packed.method == "fp8" else packed.method
+    if found is not None:
+        raise UnsupportedModel(
+            f"experts' weights cannot be {found}; supported for a mixture of experts: float8 (--quantization fp8, or a "
+            "checkpoint of it), and float32, float16 or bfloat16"
+        )
+
+
+def _load_mlp(weights: WeightSource, prefix: str, hidden: int, inner: int) -> Mlp:
+    return Mlp(
+        gate_up=load_linear(weights, (f"{prefix}.gate_proj", f"{prefix}.up_proj"), (inner, inner), hidden, False),
+        down=load_linear(weights, (f"{prefix}.down_proj",), (hidden,), inner, False),
+    )
+
+
+def _stack_of(product: Linear | QuantizedLinear, number: int) -> tuple[Tensor, Tensor | None]:
+    """Return room for as many weights, and for their scales, where they have some."""
+    weights = product.weight.new_empty((number, *product.weight.shape))
+    if not isinstance(product, QuantizedLinear):
+        return weights, None
+    return weights, product.scales.new_empty((number, *product.scales.shape))
+
+
+def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Linear | QuantizedLinear) -> None:
+    weights, scales = stack
+    if isinstance(product, QuantizedLinear) != (scales is not None) or product.weight.dtype != weights.dtype:
+        raise UnsupportedModel(f"expert {number} is of {product.weight.dtype}, the first of {weights.dtype}")
+    weights[number] = product.weight
+    if scales is not None and isinstance(product, QuantizedLinear):
+        scales[number] = product.scales

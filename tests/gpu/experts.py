@@ -1,0 +1,136 @@
+# A mixture of experts in Triton against plain torch and its definition in float64, for every kind of routing: even, all
+# to one expert, none to some, one pair alone, and more pairs than experts.
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels import reference_experts
+from gpu_backend.kernels.triton_ops import experts
+from gpu_backend.models.quantization import quantize
+from gpu_backend.step.messages import Generate
+from gpu_backend.step.sampling_params import SamplingParams
+from tests.gpu.check import Check, Setting, relative_error, require
+from tests.gpu.generation import ModelUnderTest
+from tests.gpu.kernels import by_kernels, dtype_of, prompt_scores, rows_one_by_one, worst_of
+from tests.support.tiny_model import TinyModel
+
+ROUTINGS = ("even", "one", "some", "skewed")
+
+
+def choices_of_experts(setting: Setting) -> str:
+    """The likeliest experts of each token, in their order, and shares as plain torch has them."""
+    dice, on_card = setting.dice, setting.device.type == "cuda"
+
+    def error() -> float:
+        number, tokens = dice.choice((3, 8, 60, 128)), dice.choice((1, 7, 300) if on_card else (1, 7))
+        count, normalised = dice.randint(1, min(9, number)), dice.random() < 0.5
+        ranks = torch.stack([torch.randperm(number, generator=setting.generator()) for _ in range(tokens)])
+        logits = (ranks / 8).to(dtype_of(setting)).to(setting.device)  # no two alike
+        bias, factor = setting.randn(number).float() / 99 if dice.random() < 0.4 else None, dice.choice((1.0, 2.5))
+        shares, chosen = experts.choose_experts(logits, count, normalised, bias, factor)
+        expected, likeliest = reference_experts.choose_experts(logits, count, normalised, bias, factor)
+        require(torch.equal(chosen, likeliest), "other experts are chosen")
+        return relative_error(shares, expected)
+
+    return worst_of(setting, error, 3)
+
+
+def mixtures_of_experts(setting: Setting) -> str:
+    """Any number of tokens, wherever they are routed, with plain weights and of eight bits."""
+    kinds = ROUTINGS if setting.device.type == "cuda" else setting.dice.sample(ROUTINGS, 2)
+    return worst_of(setting, lambda: max(_mixture_error(setting, kind) for kind in kinds))
+
+
+def mixtures_stay_the_same(setting: Setting) -> str:
+    """Where sums must not follow the batch, a token's are the same to the bit alone and in company."""
+    x, gate_up, down, _ = _inputs(setting, tokens=37, number=5)
+    shares, chosen = _routing(setting, "skewed", 37, 5, 3)
+    with rows_one_by_one(setting):
+        together = experts.mix_experts(x, gate_up, down, shares, chosen, batch_invariant=True)
+        for token in (0, 19, 36):
+            own = (some[:, token : token + 1].contiguous() for some in (shares, chosen))
+            alone = experts.mix_experts(x[token : token + 1], gate_up, down, *own, batch_invariant=True)
+            require(torch.equal(alone[0], together[token]), f"token {token} differs in company")
+    return "37 tokens, alone and together, equal bit for bit"
+
+
+def engine_of_experts(setting: Setting) -> str:
+    """Kernels score a prompt as plain torch does, with experts whole and of float8, a shared one, and an MLP."""
+    dice = setting.dice
+    command = Generate("x", tuple(dice.randrange(256) for _ in range(11)), SamplingParams(1, 0.0, prompt_logprobs=0))
+    methods = (None, "fp8") if setting.device.type == "cuda" else (None,)  # the interpreter rounds to float8 wrongly
+    errors = []
+    for method in methods:
+        settings = {"quantization": method} if method else {}
+        with tempfile.TemporaryDirectory() as folder:
+            model = TinyModel(
+                "Qwen2MoeForCausalLM", intermediate_size=128, num_experts=12, seed=dice.getrandbits(31),
+                extra={"mlp_only_layers": [0]},
+            )  # fmt: skip
+            plain = ModelUnderTest(replace(setting, device=torch.device("cpu")), Path(folder), model)
+            tested = ModelUnderTest(setting, Path(folder), model)
+            expected = prompt_scores(plain.engine(**settings), command)
+            with by_kernels(setting):
+                errors.append(relative_error(prompt_scores(tested.engine(**settings), command), expected))
+        require(errors[-1] <= (1e-2 if method else 1e-4), f"{method}: relative error {errors[-1]:.1e}")
+    return f"worst relative error {max(errors):.0e}"
+
+
+def _inputs(setting: Setting, tokens: int, number: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    dtype, dice = dtype_of(setting), setting.dice
+    hidden, inner = dice.choice((24, 64, 200)), dice.choice((16, 40, 136))
+    x = setting.randn(tokens, hidden).to(dtype)
+    gate_up, down = (
+        (setting.randn(number, 2 * inner, hidden) / hidden**0.5).to(dtype),
+        setting.randn(number, hidden, inner),
+    )
+    down = (down / inner**0.5).to(dtype)
+    if tokens == 37 or dice.random() < 0.7:
+        return x, gate_up, down, None
+    kept = [[quantize(one, None, "int8") for one in stack] for stack in (gate_up, down)]
+    (gate_up, of_inner), (down, of_out) = (
+        (torch.stack([one.weight for one in some]), torch.stack([one.scales for one in some])) for some in kept
+    )
+    return x, gate_up, down, (of_inner, of_out)
+
+
+def _routing(setting: Setting, kind: str, tokens: int, number: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return shares and experts (count, tokens); a token may have one expert several times, which the kernel allows."""
+    shares = setting.randn(count, tokens).float().abs() + 0.1
+    dice = setting.dice
+    allowed = {"one": [dice.randrange(number)], "some": range(0, number, 2), "skewed": [0] * 9 + [*range(number)]}
+    drawn = [dice.choice(allowed.get(kind, range(number))) for _ in range(count * tokens)]
+    return shares, torch.tensor(drawn, device=setting.device).int().view(count, tokens)
+
+
+def _mixture_error(setting: Setting, kind: str) -> float:
+    dice, on_card = setting.dice, setting.device.type == "cuda"
+    number, count = dice.choice((2, 8, 33)), dice.randint(1, 4)
+    tokens = dice.choice((1, 5, 37, 700, 2500) if on_card else (1, 5, 18))
+    x, gate_up, down, scales = _inputs(setting, tokens, number)
+    shares, chosen = _routing(setting, kind, tokens, number, count)
+    out = experts.mix_experts(x, gate_up, down, shares, chosen, scales)
+
+    wide = [weight.double() for weight in (gate_up, down)]
+    if scales is not None:
+        wide = [weight * scale[:, :, None] for weight, scale in zip(wide, scales, strict=True)]
+    inner = torch.einsum("th,eoh->teo", x.double(), wide[0])
+    gate, up = inner.chunk(2, -1)
+    each = torch.einsum("tei,ehi->teh", gate / (1 + (-gate).exp()) * up, wide[1])
+    worth = torch.zeros(tokens, number, dtype=torch.double, device=x.device)
+    worth.scatter_add_(1, chosen.t().long(), shares.t().double())
+    return relative_error(out, torch.einsum("te,teh->th", worth, each))
+
+
+CHECKS = (
+    Check("kernel: choices of experts", choices_of_experts),
+    Check("kernel: mixtures of experts", mixtures_of_experts, long=(torch.bfloat16,)),
+    Check("kernel: mixtures whatever the batch", mixtures_stay_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
+    Check("kernel: an engine of experts", engine_of_experts, (torch.float32,), long=(torch.float32,)),
+)

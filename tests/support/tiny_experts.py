@@ -1,0 +1,85 @@
+# The mixtures of experts of a tiny model: what its config.json says of them, and their tensors as its architecture
+# names them, one by one or all experts' in one.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tests.support.tiny_model import TinyModel
+
+MODEL_TYPES_OF_MIXTURES = {
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "Glm4MoeForCausalLM": "glm4_moe",
+}
+NAMES = {  # of router, gate, up and down; Granite has all experts' in two tensors
+    "MixtralForCausalLM": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "w3", "w2"),
+    "GraniteMoeForCausalLM": ("block_sparse_moe.router.layer", "", "", ""),
+}
+QWEN = ("mlp.gate", "mlp.experts.{}.gate_proj", "up_proj", "down_proj")
+SHARED_SIZE = 24
+Matrix = Callable[[int, int], Tensor]
+
+
+def experts_config(model: TinyModel) -> dict[str, Any]:
+    """Return what config.json says of the experts; nothing of a dense model."""
+    if model.architecture not in MODEL_TYPES_OF_MIXTURES:
+        return {}
+    named = {"Qwen": "num_experts", "Glm4": "n_routed_experts"}.get(model.architecture[:4], "num_local_experts")
+    config = {named: model.num_experts, "num_experts_per_tok": model.experts_per_token}
+    if named == "n_routed_experts":
+        config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_shared_experts": 1}
+    if named != "num_local_experts":
+        config |= {"moe_intermediate_size": model.intermediate_size // 2, "norm_topk_prob": model.seed % 2 == 0}
+    if model.architecture == "Qwen2MoeForCausalLM":
+        config["shared_expert_intermediate_size"] = SHARED_SIZE
+    return config
+
+
+def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, Tensor]:
+    """Draw one layer's; ``layer`` names it."""
+    config, hidden = model.config(), model.hidden_size
+    inner = config.get("moe_intermediate_size", model.intermediate_size)
+    router, first, up, down = (f"{layer}.{name}" for name in NAMES.get(model.architecture, QWEN))
+    tensors = {f"{router}.weight": matrix(model.num_experts, hidden)}
+    each = [(matrix(inner, hidden), matrix(inner, hidden), matrix(hidden, inner)) for _ in range(model.num_experts)]
+    gate_up = torch.stack([torch.cat(expert[:2]) for expert in each])
+    if model.architecture == "GraniteMoeForCausalLM":
+        names = (f"{layer}.block_sparse_moe.{which}_linear.weight" for which in ("input", "output"))
+        tensors |= dict(zip(names, (gate_up, torch.stack([expert[2] for expert in each])), strict=True))
+    elif model.stacks_experts:
+        tensors = {f"{layer}.mlp.gate.weight": tensors.popitem()[1], f"{layer}.mlp.experts.gate_up_proj": gate_up}
+        tensors[f"{layer}.mlp.experts.down_proj"] = torch.stack([expert[2] for expert in each])
+    else:
+        for number, expert in enumerate(each):
+            stem, gate = first.format(number).rsplit(".", 1)
+            names = (f"{stem}.{module.removeprefix(f'{layer}.')}.weight" for module in (gate, up, down))
+            tensors |= dict(zip(names, expert, strict=True))
+    if model.architecture == "Glm4MoeForCausalLM":
+        tensors[f"{router}.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4
+        tensors |= _shared(f"{layer}.mlp.shared_experts", hidden, inner, matrix)
+    elif model.architecture == "Qwen2MoeForCausalLM":
+        tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, SHARED_SIZE, matrix)
+        tensors[f"{layer}.mlp.shared_expert_gate.weight"] = matrix(1, hidden)
+    return tensors
+
+
+def _shared(name: str, hidden: int, inner: int, matrix: Matrix) -> dict[str, Tensor]:
+    widening = {f"{name}.{module}.weight": matrix(inner, hidden) for module in ("gate_proj", "up_proj")}
+    return widening | {f"{name}.down_proj.weight": matrix(hidden, inner)}
+
+
+def has_experts(model: TinyModel, index: int) -> bool:
+    """Whether a layer has a mixture in the place of its MLP."""
+    if model.architecture not in MODEL_TYPES_OF_MIXTURES:
+        return False
+    config = model.config()
+    step, without = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return index >= config.get("first_k_dense_replace", 0) and (index + 1) % step == 0 and index not in without

@@ -1,0 +1,87 @@
+# A mixture of experts for any routing: plain torch against its definition, the Triton kernels, interpreted, against
+# plain torch.
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpu_backend.kernels import reference_experts
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which Triton must know before it is imported
+Routing = list[list[int]]  # of each token its experts, one of them maybe twice
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[int, Routing]:
+    """Draw how many experts there are, and where tokens go: to any, all to one, or to some."""
+    number, tokens, count = draw(st.integers(1, 20)), draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    used = draw(st.one_of(st.just([*range(number)]), st.lists(st.integers(0, number - 1), min_size=1, max_size=3)))
+    each = st.lists(st.sampled_from(used), min_size=count, max_size=count)
+    return number, draw(st.lists(each, min_size=tokens, max_size=tokens))
+
+
+def inputs(number: int, routing: Routing) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    chosen = torch.tensor(routing).t().int().contiguous()
+    shares = torch.rand(chosen.shape, generator=generator)
+    x = torch.randn(len(routing), 24, generator=generator)
+    gate_up, down = (torch.randn(number, *sizes, generator=generator) / 4 for sizes in ((20, 24), (24, 10)))
+    return x, gate_up, down, shares, chosen
+
+
+@settings(max_examples=15, deadline=None)
+@given(routings())
+def test_mixture_equals_its_definition(drawn: tuple[int, Routing]) -> None:
+    """Each token's experts, one after the other, each with the token alone."""
+    x, gate_up, down, shares, chosen = inputs(*drawn)
+    expected = torch.zeros_like(x)
+    for token, experts in enumerate(chosen.t().tolist()):
+        for share, expert in zip(shares[:, token], experts, strict=True):
+            gate, up = (gate_up[expert] @ x[token]).chunk(2)
+            expected[token] += share * (down[expert] @ (gate * gate.sigmoid() * up))
+
+    found = reference_experts.mix_experts(x, gate_up, down, shares, chosen)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not INTERPRETED, reason="the test below starts a process for it, with TRITON_INTERPRET=1")
+@settings(max_examples=60, deadline=None)
+@given(routings())
+def test_kernel_equals_plain_torch(drawn: tuple[int, Routing]) -> None:
+    """For any routing; and its pairs lie in blocks of one expert each, no pair lost and none there twice."""
+    from gpu_backend.kernels.triton_ops import experts
+
+    x, gate_up, down, shares, chosen = inputs(*drawn)
+    blocks = experts.sort_pairs(chosen, drawn[0], 16)
+    if blocks.is_sorted:
+        used, pairs = int(blocks.counts[-1]), chosen.numel()
+        placed = blocks.order.view(-1, 16)[:used]
+        real = placed < pairs
+        owners = blocks.owners[:used, None].expand_as(placed)
+        assert used <= blocks.number and sorted(placed[real].tolist()) == list(range(pairs))
+        assert torch.equal(chosen.flatten()[placed[real].long()], owners[real])
+
+    found = experts.mix_experts(x, gate_up, down, shares, chosen)
+    expected = reference_experts.mix_experts(x, gate_up, down, shares, chosen)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.soak
+def test_kernel_equals_plain_torch_interpreted() -> None:
+    """The test above, where Triton interprets."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", f"{__file__}::{test_kernel_equals_plain_torch.__name__}"]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

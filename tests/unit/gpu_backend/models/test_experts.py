@@ -1,0 +1,201 @@
+# Mixtures of experts: how checkpoints name them, cut across ranks, of float8, and what they count for.
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.roofline import MIXTURES
+from gpu_backend.kernels import reference_experts
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig, load_model_config, parse_model_config
+from gpu_backend.models.config.packed_format import PackedFormat
+from gpu_backend.models.experts import Experts, load_experts
+from gpu_backend.models.registry import load_model
+from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
+from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
+from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
+
+CPU = torch.device("cpu")
+LAYER = "model.layers.1.mlp"
+
+
+def experts_of(folder: Path, ranks: int = 1, **options: Any) -> list[Experts]:
+    """Load the second layer's, each rank's part."""
+    config, found = load_model_config(folder), []
+    for rank in range(ranks):
+        source = Checkpoint(folder, CPU, torch.float32, LinearOptions(**options), config.packed)
+        weights = ShardedWeights(source, rank, ranks) if ranks > 1 else source
+        found.append(load_experts(config_of_rank(config, ranks), weights, LAYER))
+    return found
+
+
+def mixed(experts: Experts, x: Tensor) -> Tensor:
+    return experts.of_norm(x, None, torch.ones(x.shape[1]), 1e-6)[0]
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_in_one_tensor_load_as_one_by_one(architecture: str, tmp_path: Path) -> None:
+    """Newer transformers stack what older checkpoints name one by one; the weights are the same."""
+    single, stacked = (TinyModel(architecture, stacks_experts=stacks) for stacks in (False, True))
+    (one,), (other,) = (experts_of(write_tiny_model(tmp_path / str(i), m)) for i, m in enumerate((single, stacked)))
+
+    assert single.tensors().keys() != stacked.tensors().keys()
+    assert torch.equal(one.gate_up, other.gate_up) and torch.equal(one.down, other.down)
+    assert torch.equal(one.router, other.router)
+
+
+def test_stacked_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    """Its shape stands beside what config.json calls for."""
+    model = TinyModel("Qwen3MoeForCausalLM", stacks_experts=True)
+    folder = write_tiny_model(tmp_path, model)
+    tensors = model.tensors()
+    tensors[f"{LAYER}.experts.gate_up_proj"] = tensors[f"{LAYER}.experts.gate_up_proj"][:, 1:].clone()
+    write_shards(folder, tensors)
+
+    with pytest.raises(UnsupportedModel, match=r"experts\.gate_up_proj has shape \(5, 95, 64\).* calls for \(96, 64\)"):
+        experts_of(folder)
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+def test_ranks_have_a_part_of_every_expert(stacks: bool, tmp_path: Path) -> None:
+    """The parts' sum is the whole mixture, and each has half of the experts' weights; the router is on both."""
+    folder = write_tiny_model(tmp_path, TinyModel("Qwen2MoeForCausalLM", stacks_experts=stacks))
+    (whole,), parts = experts_of(folder), experts_of(folder, 2)
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(sum(mixed(part, x) for part in parts), mixed(whole, x), atol=1e-5, rtol=1e-5)
+    assert all(num_bytes((part.gate_up, part.down)) * 2 == num_bytes((whole.gate_up, whole.down)) for part in parts)
+
+
+def test_ranks_that_do_not_divide_experts_are_refused() -> None:
+    """The size that does not divide is named."""
+    config = parse_model_config(TinyModel("Qwen3MoeForCausalLM", intermediate_size=84, num_kv_heads=4).config())
+
+    with pytest.raises(UnsupportedModel, match="the experts' intermediate_size is 42, which 4 ranks do not divide"):
+        config_of_rank(config, 4)
+
+
+def test_stages_have_their_own_layers_mixtures() -> None:
+    """Of four layers, of which every other has one, each of three stages knows which of its own do."""
+    tiny = TinyModel("Qwen3MoeForCausalLM", num_layers=4, extra={"decoder_sparse_step": 2})
+    config = parse_model_config(tiny.config())
+    stages = [stage_of(config, stage, 3).experts for stage in range(3)]
+
+    assert [stage.layers for stage in stages if stage] == [(False,), (True,), (False, True)]
+
+
+def test_float8_experts_are_near_the_whole_ones(tmp_path: Path) -> None:
+    """Weights keep a scale for each output of each expert, router and inputs stay whole: a third of a bit in 24."""
+    folder = write_tiny_model(tmp_path, TinyModel("MixtralForCausalLM"))
+    (whole,), (small,) = experts_of(folder), experts_of(folder, quantization="fp8")
+    x = torch.randn(30, 64, generator=torch.Generator().manual_seed(1))
+    assert small.scales is not None
+    wide = [w.float() * scale[:, :, None] for w, scale in zip((small.gate_up, small.down), small.scales, strict=True)]
+
+    assert num_bytes((small.gate_up, small.down)) * 4 == num_bytes((whole.gate_up, whole.down))
+    expected = mixed(replace(whole, gate_up=wide[0], down=wide[1]), x)
+    torch.testing.assert_close(mixed(small, x), expected, atol=1e-4, rtol=1e-4)
+    assert (mixed(small, x) - mixed(whole, x)).norm() < 0.08 * mixed(whole, x).norm()
+
+
+def test_checkpoint_of_float8_experts_is_loaded(tmp_path: Path) -> None:
+    """As transformers writes it: a scale for each matrix, and the router among what is kept whole."""
+    model = TinyModel("Qwen3MoeForCausalLM", extra={"quantization_config": {"quant_method": "fp8",
+                      "modules_to_not_convert": ["mlp.gate.", "self_attn"]}})  # fmt: skip
+    folder, tensors = write_tiny_model(tmp_path, model), model.tensors()
+    for name in [name for name in tensors if ".experts." in name]:
+        scale = tensors[name].abs().amax() / 448
+        tensors[f"{name}_scale"], tensors[name] = scale, (tensors[name] / scale).to(torch.float8_e4m3fn)
+    write_shards(folder, tensors)
+    (found,) = experts_of(folder)
+    name = f"{LAYER}.experts.3.down_proj.weight"
+
+    assert found.scales is not None and torch.equal(found.scales[1][3], tensors[f"{name}_scale"].expand(64))
+    assert torch.equal(found.down[3].view(torch.uint8), tensors[name].view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "packed", "words"),
+    [("int8", None, "int8"), ("int4", None, "int4"), (None, PackedFormat("awq", 32), "awq")],
+)
+def test_formats_that_experts_do_not_have_are_refused(
+    quantization: str | None, packed: PackedFormat | None, words: str
+) -> None:
+    """By name, with those that they have."""
+    config = parse_model_config(TinyModel("MixtralForCausalLM").config())
+    weights = RandomWeights(CPU, torch.float32, linear=LinearOptions(quantization))
+    weights.packed = packed
+
+    with pytest.raises(UnsupportedModel, match=f"experts' weights cannot be {words}; supported .* float8"):
+        load_experts(config, weights, LAYER)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6, but there are 5 experts"),
+        ({"num_experts": 0}, "num_experts = 0; a whole number above 0"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size = None"),
+    ],
+)
+def test_config_of_experts_that_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        parse_model_config(TinyModel("Qwen3MoeForCausalLM").config() | fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"), [("Mixtral-8x7B", 46.7e9, 12.9e9), ("Qwen3-30B-A3B", 30.5e9, 3.3e9)]
+)
+def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, active: float) -> None:
+    """As their makers count them: with both ends of the vocabulary."""
+    config: ModelConfig = parse_model_config(MIXTURES[name])
+    ends = config.vocab_size * config.hidden_size
+
+    assert config.weights_read() + 2 * ends == pytest.approx(total, rel=0.01)
+    assert config.products_per_token + ends == pytest.approx(active, rel=0.02)
+    assert config.weights_read(1) < config.weights_read(16) < config.weights_read(1000) <= config.weights_read()
+
+
+def test_shares_are_those_of_the_softmax() -> None:
+    """Over all experts, or over those chosen, as the architecture has it."""
+    logits = torch.randn(9, 6, generator=torch.Generator().manual_seed(2))
+    best = logits.softmax(-1).topk(3)
+
+    for normalised in (False, True):
+        shares, chosen = reference_experts.choose_experts(logits, 3, normalised)
+        expected = best.values / best.values.sum(-1, keepdim=True) if normalised else best.values
+        torch.testing.assert_close(shares.t(), expected)
+        assert torch.equal(chosen.t().long(), best.indices)
+
+
+def test_sigmoid_router_chooses_by_a_bias_and_shares_without_it() -> None:
+    """As DeepSeek-V3's and GLM-4.5's: an expert that the bias favours is chosen, and counts as its sigmoid does."""
+    logits, bias = torch.tensor([[2.0, 1.0, 0.0, -1.0]]), torch.tensor([0.0, 0.0, 0.0, 0.8])
+
+    shares, chosen = reference_experts.choose_experts(logits, 2, True, bias, 2.5)
+
+    sigmoids = logits[0, [3, 0]].sigmoid()
+    assert chosen.flatten().tolist() == [3, 0]
+    torch.testing.assert_close(shares.flatten(), 2.5 * sigmoids / sigmoids.sum())
+
+
+def test_experts_in_groups_are_refused() -> None:
+    """DeepSeek's larger ones choose groups of experts first."""
+    with pytest.raises(UnsupportedModel, match="n_group is 8; experts are chosen of one group"):
+        parse_model_config(TinyModel("Glm4MoeForCausalLM").config() | {"n_group": 8})
+
+
+def test_whole_model_of_random_weights_is_built() -> None:
+    """For benchmarks of a shape whose weights are not at hand."""
+    config = parse_model_config(TinyModel("GraniteMoeForCausalLM").config())
+    model = load_model(config, RandomWeights(CPU, torch.float32), 16)
+
+    weights = num_bytes(model.layers[0].mlp) / 4
+    assert weights == 5 * 3 * 64 * 96 + 5 * 64
