@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from billing.core.prices import cost_of
 from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.inference import Generation, Request
 from router.catalog.catalog import AutoRoute, Catalog
-from router.catalog.errors import ContextTooShort, ModelNotAllowed, UnknownModel
+from router.catalog.errors import ContextTooShort, ModelNotAllowed, NoReplica, UnknownModel
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import ModelSpec, Route, Tier
+from router.catalog.targets import ComplexityDecision, ModelSpec, Route, Target, Tier
 from router.eligibility import explain_refusal, is_smaller, needs_of, part_that_can
 from router.preferences import at_preferred, granted_with, refuse_other_vectors, with_canary, with_spares
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
@@ -44,7 +44,7 @@ def choose_route(
     Equal arguments give equal routes. ``withdrawn`` are names whose canary is not asked any more; conversations of a
     ``share`` below a canary's go there.
 
-    Raises ``UnknownModel``, ``ModelNotAllowed``, or the ``NoTargetFits`` that says what no target can do.
+    Raises ``UnknownModel``, ``ModelNotAllowed``, ``NoReplica``, or a ``NoTargetFits`` that says what no target can do.
     """
     canary = catalog.canaries.get(request.model) if catalog.canaries else None
     if not options.spares and options.providers is None and canary is None:
@@ -85,21 +85,34 @@ def _route_of(
         return _named_route(request, options, catalog, health, name, spread)
     auto = catalog.auto[name]
     eligible = _eligible(options.usable(catalog.members_of(name)), request, options, catalog)
-    if isinstance(request, EmbeddingRequest):
-        return _embedding_route(request, auto, eligible, catalog, health, spread)
+    if not isinstance(request, Generation):
+        return _plain_route(request, auto, eligible, catalog, health, spread)
 
     small = [model for model in eligible if model.name in auto.small]
     large = [model for model in eligible if model.name in auto.large]
-    quality = options.recalibrated.get(name, auto.quality) if options.quality is None else options.quality
-    decision = judge(request, quality, complexity) if small and large else None
+    decision = _judged(request, options, auto, name, complexity) if small and large else None
     is_small = bool(small) if decision is None else decision.is_small
 
     chosen, spare = (small, large) if is_small else (large, small if options.allow_smaller else [])
     cost = partial(cost_of, expected_usage(request), batch=options.tier is Tier.BATCH, at=at)
     targets = by_cost(chosen, cost, catalog, health, share, spread)
     targets += by_cost([model for model in spare if model not in chosen], cost, catalog, health, share, spread)
-    ordered, reason = unavailable_last(targets, health), "auto_small" if is_small else "auto_large"
-    return Route(request.model, ordered, reason, None if decision is None else decision.score, decision)
+    ordered, reason = _usable(targets, request, health), "auto_small" if is_small else "auto_large"
+    if decision is None:
+        return Route(request.model, ordered, reason)
+    score = decision.score if decision.shipped is None else decision.shipped
+    return Route(request.model, ordered, reason, score, decision)
+
+
+def _judged(
+    request: Request, options: RoutingOptions, auto: AutoRoute, name: str, complexity: Score
+) -> ComplexityDecision:
+    """Return what is judged of a request: by the team's own scores where it has some and asks for no quality."""
+    if options.quality is not None:
+        return judge(request, options.quality, complexity)
+    if (learned := options.learned.get(name)) is not None:
+        return replace(judge(request, auto.quality, learned), shipped=complexity(request))
+    return judge(request, options.recalibrated.get(name, auto.quality), complexity)
 
 
 def _named_route(
@@ -128,26 +141,33 @@ def _named_route(
     if refusal is not None and not targets:
         raise refusal
 
-    ordered = unavailable_last(targets, health)
+    ordered = _usable(targets, request, health)
     if ordered[0].model.name != name:
         return Route(request.model, ordered, "fallback")
     return Route(request.model, ordered, "named" if request.model == name else "alias")
 
 
-def _embedding_route(
-    request: EmbeddingRequest,
+def _plain_route(
+    request: Request,
     auto: AutoRoute,
     eligible: Sequence[ModelSpec],
     catalog: Catalog,
     health: Health,
     spread: float,
 ) -> Route:
-    """Return the first model that embeds, wherever it is served: vectors of different models do not compare."""
+    """Return the first model that can, wherever it is served: vectors and scores of different models do not compare."""
     first = eligible[0]
     same = [model for model in eligible if model.upstream_model == first.upstream_model]
     targets = [target for model in same for target in by_preference(model, catalog, health, spread)]
     reason = "auto_small" if first.name in auto.small else "auto_large"
-    return Route(request.model, unavailable_last(targets, health), reason)
+    return Route(request.model, _usable(targets, request, health), reason)
+
+
+def _usable(targets: Sequence[Target], request: Request, health: Health) -> tuple[Target, ...]:
+    """Return the targets, what is unavailable last. Raises NoReplica where there are none."""
+    if not targets:
+        raise NoReplica(f"No replica of '{request.model[:100]}' is up now. Try again soon.")
+    return unavailable_last(targets, health)
 
 
 def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str:

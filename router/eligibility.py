@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from billing.core.money import to_text
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.embeddings import RerankRequest
+from protocol.inference import Generation, Request
+from protocol.media.images import ImageRequest
 from router.catalog.capabilities import FIELD_OF, missing_capabilities, needed_capabilities
 from router.catalog.catalog import Catalog
 from router.catalog.errors import ContextTooShort, CostLimitTooLow, LacksCapability, NoTargetFits
@@ -128,7 +129,7 @@ def explain_refusal(
         return LacksCapability(
             f"'{asked}' is not served in tier {needs.tier}. {_others(needs, options, catalog)}", param="x-tier"
         )
-    advice = "shorten the input" if isinstance(needs.request, EmbeddingRequest) else "lower max_tokens"
+    advice = "lower max_tokens" if isinstance(needs.request, Generation) else "shorten the input"
     return CostLimitTooLow(
         f"This request may cost up to ${to_text(min(needs.cost_most(model) for model in timely))} on '{asked}', more "
         f"than x-max-cost-usd (${to_text(needs.max_cost_nanousd or 0)}) allows. Raise it, or {advice}.",
@@ -145,14 +146,16 @@ def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
 
 
 def _reply_least(request: Request) -> int:
-    return 0 if isinstance(request, EmbeddingRequest) or request.output_limit == 0 else 1
+    return 1 if isinstance(request, Generation) and request.output_limit != 0 else 0
 
 
 def _prompt_field(request: Request) -> str:
     match request:
         case ChatRequest():
             return "messages"
-        case CompletionRequest():
+        case CompletionRequest() | ImageRequest():
             return "prompt"
+        case RerankRequest():
+            return "documents"
         case _:
             return "input"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from protocol.embeddings import EmbeddingRequest
 from protocol.errors import BadRequest
 from router.catalog.catalog import Catalog
-from router.catalog.errors import ModelNotAllowed, NoTargetFits, UnknownModel
+from router.catalog.errors import ModelNotAllowed, NoReplica, NoTargetFits, UnknownModel
 from router.catalog.routing_options import ProviderPreference, RoutingOptions
 from router.catalog.targets import Route, Target
 from router.ranking import Health, unavailable_last
@@ -18,15 +18,15 @@ from router.ranking import Health, unavailable_last
 def with_spares(asked: Sequence[str], route_of: Callable[[str], Route], health: Health) -> Route:
     """Return the first model's route, and behind it the targets of the others, each once, what is unavailable last.
 
-    A model that cannot serve the request is passed by; raises the first one's ``NoTargetFits`` where none can, and
-    what ``route_of`` raises of a name that may not be asked.
+    A model that cannot serve the request, or has no replica now, is passed by; raises the first one's ``NoTargetFits``
+    or ``NoReplica`` where none can, and what ``route_of`` raises of a name that may not be asked.
     """
     routes: list[Route] = []
-    refusal: NoTargetFits | None = None
+    refusal: NoTargetFits | NoReplica | None = None
     for name in asked:
         try:
             routes.append(route_of(name))
-        except NoTargetFits as exc:
+        except (NoTargetFits, NoReplica) as exc:
             refusal = refusal or exc
         except (UnknownModel, ModelNotAllowed) as exc:
             exc.param = exc.param if name == asked[0] else "models"
@@ -47,7 +47,7 @@ def with_canary(base: Route, route_of: Callable[[], Route], health: Health) -> R
     request, and first where none of the canary's can be asked."""
     try:
         canary = route_of()
-    except NoTargetFits:
+    except (NoTargetFits, NoReplica):
         return base
     targets = {target.key: target for target in (*canary.targets, *base.targets)}
     ordered = unavailable_last(targets.values(), health)

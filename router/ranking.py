@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from billing.core.prices import Price
-from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.inference import Generation, Request
 from protocol.usage import Usage
 from router.catalog.catalog import Catalog
 from router.catalog.targets import HEALTHY, ModelSpec, Target, TargetHealth
-from router.prompt_size.bounds import replies_asked
+from router.prompt_size.bounds import pieces_likely, replies_asked
 from router.prompt_size.prompt_lengths import prompt_characters
 
 CHARACTERS_PER_TOKEN = 4  # of English text; only the order of targets rests on it
@@ -31,8 +32,8 @@ _VALUE = itemgetter(0)
 def expected_usage(request: Request) -> Usage:
     """Return what the request will use, as far as one can tell before it runs: good enough to compare prices."""
     prompt = -(-prompt_characters(request) // CHARACTERS_PER_TOKEN)
-    if isinstance(request, EmbeddingRequest):
-        return Usage(input_tokens=prompt)
+    if not isinstance(request, Generation):
+        return replace(pieces_likely(request), input_tokens=prompt)
     limit = TYPICAL_REPLY_TOKENS if request.output_limit is None else request.output_limit
     replies = min(limit, TYPICAL_REPLY_TOKENS) * replies_asked(request)
     return Usage(input_tokens=prompt, output_tokens=replies)
@@ -92,7 +93,7 @@ def _by_portion(model: ModelSpec, catalog: Catalog, health: Health, spread: floa
     Each has its portion of the calls, 1 where it says none; a portion of 0 comes last. Where none says any, those whose
     first token comes about soonest share equally, and the slower ones follow.
     """
-    everywhere = model.everywhere
+    everywhere = [one for one in model.everywhere if catalog.endpoints[one.provider]]  # a pool may be empty
     inside = spread * TURN % 1.0  # else all that goes to one provider would meet the same of its replicas
     pools = [_at_provider(one, catalog, health, inside) for one in everywhere]
     if any(one.portion is not None for one in everywhere):

@@ -26,6 +26,8 @@ class Comparison(Struct, frozen=True):
     suffices: bool  # that it did
     small_nanousd: int
     large_nanousd: int
+    is_explored: bool = False  # the large one answered the caller
+    form: bytes | None = None  # the text statistics that the score rests on, as ``learning.packed_form`` has them
 
 
 class CurveStep(Struct, frozen=True):

@@ -6,11 +6,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
+from router.cached_prompts import Found
 from router.catalog.targets import Target
 
 MOST_LOAD = 1.25  # of the mean, beyond which a replica is passed by
+STICKY = 0.8  # of a prompt: with so much of it cached at a replica it stays there until that is saturated
+PENALTY = 1.0  # seconds to the first token that staying may cost
+# Of a byte to compute: what one costs that is read again at each of some ten steps, while others are computed.
+RUNNING = 1 / 64
+LEAST_MEASURED = 16_384  # bytes to compute, below which the way to the replica would count for the computing
+FADES = 0.02  # of its distance to a slower measurement, that the rate falls by: the peak counts, and is not for ever
 
 
 def by_beginning(replicas: Sequence[Target], beginning: str, loads: Sequence[int]) -> list[Target]:
@@ -26,6 +35,77 @@ def by_beginning(replicas: Sequence[Target], beginning: str, loads: Sequence[int
         for replica, load in zip(replicas, loads, strict=True)
     ]
     return [replica for _, _, replica in sorted(ranked, key=lambda each: each[:2])]
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """One call's prompt at a replica."""
+
+    size: int
+    uncached: int  # to be computed there; 0 once its first token has come
+    ahead: int  # that was to be computed there when it came, itself included
+    since: float
+
+    @property
+    def expected_hit(self) -> float:
+        """The share of it that is cached there, as far as was known. Only before its first token."""
+        return 1 - self.uncached / self.size if self.size else 0.0
+
+
+class Prefills:
+    """The prompts of the calls that are at one replica."""
+
+    def __init__(self) -> None:
+        self.running = 0  # bytes of them all,
+        self.uncached = 0  # and those to be computed before first tokens come
+        self.rate = 0.0  # bytes that it computes in a second at its best, as lately measured; 0: not known
+
+    def begin(self, size: int, uncached: int, now: float) -> Prefill:
+        """Note a call's prompt."""
+        self.running += size
+        self.uncached += uncached
+        return Prefill(size, uncached, self.uncached, now)
+
+    def note_first_token(self, prefill: Prefill, now: float) -> None:
+        """Note that a prompt is computed. Twice is once."""
+        if prefill.uncached and prefill.ahead >= LEAST_MEASURED and now > prefill.since:
+            measured = prefill.ahead / (now - prefill.since)
+            self.rate = max(measured, self.rate + FADES * (measured - self.rate))
+        self._computed(prefill)
+
+    def end(self, prefill: Prefill) -> None:
+        """Note that a call is there no more, whether its first token came or not."""
+        self._computed(prefill)
+        self.running -= prefill.size
+        prefill.size = 0
+
+    def _computed(self, prefill: Prefill) -> None:
+        self.uncached -= prefill.uncached
+        prefill.uncached = 0
+
+
+class Standing(NamedTuple):
+    """What a gateway knows of a replica as it places a prompt. All in bytes of prompts."""
+
+    found: Found  # of this one
+    uncached: int  # of those on their way that are still to be computed there
+    running: int = 0  # of those whose calls are there
+    rate: float = 0.0  # that it computes in a second, as measured; 0: not known
+
+
+def by_work(replicas: Sequence[Target], standings: Sequence[Standing], size: int) -> list[Target]:
+    """Return the replicas in the order in which a prompt of ``size`` bytes is to try them: the one first that has it
+    computed soonest; before it one that has nearly all of it cached and is not saturated, where it costs the fleet
+    least."""
+    ranked = [
+        (
+            one.found.worth < STICKY * size or one.uncached > PENALTY * one.rate,
+            one.uncached + size - one.found.worth + RUNNING * one.running,
+            place,
+        )
+        for place, one in enumerate(standings)
+    ]
+    return [replicas[place] for _, _, place in sorted(ranked)]
 
 
 def _rank(whose: bytes, replica: Target) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.inference import Generation, Request
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route
@@ -33,7 +32,7 @@ def judge_named(
     0 where no small model of that automatic route could serve the request at all.
     """
     auto = route_with_large(route.asked, catalog)
-    if auto is None or route.complexity is not None or isinstance(request, EmbeddingRequest):
+    if auto is None or route.complexity is not None or not isinstance(request, Generation):
         return route
     small = [catalog.models[name] for name in auto.small]
     needs = needs_of(request, options, small)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFormat
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.images import ImageRequest
 from router.catalog.targets import Capability, ModelSpec
 
 # The field of a request that asks for each capability, for the ``param`` of a refusal.
@@ -13,6 +14,8 @@ FIELD_OF = {
     Capability.CHAT: "model",
     Capability.COMPLETIONS: "model",
     Capability.EMBEDDINGS: "model",
+    Capability.RERANK: "model",
+    Capability.IMAGES: "model",
     Capability.TOOLS: "tools",
     Capability.JSON: "response_format",
     Capability.LOGPROBS: "logprobs",
@@ -34,6 +37,10 @@ def needed_capabilities(request: Request) -> frozenset[Capability]:
             return frozenset((Capability.COMPLETIONS, *logprobs))
         case EmbeddingRequest():
             return frozenset((Capability.EMBEDDINGS,))
+        case RerankRequest():
+            return frozenset((Capability.RERANK,))
+        case ImageRequest():
+            return frozenset((Capability.IMAGES,))
 
 
 def missing_capabilities(needed: frozenset[Capability], model: ModelSpec) -> list[Capability]:

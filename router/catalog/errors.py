@@ -4,6 +4,8 @@
 #   ├── NotFound
 #   │   └── UnknownModel           404  model_not_found
 #   ├── ModelNotAllowed            403  model_not_allowed
+#   ├── Overloaded
+#   │   └── NoReplica              503  overloaded
 #   └── BadRequest
 #       └── NoTargetFits           400
 #           ├── LacksCapability            unsupported_parameter
@@ -12,43 +14,35 @@
 
 from __future__ import annotations
 
-from protocol.errors import BadRequest, NotFound, ServiceError
+from protocol.errors import BadRequest, NotFound, Overloaded, ServiceError
 
 
-class UnknownModel(NotFound):
+class UnknownModel(NotFound, code="model_not_found"):
     """The name is no model, alias or automatic route of the catalogue."""
 
-    code = "model_not_found"
 
-
-class ModelNotAllowed(ServiceError):
+class ModelNotAllowed(ServiceError, status=403, code="model_not_allowed"):
     """The team may not use a model of this name; whether there is one is not told to a team that may not use all."""
 
-    status = 403
-    type = "invalid_request_error"
-    code = "model_not_allowed"
+
+class NoReplica(Overloaded):
+    """No replica is up now of any model that could serve the request: their pools are empty."""
 
 
 class NoTargetFits(BadRequest):
     """No target of the route can serve this request, however healthy it is."""
 
 
-class LacksCapability(NoTargetFits):
+class LacksCapability(NoTargetFits, code="unsupported_parameter"):
     """The request needs an capability, an endpoint kind or a tier that no target of the route has."""
 
-    code = "unsupported_parameter"
 
-
-class ContextTooShort(NoTargetFits):
+class ContextTooShort(NoTargetFits, code="context_length_exceeded"):
     """The prompt is certainly longer than the context of every target of the route."""
 
-    code = "context_length_exceeded"
 
-
-class CostLimitTooLow(NoTargetFits):
+class CostLimitTooLow(NoTargetFits, code="max_cost_exceeded"):
     """On every target of the route the request could cost more than the caller allows."""
-
-    code = "max_cost_exceeded"
 
 
 class ArtifactMismatch(Exception):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from protocol.inference import Request
 from router.catalog.targets import ModelSpec, Tier
 
 
@@ -27,6 +28,7 @@ class RoutingOptions(Struct, frozen=True, kw_only=True):
     allow_smaller: bool = True  # under overload, a small model may answer what was judged hard
     quality: float | None = None  # 0..1, for automatic routes; None: the route's own
     recalibrated: Mapping[str, float] = {}  # by route: what its own quality takes for this team, as measured
+    learned: Mapping[str, Callable[[Request], float]] = {}  # by route: the team's own scores, where it asks no quality
     max_cost_nanousd: int | None = None  # the most that the call may cost at worst
     spares: tuple[str, ...] = ()  # models to fall back on, by the names that the caller gives
     providers: ProviderPreference | None = None

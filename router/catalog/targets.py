@@ -16,6 +16,8 @@ class Capability(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    IMAGES = "images"
     TOOLS = "tools"
     JSON = "json"
     LOGPROBS = "logprobs"
@@ -103,6 +105,7 @@ class ComplexityDecision(Struct, frozen=True):
     score: float  # the probability that a small model suffices for the newest turn
     quality: float  # that was asked
     turns_back: int = 0  # how many turns before the newest one decided
+    shipped: float | None = None  # the score of the shipped model, where a team's own decided
 
 
 class Route(Struct, frozen=True):

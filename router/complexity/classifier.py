@@ -13,13 +13,16 @@ import numpy.typing as npt
 
 from protocol.inference import Request
 from router.complexity.artifact import Arrays, digest_of, read_artifact
-from router.complexity.features import HEAD, TAIL, read_text, text_of
-from router.complexity.text_stats import STATS_LIMIT
+from router.complexity.features import HEAD, TAIL, Reading, read_text, text_of
 
 WEIGHTS = "complexity.npz"
 MANIFEST = "complexity.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 6  # of the weights and of the features that they were fitted on
+FORMAT = 7  # of the weights and of the features that they were fitted on
+WORDS = 0.5  # what words count beside form, where all of them could be read
 MOST_KNOWN = 8192  # scores that are remembered, some 100 bytes each
+MOST_FORMS = 1024  # the same with their form, some 700 bytes each
+
+Floats = npt.NDArray[np.float64]
 _ONES = np.ones(2 * (HEAD + TAIL), np.float32)  # a sum by ``dot`` is the quickest; for as many as a text has buckets
 WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAnswer:")
 
@@ -27,10 +30,10 @@ WARM_UP = ("Warm up, please.", "Which of the following is 12?\nA. ten\nB. 12\nAn
 class Complexity:
     """The fitted model, ready to score.
 
-    Two linear heads on words and text statistics say how likely a strong model is right and a weak one; small trees on
-    the statistics alone say by how much the strong one does better. The gap of the heads and the trees are weighed, and
-    one logistic step turns their sum into a calibrated probability: the logistic function of x is
-    (1 + tanh(x / 2)) / 2.
+    Small trees on text statistics say by how much a strong model should do better: what form says. Two linear heads on
+    the TF-IDF of words say how likely a strong model is right and a weak one, and so by how much: what words say. Both
+    count alike where the words could be read, and form alone where none could; one logistic step turns their sum into
+    a calibrated probability: the logistic function of x is (1 + tanh(x / 2)) / 2.
     """
 
     def __init__(self, weights: Arrays, version: str = "") -> None:
@@ -38,13 +41,10 @@ class Complexity:
         idf = weights["idf"][:, None]
         # Row by row in memory: of an array that is not, ``take`` copies the whole.
         self._words = np.ascontiguousarray(np.hstack([idf * idf, idf * weights["words"]]))  # (buckets, 1 + heads)
-        # Standardising and clipping a text statistic is clipping it and a linear step, which the heads take in.
-        mean, scale = weights["mean"].astype(np.float64), weights["scale"].astype(np.float64)
-        self._least, self._most = mean - STATS_LIMIT * scale, mean + STATS_LIMIT * scale  # (text statistics,)
-        self._stats = weights["form"] / scale[:, None]  # (text statistics, two heads)
-        self._strong, self._weak = (weights["bias"] - mean @ self._stats).tolist()
+        self._strong, self._weak = weights["bias"].tolist()
         self._trees = Trees(weights)
         self._known: dict[int, float] = {}  # scores by the hash of the text: no word of it is kept
+        self._forms: dict[int, tuple[float, Floats]] = {}  # the same with their form, where a team's own scores ask
         self._joint = [float(value) for value in weights["joint"]]  # as ``score`` names it
         self._unread = float(weights["base"])  # how often a small model sufficed over all that was fitted
 
@@ -79,19 +79,38 @@ class Complexity:
 
     __call__ = small_suffices
 
+    def with_form(self, request: Request) -> tuple[float, Floats | None]:
+        """Return ``small_suffices`` and the text statistics that it rests on, (statistics,); None without a text."""
+        text = text_of(request)
+        if not text or text.isspace():
+            return self._unread, None
+        name = hash((text, len(text)))
+        found = self._forms.get(name)
+        if found is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            reading = read_text(text)
+            found = self._forms[name] = self._score(reading), reading.stats
+            self._known[name] = found[0]
+        return found
+
     def score(self, text: str) -> float:
         """Return ``small_suffices`` of a text as ``features.text_of`` reads it from a request."""
-        buckets, is_first, stats = read_text(text)
-        strong, weak = np.minimum(np.maximum(stats, self._least), self._most).dot(self._stats).tolist()
-        strong, weak = strong + self._strong, weak + self._weak
+        return self._score(read_text(text))
+
+    def _score(self, reading: Reading) -> float:
+        buckets, is_first, stats, readable = reading
+        strong, weak = self._strong, self._weak
         if len(buckets):
             known = buckets[is_first]  # each bucket once, however often it is there
             square, by_strong, by_weak = _ONES[: len(known)].dot(self._words.take(known, axis=0)).tolist()
             norm = math.sqrt(square)
             strong, weak = strong + by_strong / norm, weak + by_weak / norm
-        by_gap, by_gain, intercept = self._joint
-        gap, gain = (math.tanh(strong / 2) - math.tanh(weak / 2)) / 2, self._trees.gain(stats)
-        return 0.5 + math.tanh((by_gap * gap + by_gain * gain + intercept) / 2) / 2
+        by_gain, gain_mean, by_gap, gap_mean, intercept = self._joint
+        form = by_gain * self._trees.gain(stats) + gain_mean
+        words = by_gap * (math.tanh(strong / 2) - math.tanh(weak / 2)) / 2 + gap_mean
+        share = WORDS * readable
+        return 0.5 + math.tanh(((1 - share) * form + share * words + intercept) / 2) / 2
 
 
 class Trees:

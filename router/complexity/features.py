@@ -14,7 +14,7 @@ from protocol.completions import CompletionRequest
 from protocol.inference import Request
 from router.complexity.text_stats import plain_bytes, stats_of, words_of
 
-BUCKETS = 1 << 14  # of hashed words and pairs of words
+BUCKETS = 1 << 17  # of hashed words and pairs of words
 HEAD = TAIL = 1000  # characters looked at from either end: what a decision costs does not grow with the prompt
 SHORT_TURN = 80  # characters; a shorter turn ("and in Python?") leans on the one before it
 
@@ -52,6 +52,7 @@ class Reading(NamedTuple):
     buckets: npt.NDArray[np.intp]  # (hits,), rising: one for each word and each pair of neighbours
     is_first: npt.NDArray[np.bool_]  # (hits,), whether a bucket stands there for the first time
     stats: npt.NDArray[np.float64]  # (text statistics,)
+    readable: float  # 0..1, the share of words of two letters and more that are in letters that were fitted
 
 
 def read_text(text: str) -> Reading:
@@ -59,9 +60,11 @@ def read_text(text: str) -> Reading:
     data = plain_bytes(text)
     lower = data.lower()
     words = words_of(lower)
-    # Words in other letters were not fitted, and would be taken for those that share their buckets.
-    known = words if data.isascii() else [word for word in words if word.isascii()]
-    return Reading(*_hits(known), stats_of(data, lower, words))
+    # Words in other letters were not fitted, and would be taken for those that share their buckets. Of one letter or
+    # digit are the options of exams and the numbers of sums, which tell one exam from another and nothing else.
+    long = [word for word in words if len(word) > 1]
+    known = long if data.isascii() else [word for word in long if word.isascii()]
+    return Reading(*_hits(known), stats_of(data, lower, words), len(known) / (len(long) or 1))
 
 
 def _hits(words: list[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:

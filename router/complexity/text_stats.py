@@ -37,8 +37,6 @@ _FIRST = bytes((*range(0xC2, 0xE1), *range(0xEA, 0xF5)))
 # one before them, as its endings.
 WORD_MARKS = bytes(range(0xE4, 0xEA))
 
-STATS_LIMIT = 4.0  # standard deviations: beyond, a number says no more, so that odd texts get no absurd scores
-
 _FOREIGN = bytes(range(128, 256))  # bytes of UTF-8 beyond ASCII; they count as letters
 # In lower case, whatever is neither letter nor digit parts words.
 _LETTERS = set((ascii_lowercase + digits).encode() + _FOREIGN).difference(WORD_MARKS)

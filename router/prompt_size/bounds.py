@@ -11,15 +11,23 @@ from msgspec.structs import replace
 from billing.core.holds import Headroom
 from billing.core.money import NanoDollars
 from billing.core.prices import most_cost
-from protocol.chat import ChatRequest
+from protocol.chat import ChatRequest, WebSearchTool
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.embeddings import RerankRequest
+from protocol.inference import Generation, Request
+from protocol.media.images import ImageRequest
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
-from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
-from router.prompt_size.prompt_lengths import number_of_prompts, prompt_characters, prompt_tokens_least
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, bound_prompt
+from router.prompt_size.prompt_lengths import (
+    byte_length,
+    number_of_prompts,
+    prompt_characters,
+    prompt_tokens_least,
+)
 
+# What one search of the web adds to a prompt. No upstream names a bound: what searches really add is charged in full.
+SEARCH_TOKENS = 20_000
 USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
 FEWEST_TOKEN_BYTES = 2
@@ -31,6 +39,14 @@ WORTHWHILE_THINKING = (
     4_096  # where a part of it is spent on that: by an effort that is asked, or by models that always do
 )
 THINKS = re.compile(r"o[1-9]|gpt-5(?!.*chat)|gemini-(?:2\.5|[3-9])|deepseek-r|.*(reason|think)", re.IGNORECASE)
+# Of documents to rank: a query with up to a hundred of them is one search unit. Cohere cuts a document of more than 500
+# tokens, those of the query among them, into pieces that each count as a document (https://cohere.com/pricing).
+UNIT_DOCUMENTS = 100
+PIECE_TOKENS = 500
+LEAST_OF_DOCUMENT = 250  # tokens of a piece that a long query leaves to the document
+# Of a square picture of GPT Image 1.5, by its quality; nothing is held by it.
+PICTURE_TOKENS = {"low": 272, "medium": 1_056}
+USUAL_PICTURE_TOKENS = 4_160
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
@@ -40,7 +56,9 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
     ``usage_most``.
     """
-    if isinstance(request, EmbeddingRequest):
+    if isinstance(request, ImageRequest):
+        return model.max_output * request.number if model.price.dearest_output else 0
+    if not isinstance(request, Generation):
         return 0
     limit = output_limit(request, model, prompt)
     if limit is None:
@@ -60,7 +78,7 @@ def output_limit(request: Request, model: ModelSpec, prompt: PromptBound | None 
     naming more than fits is refused by some upstreams. Completions go without, too: their limit is 16 where none is
     named.
     """
-    if isinstance(request, EmbeddingRequest):
+    if not isinstance(request, Generation):
         return None
     if request.output_limit is not None:
         return min(request.output_limit, model.max_output)
@@ -99,9 +117,10 @@ def limit_within(
 
     def limit_on(model: ModelSpec) -> int:
         prompt_most, extra = input_tokens_most(request, model, prompt), requests_made(request, model) - 1
+        searches = searches_most(request)
 
         def is_too_much(limit: int) -> bool:
-            most = Usage(input_tokens=prompt_most, output_tokens=limit * replies, extra_requests=extra)
+            most = Usage(prompt_most, output_tokens=limit * replies, extra_requests=extra, web_searches=searches)
             if headroom.tokens is not None and most.total_tokens > headroom.tokens:
                 return True
             return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
@@ -115,7 +134,7 @@ def limit_within(
 
 def with_output_limit(request: Request, limit: int | None) -> Request:
     """Return the request with another output limit, whatever it was called."""
-    if isinstance(request, EmbeddingRequest) or request.output_limit == limit:
+    if not isinstance(request, Generation) or request.output_limit == limit:
         return request
     if isinstance(request, ChatRequest):
         return replace(request, max_tokens=None, max_completion_tokens=limit)
@@ -128,13 +147,13 @@ def _likely_most(prompt: PromptBound) -> int:
 
 
 def replies_asked(request: Request) -> int:
-    """Return how many replies the upstream makes and bills: ``n``, or ``best_of``, for each prompt; none to embed."""
+    """Return how many replies the upstream makes and bills: ``n``, or ``best_of``, for each prompt; 0 without words."""
     match request:
         case ChatRequest():
             return max(1, request.n or 1)
         case CompletionRequest():
             return max(1, request.n or 1, request.best_of or 1) * number_of_prompts(request)
-        case EmbeddingRequest():
+        case _:
             return 0
 
 
@@ -144,10 +163,22 @@ def requests_made(request: Request, model: ModelSpec) -> int:
 
 
 def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int:
-    """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context."""
+    """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context.
+
+    With searches of the web the model reads it anew after each, and with it what it said and all that was found.
+    """
     prompt = bound_prompt(request) if prompt is None else prompt
     most = min(prompt.tokens_on(model), model.context * number_of_prompts(request))
+    if searches := searches_most(request):
+        said, found = output_tokens_most(request, model, prompt), SEARCH_TOKENS * searches * (searches + 1) // 2
+        most = min((searches + 1) * (most + said) + found, (searches + 1) * model.context)
     return most * requests_made(request, model)
+
+
+def searches_most(request: Request) -> int:
+    """Return how many searches of the web the upstream may make for the request."""
+    tools = request.tools if isinstance(request, ChatRequest) else None
+    return sum(tool.most for tool in tools if isinstance(tool, WebSearchTool)) if tools else 0
 
 
 def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
@@ -161,6 +192,9 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
         input_tokens=input_tokens_most(request, model, prompt),
         output_tokens=output_tokens_most(request, model, prompt),
         extra_requests=requests_made(request, model) - 1,
+        web_searches=searches_most(request),
+        search_units=_search_units(request, 1),
+        images=_images(request),
     )
 
 
@@ -170,3 +204,24 @@ def cost_most(
     """Return nano-dollars that the request never exceeds on ``model``, whenever it runs. ``prompt`` as in
     ``usage_most``."""
     return most_cost(usage_most(request, model, prompt), model.price, batch=batch)
+
+
+def pieces_likely(request: Request) -> Usage:
+    """Return about what a request without words in its answer uses beside its prompt."""
+    images = _images(request)
+    each = PICTURE_TOKENS.get(getattr(request, "quality", None) or "", USUAL_PICTURE_TOKENS)
+    units = _search_units(request, USUAL_TOKEN_BYTES)
+    return Usage(output_tokens=images * each, search_units=units, images=images)
+
+
+def _images(request: Request) -> int:
+    return request.number if isinstance(request, ImageRequest) else 0
+
+
+def _search_units(request: Request, token_bytes: int) -> int:
+    """Return search units, where a token has so many bytes: with 1 they are the most that can be billed."""
+    if not isinstance(request, RerankRequest):
+        return 0
+    room = max(LEAST_OF_DOCUMENT, PIECE_TOKENS - byte_length(request.query) // token_bytes) * token_bytes  # bytes
+    pieces = sum(max(1, -(-byte_length(text) // room)) for text in request.texts)
+    return -(-pieces // UNIT_DOCUMENTS)

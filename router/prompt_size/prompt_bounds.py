@@ -31,8 +31,9 @@ from protocol.chat import (
     Tool,
 )
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
 from router.prompt_size.pictures import Picture, images_of, picture_of, picture_tokens_most
@@ -128,6 +129,12 @@ def bound_prompt(request: Request) -> PromptBound:
             return _plain_bound(prompts, suffix, TOOL_TOKENS * len(prompts) if suffix else 0)
         case EmbeddingRequest():
             return _plain_bound(prompts_of(request.input))
+        case RerankRequest():
+            texts = list[str | list[int]](request.texts)
+            query = byte_length(request.query) + MESSAGE_TOKENS
+            return _plain_bound(texts, added=query * len(texts))
+        case ImageRequest():
+            return _plain_bound([request.prompt])
 
 
 def prompt_tokens_likely(request: Request) -> int:
@@ -149,6 +156,11 @@ def prompt_tokens_likely(request: Request) -> int:
             return sum(map(_prompt_likely, prompts)) + suffix // USUAL_TOKEN_BYTES * len(prompts)
         case EmbeddingRequest():
             return sum(map(_prompt_likely, prompts_of(request.input)))
+        case RerankRequest():
+            query = _prompt_likely(request.query) * len(request.documents)
+            return query + sum(map(_prompt_likely, request.texts))
+        case ImageRequest():
+            return _prompt_likely(request.prompt)
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:

@@ -8,8 +8,9 @@ from typing import cast
 
 from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest, Prompts
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.images import ImageRequest
 
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
 LONGEST_TOKEN_BYTES = 256
@@ -32,6 +33,10 @@ def prompt_tokens_least(request: Request, enough: int | None = None) -> int:
             return max((_prompt_least(prompt, enough) for prompt in prompts_of(request.prompt)), default=0)
         case EmbeddingRequest():
             return max((_prompt_least(prompt, enough) for prompt in prompts_of(request.input)), default=0)
+        case RerankRequest():
+            return _texts_least((request.query,), enough)  # of each document the model may cut off what is too long
+        case ImageRequest():
+            return _texts_least((request.prompt,), enough)
 
 
 def prompt_characters(request: Request) -> int:
@@ -47,17 +52,23 @@ def prompt_characters(request: Request) -> int:
             return sum(len(prompt) for prompt in prompts_of(request.prompt)) + len(request.suffix or "")
         case EmbeddingRequest():
             return sum(len(prompt) for prompt in prompts_of(request.input))
+        case RerankRequest():
+            return sum(map(len, request.texts)) + len(request.query) * len(request.documents)
+        case ImageRequest():
+            return len(request.prompt)
 
 
 def number_of_prompts(request: Request) -> int:
     """Return how many prompts, or inputs, a request has."""
     match request:
-        case ChatRequest():
+        case ChatRequest() | ImageRequest():
             return 1
         case CompletionRequest():
             return len(prompts_of(request.prompt))
         case EmbeddingRequest():
             return len(prompts_of(request.input))
+        case RerankRequest():
+            return len(request.documents)  # each is read with the query
 
 
 def byte_length(text: str) -> int:

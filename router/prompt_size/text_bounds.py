@@ -6,7 +6,8 @@
 #   - other words: where two letters are a token in each of them, no tokenizer leaves the two apart. So no two tokens of
 #     one letter stand side by side but where they are no such pair: k letters with b such places make (2 k + 1 + b) / 3
 #     tokens at the most;
-#   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes;
+#   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes; where that is one for
+#     three bytes, a space before it may take its first byte, and leaves two;
 #   - runs of spaces are few tokens; digits, punctuation and other white space are one each.
 #
 # Merges across those borders can cost a token more than either side alone: MARGIN is for that.
@@ -35,6 +36,7 @@ class Shared(NamedTuple):
     words: frozenset[str]  # that are one token, as they stand: with a space before them, or after anything but a letter
     strange: re.Pattern[str]  # matches the first of two letters that are no token
     cheap: tuple[tuple[re.Pattern[str], int], ...]  # characters that make fewer tokens than bytes, and how many fewer
+    torn: re.Pattern[str]  # matches a space and a character of three bytes that is one token without the space
 
 
 def text_tokens_most(text: str) -> int:
@@ -63,8 +65,9 @@ def shared_by_vocabularies() -> Shared:
     cheap = tuple(
         (re.compile(f"[{re.escape(characters)}]+"), int(saved)) for saved, characters in found["cheap"].items()
     )
+    torn = re.compile(f" [{re.escape(found['cheap']['2'])}]")
     words = frozenset(f" {word}" for word in found["spaced"].split()) | frozenset(found["bare"].split())
-    return Shared(words, re.compile(strange), cheap)
+    return Shared(words, re.compile(strange), cheap, torn)
 
 
 def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
@@ -76,6 +79,7 @@ def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
         tokens = len(others.encode("utf-8", "surrogatepass"))
         for characters, saved in shared.cheap:
             tokens -= saved * sum(map(len, characters.findall(others)))
+        tokens += len(shared.torn.findall(words))
         letters, parts = letters - len(others), parts + len(pieces)
     strange = len(shared.strange.findall(words))
     return tokens + min(letters, -(-(2 * letters + parts + strange) // 3))

@@ -55,8 +55,10 @@ def counter_of(tokenizer: str) -> Callable[[str], int]:
         return _clean(getattr(import_module("rs_bpe.bpe").openai, tokenizer)().count)
     read = import_module("tokenizers").Tokenizer.from_file(tokenizer)
     added = read.get_added_tokens_decoder()
-    # What a caller writes of control tokens is text to the engine: at most a token for each of its bytes.
-    control = {token_id: len(token.content.encode()) for token_id, token in added.items() if token.special}
+    # What a caller writes of control tokens is text to the engine: at most a token for each of its bytes. Any token
+    # that a vocabulary adds may be one, special or not.
+    spelt = [(token_id, token.content) for token_id, token in added.items() if not token.content.isspace()]
+    control = {token_id: len(content.encode()) for token_id, content in spelt}
 
     def count(text: str) -> int:
         ids = read.encode(text, add_special_tokens=False).ids

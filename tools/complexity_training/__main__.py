@@ -1,5 +1,5 @@
 # Fits the complexity model, judges the same recipe on held-out rows, and writes the artefact and the card's figures:
-#   python -m tools.complexity_training --data OUTCOMES.csv.gz
+#   python -m tools.complexity_training --data OUTCOMES.csv.gz --more OUTCOMES2.csv.gz
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.complexity_training.dataset import believed_outcomes, read_outcomes
 from tools.complexity_training.draws import draw_figures
-from tools.complexity_training.evaluate import OTHER_DRAWS, drawn_sets, held_out_sets
+from tools.complexity_training.evaluate import DRAWN, OTHER_DRAWS, held_out_sets
 from tools.complexity_training.fit import SEED, FittedComplexity, export
 from tools.complexity_training.report import FOUR, NEVER_FITTED, calibration, curves, figures
 
@@ -22,6 +22,7 @@ def main() -> None:
         prog="python -m tools.complexity_training", description="Fit and judge the complexity model."
     )
     parser.add_argument("--data", type=Path, required=True, help="gzipped CSV of outcomes")
+    parser.add_argument("--more", type=Path, required=True, help="the same of other models, for words alone")
     parser.add_argument("--out", type=Path, default=Path("router/complexity/artifacts"), help="folder for the artefact")
     card = Path("router/complexity/artifacts/MODEL_CARD.md")
     parser.add_argument("--card", type=Path, default=card, help="card whose figures are renewed")
@@ -29,17 +30,19 @@ def main() -> None:
     parser.add_argument("--no-evaluation", action="store_true", help="only fit")
     arguments = parser.parse_args()
 
-    outcomes = read_outcomes(arguments.data)
+    outcomes, more, believed = read_outcomes(arguments.data), read_outcomes(arguments.more), believed_outcomes()
     fitted = outcomes.take(outcomes.is_sound)
-    believed = believed_outcomes()
-    facts: dict[str, object] = {"rows": len(fitted), "believed": len(believed), "seed": SEED}
-    export(FittedComplexity().fit(fitted, believed), arguments.out, facts)
-    print(f"fitted on {len(fitted)} outcomes and {len(believed)} beliefs; wrote the artefact to {arguments.out}")
+    facts: dict[str, object] = {"rows": len(fitted), "more": len(more), "believed": len(believed), "seed": SEED}
+    export(FittedComplexity().fit(fitted, believed, more), arguments.out, facts)
+    print(f"fitted on {len(fitted)} + {len(more)} outcomes and {len(believed)} beliefs; wrote {arguments.out}")
     if arguments.no_evaluation:
         return
-    sets = list(held_out_sets(outcomes, arguments.cache))
+    sets = list(held_out_sets(outcomes, more, arguments.cache))
     named = {held.name: held for held in sets}
-    redrawn = [{held.name: held for held in drawn_sets(outcomes, seed, arguments.cache)} for seed in OTHER_DRAWS]
+    redrawn = [
+        {held.name: held for held in held_out_sets(outcomes, more, arguments.cache, seed, DRAWN)}
+        for seed in OTHER_DRAWS
+    ]
     # What is fitted without any fold is the same in every draw.
     draws = [{name: (named | draw)[name] for name in (*redrawn[0], NEVER_FITTED)} for draw in ({}, *redrawn)]
     table = "\n".join([*figures(sets), "", *draw_figures(draws, FOUR)])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from router.complexity.judging import SEED, Floats, HeldOut, calibration_error, calibration_noise
 from router.recalibration import Comparison, calibration_of
-from tools.complexity_training.baselines import SEED, Floats, HeldOut, calibration_error, calibration_noise
 
 COUNTS = (0, 50, 100, 200, 400, 800)
 DRAWS = 200

@@ -17,7 +17,7 @@ from tools.complexity_training.written import written_prompts
 # The labels of this subject are broken upstream: the strong model is marked right on 2 % of it.
 BROKEN_SUBJECT = "high_school_mathematics"
 MAIN_PAIR = "gpt-4-1106-preview"  # the strong model of the pair that has most rows of each subject
-BELIEVED = "believed"  # stands for the strong model where no model was asked
+BELIEVED = "believed"  # stands for the models where no model was asked
 
 
 class Outcomes(Struct, frozen=True):
@@ -28,9 +28,10 @@ class Outcomes(Struct, frozen=True):
     domain: npt.NDArray[np.str_]
     strong: npt.NDArray[np.float64]
     weak: npt.NDArray[np.float64]
-    strong_model: npt.NDArray[np.str_]
+    pair: npt.NDArray[np.str_]  # names of both models
     counts: csr_matrix  # (rows, buckets), words and pairs of words as serving counts them
     stats: npt.NDArray[np.float64]  # (rows, text statistics)
+    readable: npt.NDArray[np.float64]  # 0..1, the share of words that serving looks up
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -44,9 +45,10 @@ class Outcomes(Struct, frozen=True):
             self.domain[rows],
             self.strong[rows],
             self.weak[rows],
-            self.strong_model[rows],
+            self.pair[rows],
             self.counts[rows],
             self.stats[rows],
+            self.readable[rows],
         )
 
     def __add__(self, other: Outcomes) -> Outcomes:
@@ -57,9 +59,10 @@ class Outcomes(Struct, frozen=True):
             np.concatenate([self.domain, other.domain]),
             np.concatenate([self.strong, other.strong]),
             np.concatenate([self.weak, other.weak]),
-            np.concatenate([self.strong_model, other.strong_model]),
+            np.concatenate([self.pair, other.pair]),
             vstack([self.counts, other.counts]).tocsr(),
             np.vstack([self.stats, other.stats]),
+            np.concatenate([self.readable, other.readable]),
         )
 
     @property
@@ -75,12 +78,12 @@ class Outcomes(Struct, frozen=True):
     @property
     def is_main_pair(self) -> npt.NDArray[np.bool_]:
         """Whether a row tells of the main pair of models."""
-        return self.strong_model == MAIN_PAIR
+        return np.char.startswith(self.pair, MAIN_PAIR)
 
     @property
     def is_believed(self) -> npt.NDArray[np.bool_]:
         """Whether a row is no outcome, but what is believed of a written prompt."""
-        return self.strong_model == BELIEVED
+        return self.pair == BELIEVED
 
     @property
     def is_sound(self) -> npt.NDArray[np.bool_]:
@@ -94,24 +97,25 @@ def outcomes_of(
     domain: npt.NDArray[np.str_],
     strong: npt.NDArray[np.float64],
     weak: npt.NDArray[np.float64],
-    strong_model: npt.NDArray[np.str_],
+    pair: npt.NDArray[np.str_],
 ) -> Outcomes:
     """Return the outcomes with what the model reads of each prompt."""
-    return Outcomes(prompts, benchmark, domain, strong, weak, strong_model, *features_of(prompts))
+    return Outcomes(prompts, benchmark, domain, strong, weak, pair, *features_of(prompts))
 
 
-def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64]]:
-    """Return hashed word counts (rows, buckets) and text statistics (rows, statistics), as serving computes them."""
+def features_of(prompts: list[str]) -> tuple[csr_matrix, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return hashed word counts (rows, buckets), text statistics (rows, statistics) and what share of words counts, as
+    serving computes them."""
     readings = [read_text(bounded(prompt)) for prompt in prompts]
     starts = np.cumsum([0, *(len(reading.buckets) for reading in readings)])
     buckets = np.concatenate([reading.buckets for reading in readings])
     counts = csr_matrix((np.ones(len(buckets)), buckets, starts), shape=(len(prompts), BUCKETS))
     counts.sum_duplicates()
-    return counts, np.array([reading.stats for reading in readings])
+    return counts, np.array([reading.stats for reading in readings]), np.array([each.readable for each in readings])
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """Read a gzipped CSV with columns benchmark, domain, prompt, strong_score, weak_score, strong_model."""
+    """Read a gzipped CSV with columns benchmark, domain, prompt, strong_score, weak_score, strong_model, weak_model."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return outcomes_of(
@@ -120,7 +124,7 @@ def read_outcomes(path: Path) -> Outcomes:
         np.array([row["domain"] for row in rows]),
         np.array([float(row["strong_score"]) for row in rows]),
         np.array([float(row["weak_score"]) for row in rows]),
-        np.array([row["strong_model"] for row in rows]),
+        np.array([f"{row['strong_model']} and {row['weak_model']}" for row in rows]),
     )
 
 

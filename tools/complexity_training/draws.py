@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tools.complexity_training.baselines import HeldOut, apgr, calibration_error, errors_by_chance
+from router.complexity.judging import HeldOut, apgr, calibration_error, errors_by_chance
 
 Measure = Callable[[HeldOut], float]
 MEASURES: tuple[Measure, ...] = (

@@ -1,10 +1,12 @@
-# Judges the complexity model on rows that it was not fitted on, beside a plain baseline, prompt length and chance.
+# Judges the complexity model on rows that it was not fitted on, beside a plain baseline, prompt length and chance:
+# other rows of the benchmarks of the main pair, subjects not fitted, and every benchmark left out with its kin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,77 +14,90 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold
 
-from tools.complexity_training.baselines import Floats, HeldOut
+from router.complexity.judging import Floats, HeldOut
 from tools.complexity_training.dataset import Outcomes, believed_outcomes
 from tools.complexity_training.fit import SEED, FittedComplexity
 
 FOLDS = 5
-SUMS = ("gsm8k", "agentverse-mgsm")  # domains of the other pair that hold the same kind of problems as GSM8K
-
 # Kinds of rows whose figures move with the draw of folds, and the draws beside the card's that show by how much.
-DRAWN = ("home", "subjects", "tasks", "known")
+DRAWN = ("home", "subjects")
 OTHER_DRAWS = tuple(range(SEED + 1, SEED + 5))
+SUMS = ("gsm8k", "agentverse-mgsm")  # domains that hold such problems in another benchmark
+# Benchmarks of the second file that are judged by themselves, with those that are left out beside them.
+ALONE = {
+    "MMLU-Pro left out": ("mmlu_pro", ("mmlu", "mmlu_pro")),
+    "CRUXEval left out": ("cruxeval_zeroeval", ("cruxeval_zeroeval",)),
+    "MATH left out": ("math_l5_zeroeval", ("math_l5_zeroeval",)),
+    "open chat left out": ("oasst_qlora", ("oasst_qlora", "vicuna_qlora")),
+    "Vicuna's chat left out": ("vicuna_qlora", ("oasst_qlora", "vicuna_qlora")),
+}
 
 Rows = npt.NDArray[np.intp]
-Folds = list[tuple[Rows, Rows]]  # rows fitted on, rows judged
-Plan = tuple[Folds, dict[str, npt.NDArray[np.bool_]]]  # and the kinds of rows that are judged together
+Chosen = npt.NDArray[np.bool_]
 
 
-def held_out_sets(outcomes: Outcomes, cache: Path | None = None) -> Iterator[HeldOut]:
-    """Yield other rows, unseen subjects and another pair of models, each with and without what is near it in the fit.
+class Plan(NamedTuple):
+    """Which rows are judged, and of what nothing is fitted meanwhile, beside all of their prompts."""
 
-    Scores are kept in the folder ``cache``, if there is one, so that a long run can be taken up again.
+    folds: list[tuple[Rows, Chosen]]  # rows judged by one model, rows left out of its fit
+    kinds: dict[str, Chosen]  # rows that are judged together
+
+
+def held_out_sets(
+    outcomes: Outcomes, more: Outcomes, cache: Path | None = None, seed: int = SEED, names: Container[str] | None = None
+) -> Iterator[HeldOut]:
+    """Yield sets of rows with the scores of models that saw neither them nor any of their prompts.
+
+    Folds are drawn by ``seed``, and only the plans of these ``names`` are judged, if there are any. Scores are kept in
+    the folder ``cache``, if there is one, so that a long run can be taken up again.
     """
-    for name, plan in _plans(outcomes, SEED).items():
-        yield from _judged(outcomes, plan, None if cache is None else cache / name)
+    rows = outcomes + more
+    is_more = np.arange(len(rows)) >= len(outcomes)
+    _, prompt = np.unique(np.array(rows.prompts), return_inverse=True)
+    for name, plan in _plans(rows, seed).items():
+        if names is not None and name not in names:
+            continue
+        # Broken labels are judged where a kind has them, and never fitted.
+        scores, plain = np.full((2, len(rows)), np.nan)
+        for place, (test, left_out) in enumerate(plan.folds):
+            is_fitted = rows.is_sound & ~left_out & ~np.isin(prompt, prompt[test])
+            file = None if cache is None else cache / f"{name}-{seed}-{place}.npz"
+            scores[test], plain[test] = _kept(file, partial(_fold_scores, rows, is_fitted, is_more, test))
+        for kind, chosen in plan.kinds.items():
+            length = -np.array([float(len(prompt)) for prompt in rows.take(chosen).prompts])
+            scored = (scores[chosen], plain[chosen], length)
+            yield HeldOut(kind, rows.strong[chosen], rows.weak[chosen], *scored, rows.pair[chosen], prompt[chosen])
 
 
-def drawn_sets(outcomes: Outcomes, seed: int, cache: Path | None = None) -> Iterator[HeldOut]:
-    """Yield those sets that another draw of folds changes, by the draw ``seed``."""
-    plans = _plans(outcomes, seed)
-    for name in DRAWN:
-        yield from _judged(outcomes, plans[name], None if cache is None else cache / f"{name}-{seed}")
-
-
-def _plans(outcomes: Outcomes, seed: int) -> dict[str, Plan]:
-    rows = np.arange(len(outcomes))
-    main, sound = outcomes.is_main_pair, outcomes.is_sound
-    is_mmlu, is_gsm = main & (outcomes.benchmark == "mmlu"), main & (outcomes.benchmark == "gsm8k")
-    home, mmlu, others = rows[main], rows[is_mmlu], rows[~main]
-    sums = ~main & np.isin(outcomes.domain, SUMS)
-
-    none = rows[:0]
-
-    def folds(of: Rows, count: int = FOLDS, *, before: Rows = none, after: Rows = none) -> Folds:
-        splits = KFold(count, shuffle=True, random_state=seed).split(of)
-        return [(np.concatenate([before, of[fit], after]), of[test]) for fit, test in splits]
-
-    def groups(of: Rows, *, before: Rows = none, after: Rows = none) -> Folds:
-        splits = GroupKFold(FOLDS, shuffle=True, random_state=seed).split(of, groups=outcomes.domain[of])
-        return [(np.concatenate([before, of[fit], after]), of[test]) for fit, test in splits]
-
-    subjects = groups(mmlu, after=np.concatenate([rows[is_gsm], others]))
+def _plans(rows: Outcomes, seed: int) -> dict[str, Plan]:
+    at, main, sound = np.arange(len(rows)), rows.is_main_pair, rows.is_sound
+    is_mmlu, is_gsm = main & (rows.benchmark == "mmlu"), main & (rows.benchmark == "gsm8k")
+    like_mmlu, like_gsm = rows.benchmark == "mmlu_pro", rows.benchmark == "gsm8k_zeroeval"
+    home, mmlu = at[main], at[is_mmlu]
+    folds = KFold(FOLDS, shuffle=True, random_state=seed).split(home)
+    groups = GroupKFold(FOLDS, shuffle=True, random_state=seed).split(mmlu, groups=rows.domain[mmlu])
+    another = np.isin(rows.benchmark, ("ulab", "ulab_pairs"))
+    sums = is_gsm | like_gsm
     of_mmlu = {"MMLU other rows": is_mmlu & sound, "MMLU with broken subject": is_mmlu}
     of_subjects = {"MMLU unseen subjects": is_mmlu & sound, "MMLU unseen subjects with broken one": is_mmlu}
-    return {
-        "home": (folds(home, after=others), of_mmlu | {"GSM8K other rows": is_gsm}),
-        "halves": (folds(home, 2, after=others), {"MMLU other half": is_mmlu & sound, "GSM8K other half": is_gsm}),
-        "subjects": (subjects, of_subjects),
-        "sums": ([(rows[~is_gsm & ~sums], rows[is_gsm])], {"GSM8K no sums fitted": is_gsm}),
-        "pair": ([(home, others)], {"another pair never fitted": ~main}),
-        "tasks": (groups(others, before=home), {"another pair unseen tasks": ~main}),
-        "known": (folds(others, before=home), {"another pair other rows": ~main}),
+    of_another = {
+        "another pair never fitted": rows.benchmark == "ulab",
+        "a panel never fitted": another & ~(rows.benchmark == "ulab"),
     }
-
-
-def _judged(outcomes: Outcomes, plan: Plan, cache: Path | None) -> Iterator[HeldOut]:
-    # Broken labels are judged where a kind has them, and never fitted.
-    scores, plain = np.full((2, len(outcomes)), np.nan)
-    for place, (fit, test) in enumerate(plan[0]):
-        file = None if cache is None else cache / f"{place}.npz"
-        scores[test], plain[test] = _kept(file, partial(_fold_scores, outcomes, fit, test))
-    for kind, chosen in plan[1].items():
-        yield _held_out(kind, outcomes, chosen, scores, plain)
+    of_sums = {"GSM8K no sums fitted": is_gsm, "GSM8K of later models, no sums fitted": like_gsm}
+    plans = {
+        "home": Plan([(home[test], like_mmlu | like_gsm) for _, test in folds], of_mmlu | {"GSM8K other rows": is_gsm}),
+        "subjects": Plan(
+            [(mmlu[test], like_mmlu | (is_mmlu & np.isin(rows.domain, rows.domain[mmlu[test]]))) for _, test in groups],
+            of_subjects,
+        ),
+        "sums": Plan([(at[sums], sums | np.isin(rows.domain, SUMS))], of_sums),
+        "pair": Plan([(at[another], another)], of_another),
+    }
+    for name, (benchmark, kin) in ALONE.items():
+        chosen = rows.benchmark == benchmark
+        plans[benchmark] = Plan([(at[chosen], np.isin(rows.benchmark, kin))], {name: chosen})
+    return plans
 
 
 def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:
@@ -96,18 +111,11 @@ def plain_scores(fitted: Outcomes, judged: Outcomes) -> Floats:
     return heads[1] - heads[0]
 
 
-def _fold_scores(outcomes: Outcomes, fit: Rows, test: Rows) -> tuple[Floats, Floats]:
+def _fold_scores(rows: Outcomes, is_fitted: Chosen, is_more: Chosen, test: Rows) -> tuple[Floats, Floats]:
     """Return scores of the model and of the plain baseline, which is fitted on the main pair alone, as published."""
-    fitted, judged = outcomes.take(fit), outcomes.take(test)
-    fitted = fitted.take(fitted.is_sound)
-    return FittedComplexity().fit(fitted, believed_outcomes()).scores(judged), plain_scores(
-        fitted.take(fitted.is_main_pair), judged
-    )
-
-
-def _held_out(name: str, outcomes: Outcomes, chosen: npt.NDArray[np.bool_], scores: Floats, plain: Floats) -> HeldOut:
-    length = -np.array([float(len(prompt)) for prompt in outcomes.prompts])
-    return HeldOut(name, outcomes.strong[chosen], outcomes.weak[chosen], scores[chosen], plain[chosen], length[chosen])
+    fitted, more, judged = rows.take(is_fitted & ~is_more), rows.take(is_fitted & is_more), rows.take(test)
+    scores = FittedComplexity().fit(fitted, believed_outcomes(), more).scores(judged)
+    return scores, plain_scores(fitted.take(fitted.is_main_pair), judged)
 
 
 def _kept(file: Path | None, make: Callable[[], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tools.complexity_training.baselines import (
+from router.complexity.judging import (
     BINS,
     SHARES,
     Floats,
     HeldOut,
-    apgr,
+    apgr_of,
     calibration_error,
     calibration_noise,
     gap_recovered,
-    interval,
-    resampled,
+    redrawn,
 )
 from tools.complexity_training.comparisons import comparison_figures
 
@@ -24,11 +23,14 @@ QUALITIES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 # What the goal is about: other rows of two benchmarks, subjects that were not fitted, and another pair of models.
 NEVER_FITTED = "another pair never fitted"
 FOUR = ("MMLU other rows", "GSM8K other rows", "MMLU unseen subjects", NEVER_FITTED)
+LEFT_OUT = (
+    *("GSM8K no sums fitted", "GSM8K of later models, no sums fitted", NEVER_FITTED, "a panel never fitted"),
+    *("MMLU-Pro left out", "CRUXEval left out", "MATH left out", "open chat left out", "Vicuna's chat left out"),
+)
 MEANS = {
     "the four sets": FOUR,
     "with the broken subject": ("MMLU with broken subject", FOUR[1], "MMLU unseen subjects with broken one", FOUR[3]),
-    "from half the rows": ("MMLU other half", "GSM8K other half", *FOUR[2:]),
-    "with other rows of the other pair fitted": (*FOUR[:3], "another pair other rows"),
+    "benchmarks left out whole": LEFT_OUT,
 }
 COLOURS = ("#0b6e4f", "#c1440e", "#3b5bdb", "#8a2be2", "#b8860b", "#555555", "#d6336c", "#0891b2")
 SIZE, LEFT, TOP = 360, 60, 20  # pixels of the square that a curve is drawn in, and where it begins
@@ -37,14 +39,13 @@ SIZE, LEFT, TOP = 360, 60, 20  # pixels of the square that a curve is drawn in, 
 def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
     """Yield the tables line by line: how well rows are ranked and calibrated, and what a threshold costs and brings."""
     yield (
-        "| rows | n | APGR [95 %] | plain baseline [95 %] | length | random "
+        "| rows | n | APGR [95 %] | plain baseline [95 %] | more than plain [95 %] | length | random "
         "| calibration error | by chance | small suffices |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for held in sets:
         yield (
-            f"| {held.name} | {len(held.scores)} | {_with_interval(held, held.scores)} "
-            f"| {_with_interval(held, held.plain)} | {apgr(held.length, held.strong, held.weak):.3f} | 0.500 "
+            f"| {held.name} | {len(held.scores)} | {_beside_plain([held])} | {apgr_of(held, held.length):.3f} | 0.500 "
             f"| {calibration_error(held.scores, held.suffices):.3f} | {calibration_noise(held.scores):.3f} "
             f"| {held.suffices.mean():.3f} |"
         )
@@ -53,7 +54,7 @@ def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
     yield "| rows | quality asked | calls to the large model | share right | small alone | large alone |"
     yield "|---|---|---|---|---|---|"
     for held in sets:
-        if held.name in ("MMLU other rows", "another pair other rows"):
+        if held.name in ("MMLU other rows", NEVER_FITTED):
             for quality in QUALITIES:
                 is_large = held.scores < quality
                 right = np.where(is_large, held.strong, held.weak).mean()
@@ -69,27 +70,23 @@ def figures(sets: Sequence[HeldOut]) -> Iterator[str]:
 
 def _means(sets: Mapping[str, HeldOut]) -> Iterator[str]:
     """Yield the table of means over four sets, as far as they are there."""
-    yield "| mean of | APGR [95 %] | plain baseline [95 %] | length | random |"
-    yield "|---|---|---|---|---|"
+    yield "| mean of | APGR [95 %] | plain baseline [95 %] | more than plain [95 %] | length | random |"
+    yield "|---|---|---|---|---|---|"
     for name, members in MEANS.items():
         if all(member in sets for member in members):
-            four = [sets[member] for member in members]
-            length = np.mean([apgr(held.length, held.strong, held.weak) for held in four])
-            ours, plain = _mean(four, lambda held: held.scores), _mean(four, lambda held: held.plain)
-            yield f"| {name} | {ours} | {plain} | {length:.3f} | 0.500 |"
+            chosen = [sets[member] for member in members]
+            length = np.mean([apgr_of(held, held.length) for held in chosen])
+            yield f"| {name} | {_beside_plain(chosen)} | {length:.3f} | 0.500 |"
     yield ""
 
 
-def _mean(four: Sequence[HeldOut], scores_of: Callable[[HeldOut], Floats]) -> str:
-    mean = np.mean([apgr(scores_of(held), held.strong, held.weak) for held in four])
-    draws = np.mean([resampled(scores_of(held), held.strong, held.weak) for held in four], axis=0)
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _with_interval(held: HeldOut, scores: Floats) -> str:
-    low, high = interval(scores, held.strong, held.weak)
-    return f"{apgr(scores, held.strong, held.weak):.3f} [{low:.3f}, {high:.3f}]"
+def _beside_plain(sets: Sequence[HeldOut]) -> str:
+    """Return three cells: the mean APGR of scores, of the plain baseline, and their paired difference."""
+    found = np.mean([[apgr_of(held, scores) for scores in (held.scores, held.plain)] for held in sets], axis=0)
+    drawn = np.mean([redrawn(held, held.scores, held.plain) for held in sets], axis=0)
+    low, high = np.quantile(np.vstack([drawn, drawn[0] - drawn[1]]), (0.025, 0.975), axis=1)
+    cells = [f"{found[kind]:.3f} [{low[kind]:.3f}, {high[kind]:.3f}]" for kind in range(2)]
+    return " | ".join([*cells, f"{found[0] - found[1]:+.3f} [{low[2]:+.3f}, {high[2]:+.3f}]"])
 
 
 def curves(sets: Sequence[HeldOut]) -> str:

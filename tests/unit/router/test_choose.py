@@ -54,6 +54,20 @@ def test_a_named_model_goes_to_its_endpoints_in_order_of_preference() -> None:
     assert (names(route.targets), route.reason, route.complexity) == (["m@us", "m@eu"], "named", None)
 
 
+def test_a_team_s_own_score_decides_where_it_asks_no_quality() -> None:
+    """What it learned meets the route's own quality, and the shipped score stays what is booked; a quality that is
+    asked, and another route, go by the shipped score."""
+    learned = RoutingOptions(learned={"auto": lambda _: 0.9}, recalibrated={"auto": 0.99})
+    own = choose_route(chat("auto"), learned, AUTO, {}, hard)
+    asked = choose_route(chat("auto"), replace(learned, quality=0.5), AUTO, {}, hard)
+    other = choose_route(chat("auto"), replace(learned, learned={"else": lambda _: 0.9}), AUTO, {}, hard)
+
+    assert own.decision is not None and asked.decision is not None and other.decision is not None
+    assert (own.reason, own.complexity, own.decision.score, own.decision.quality) == ("auto_small", 0.1, 0.9, 0.8)
+    assert (asked.reason, asked.complexity, asked.decision.quality) == ("auto_large", 0.1, 0.5)
+    assert (other.decision.shipped, other.decision.quality) == (None, 0.99)
+
+
 def test_an_alias_resolves_and_says_so() -> None:
     """The caller's word is kept as asked; the reason tells that it meant another model."""
     route = choose_route(

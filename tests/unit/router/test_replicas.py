@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.cached_prompts import NOTHING_FOUND, Found
 from router.catalog.targets import Endpoint, Target
-from router.replicas import by_beginning
+from router.replicas import Standing, by_beginning, by_work
 from tests.support.house import model
 
 REPLICAS = [Target(model("m"), Endpoint("here", f"http://gpu-{number}:8100/v1")) for number in range(4)]
@@ -54,3 +55,25 @@ def test_when_all_are_loaded_the_least_loaded_leads() -> None:
 
     assert [REPLICAS.index(replica) for replica in order[-2:]] == [3, 2]
     assert set(order) == set(REPLICAS)
+
+
+IDLE = Standing(NOTHING_FOUND, 0, 0)
+
+
+def placed(*standings: Standing, size: int = 8000) -> list[int]:
+    return [REPLICAS.index(replica) for replica in by_work(REPLICAS[: len(standings)], standings, size)]
+
+
+def test_a_prompt_goes_where_the_least_is_to_compute() -> None:
+    """Cached beginnings and what waits there count in one measure, so a busy replica keeps only what is worth it."""
+    cached = Found(6000, 6000.0)
+
+    assert placed(IDLE, Standing(cached, 0, 0), IDLE) == [1, 0, 2]
+    assert placed(IDLE, Standing(cached, 5000, 0), IDLE)[0] == 1
+    assert placed(IDLE, Standing(cached, 7000, 0), IDLE)[0] == 0
+    assert placed(Standing(Found(6000, 4500.0), 0, 0), Standing(cached, 0, 0))[0] == 1
+
+
+def test_replicas_that_are_alike_keep_the_order_of_their_homes() -> None:
+    """So that prompts which begin alike meet at one replica before it tells of them, at whichever gateway."""
+    assert placed(IDLE, IDLE, IDLE, IDLE) == [0, 1, 2, 3]

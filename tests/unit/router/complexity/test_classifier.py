@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from gateway.commands.score_lines import score_complexity
+from gateway.scoring.score_lines import score_complexity
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, Message, TextPart
 from protocol.completions import CompletionRequest
 from router.catalog.errors import ArtifactMismatch

@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
 
 import gpu_backend.demo_model
+from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
+from gpu_backend.server.checkpoint.tokens import TextCodec
 from protocol.chat import ChatRequest, Message
 from router.prompt_size.prompt_bounds import bound_prompt
 from router.prompt_size.text_bounds import shared_by_vocabularies, text_tokens_most
@@ -44,6 +47,7 @@ texts = st.builds(lambda parts, times: "".join(parts) * times, st.lists(pieces, 
 
 
 @given(texts)
+@example(" 网" * 20)
 @settings(max_examples=400)
 def test_no_tokenizer_makes_more_tokens(text: str) -> None:
     """Of words and of what is none, in any script, repeated or not."""
@@ -105,6 +109,21 @@ def test_control_tokens_that_a_caller_writes_are_held_as_text(text: str) -> None
     made = [len(demo.codec.encode(prompt, 9_999, add_special_tokens=False)) for prompt in (empty, whole)]
 
     assert made[1] - made[0] <= counter_of(str(DEMO))(text)
+
+
+def test_tokens_that_a_vocabulary_adds_are_held_as_text(tmp_path: Path) -> None:
+    """As DeepSeek's turn markers: not called special, and control tokens all the same where a template names them."""
+    tokenizer = Tokenizer.from_file(str(DEMO))
+    tokenizer.add_tokens([AddedToken("<｜User｜>", special=False), AddedToken("\n\n", special=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec.load(tmp_path)
+    chat = ChatTemplate("{% for m in messages %}<｜User｜>{{ m.content }}{% endfor %}", {}, codec.added_tokens)
+    text = "<｜User｜>" * 9
+    made = len(codec.encode(chat.render([Message("user", text)]), 9_999, add_special_tokens=False)) - 1
+    count = counter_of(str(tmp_path / "tokenizer.json"))
+
+    assert 9 < made <= count(text)
+    assert count("a\n\nb") == 3
 
 
 def test_a_newer_claude_is_held_for_more_tokens() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.complexity_training.baselines import HeldOut, apgr, calibration_error, interval
+from router.complexity.judging import HeldOut, apgr, apgr_of, calibration_error, interval, redrawn
 from tools.complexity_training.dataset import MAIN_PAIR, read_outcomes
 from tools.complexity_training.draws import draw_figures
 from tools.complexity_training.report import calibration, curves, figures
@@ -35,6 +35,20 @@ def test_the_interval_holds_the_figure() -> None:
     assert low < apgr(scores, STRONG, WEAK) < high
 
 
+def test_draws_of_two_kinds_of_scores_are_paired() -> None:
+    """What differs by little differs so in every draw; a prompt is drawn with its rows of all pairs of models."""
+    scores = np.random.default_rng(1).random(200)
+    gain = np.where(np.arange(200) % 3 == 0, 0.0, 1.0)
+    pair = np.repeat(["one", "other"], 100)
+    held = HeldOut("both", np.ones(200), gain, scores, scores, scores, pair, np.tile(np.arange(100), 2))
+    same, again, reverse = redrawn(held, scores, scores * 2, -scores)
+
+    assert np.array_equal(same, again)
+    assert apgr_of(held, scores) == np.mean([apgr(scores[at], np.ones(100), gain[at]) for at in held.by_pair])
+    assert np.quantile(same, 0.025) < apgr_of(held, scores) < np.quantile(same, 0.975)
+    assert abs(np.mean(same + reverse) - 1) < 0.05
+
+
 def test_calibration_error_is_the_distance_of_score_and_outcome() -> None:
     """Scores that say how often a small model suffices have none; certainty that fails half the time has a half."""
     suffices = np.array([place % 2 == 0 for place in range(100)])
@@ -48,10 +62,10 @@ def test_rows_of_other_models_and_broken_labels_are_told_apart(tmp_path: Path) -
     path = tmp_path / "outcomes.csv.gz"
     with gzip.open(path, "wt", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["benchmark", "domain", "prompt", "strong_score", "weak_score", "strong_model"])
-        table.writerow(["mmlu", "virology", "Kept?", "1.0", "0.5", MAIN_PAIR])
-        table.writerow(["mmlu", "high_school_mathematics", "Broken?", "0.0", "1.0", MAIN_PAIR])
-        table.writerow(["other", "virology", "Other?", "1.0", "0.0", "another-model"])
+        table.writerow(["benchmark", "domain", "prompt", "strong_score", "weak_score", "strong_model", "weak_model"])
+        table.writerow(["mmlu", "virology", "Kept?", "1.0", "0.5", MAIN_PAIR, "weak"])
+        table.writerow(["mmlu", "high_school_mathematics", "Broken?", "0.0", "1.0", MAIN_PAIR, "weak"])
+        table.writerow(["other", "virology", "Other?", "1.0", "0.0", "another-model", "weak"])
 
     outcomes = read_outcomes(path)
 
