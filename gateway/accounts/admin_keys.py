@@ -1,26 +1,36 @@
 # Keys of people and programs that administer the gateway, each with a role: created (and shown that once), listed,
 # revoked. They are stored as teams' keys are; the keys of the configuration file stand beside them, with every right.
+# A session of a person who has signed in is a key, too: of a few hours, and for a cookie alone.
 
 from __future__ import annotations
 
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from msgspec import Struct
-from sqlalchemy import func, insert, select, update
+from msgspec import Struct, to_builtins
+from sqlalchemy import ARRAY, LargeBinary, any_, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.schemas import NewAdminKey, check_moment, check_name
 from gateway.accounts.teams import announce, get_team
-from gateway.core.keys import key_digest, new_admin_key, pepper_name, shown_admin_prefix
-from gateway.core.principals import Admin, Role
+from gateway.core.keys import (
+    SESSION_PREFIX,
+    key_digest,
+    new_admin_key,
+    new_session_token,
+    pepper_name,
+    shown_admin_prefix,
+)
+from gateway.core.principals import Admin, Person, Role
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import admin_keys
 from protocol.errors import NotFound, invalid_value
+
+SESSIONS_KEPT = timedelta(days=30)  # after their end, for those who look
 
 _ID = re.compile("adm_[0-9a-f]{24}")
 
@@ -34,6 +44,7 @@ class AdminKeyRecord(Struct, frozen=True, kw_only=True):
     name: str
     prefix: str
     created_by: str
+    person: str | None  # of a session: who has signed in
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -77,6 +88,33 @@ async def create_admin_key(
     return key, record
 
 
+async def begin_session(connection: AsyncConnection, pepper: str, person: Person, act: Act, ends_at: float) -> str:
+    """Let a person in until ``ends_at`` (unix seconds); return what their cookie holds. Raises NotFound for a team that
+    does not exist."""
+    if person.team_id is not None:
+        await get_team(connection, person.team_id)
+    ended = admin_keys.c.expires_at < func.now() - SESSIONS_KEPT
+    await connection.execute(delete(admin_keys).where(admin_keys.c.person.is_not(None), ended))
+    token = new_session_token()
+    session_id, moment = f"adm_{secrets.token_hex(12)}", datetime.fromtimestamp(ends_at, UTC)
+    values = {
+        "id": session_id,
+        "role": person.role.value,
+        "team_id": person.team_id,
+        "name": person.email or person.subject,
+        "digest": key_digest(pepper, token),
+        "pepper": pepper_name(pepper),
+        "prefix": SESSION_PREFIX,
+        "created_by": act.actor,
+        "person": person.name,
+        "expires_at": moment,
+    }
+    await connection.execute(insert(admin_keys).values(**values))
+    details = to_builtins({"role": person.role.value, "expires_at": moment})
+    await record_act(connection, act, "session.began", team_id=person.team_id, subject=session_id, details=details)
+    return token
+
+
 async def list_admin_keys(
     connection: AsyncConnection, *, after: str | None = None, limit: int = 1000
 ) -> list[AdminKeyRecord]:
@@ -100,21 +138,27 @@ async def revoke_admin_key(connection: AsyncConnection, key_id: str, act: Act) -
     return ended
 
 
-async def find_admin(connection: AsyncConnection, digests: Sequence[bytes], pepper: str) -> Admin | None:
-    """Return the admin whose key has one of these digests, the first of which is under ``pepper``: a key that is stored
-    under another one moves. ``None``: none has it, or it is revoked."""
-    query = select(admin_keys).where(admin_keys.c.digest.in_(digests), admin_keys.c.revoked_at.is_(None))
-    row = (await connection.execute(query)).mappings().one_or_none()
-    if row is None:
-        return None
-    if row["digest"] != digests[0]:
-        moved = {"digest": digests[0], "pepper": pepper_name(pepper)}
-        await connection.execute(update(admin_keys).where(admin_keys.c.id == row["id"]).values(**moved))
+async def find_admins(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Admin]:
+    """Return the admins whose keys have these digests; the query text never varies. The reader checks expiry."""
+    given = any_(bindparam("digests", type_=ARRAY(LargeBinary)))
+    query = select(admin_keys).where(admin_keys.c.digest == given, admin_keys.c.revoked_at.is_(None))
+    return {row["digest"]: _admin(row) for row in (await connection.execute(query, {"digests": digests})).mappings()}
+
+
+async def move_admin_key(connection: AsyncConnection, others: Sequence[bytes], digest: bytes, pepper: str) -> None:
+    """Store a key that is stored under another pepper under ``pepper``, where its digest is ``digest``."""
+    values = {"digest": digest, "pepper": pepper_name(pepper)}
+    await connection.execute(update(admin_keys).where(admin_keys.c.digest.in_(others)).values(**values))
+
+
+def _admin(row: Mapping[Any, Any]) -> Admin:
     expires_at = row["expires_at"]
     return Admin(
         fingerprint=row["id"],
         role=Role(row["role"]),
         team_id=row["team_id"],
+        name=row["name"],
+        person=row["person"],
         expires_at=None if expires_at is None else expires_at.timestamp(),
     )
 

@@ -10,25 +10,30 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
-from gateway.accounts.admin_keys import find_admin
+from gateway.accounts.admin_keys import find_admins, move_admin_key
 from gateway.accounts.guessing import Guessing
 from gateway.accounts.key_lookup import LOOKUP_WITHIN, KeyLookup
 from gateway.accounts.key_uses import KeyUses
+from gateway.accounts.team_keys import move_key
+from gateway.accounts.teams import find_callers
 from gateway.core.client_addresses import is_among
 from gateway.core.clock import Clock
 from gateway.core.errors import AddressNotAllowed
-from gateway.core.keys import ADMIN_KEY_PREFIX, KEY_PREFIX, fingerprint, key_digest
-from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller
+from gateway.core.keys import ADMIN_KEY_PREFIX, JWT_PREFIX, KEY_PREFIX, SESSION_PREFIX, fingerprint, key_digest
+from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller, TokenKey
 from gateway.storage.database import Database
 from gateway.storage.schema import DRIVER_ERRORS
 from protocol.errors import InvalidKey, Overloaded
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -39,10 +44,19 @@ QUICK_LOOKUP = 0.5  # seconds, for a key that was known a moment ago
 AWAY_FOR = 1.0  # seconds between tries while Postgres does not answer
 CHECK_LISTENER_EVERY = 1.0  # seconds
 
-ADMINS_AT_ONCE = 2  # look-ups of admin keys, so that guesses take few connections
-
 _KEY_SHAPE = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
 _ADMIN_KEY_SHAPE = re.compile(rf"{ADMIN_KEY_PREFIX}[A-Za-z0-9_-]{{43}}")
+_SESSION_SHAPE = re.compile(rf"{SESSION_PREFIX}[A-Za-z0-9_-]{{43}}")
+
+
+class Tokens(Protocol):
+    """What knows tokens of identity providers."""
+
+    async def key_of(self, token: str) -> TokenKey:
+        """Return the key that a token stands for. Raises InvalidKey, Overloaded."""
+
+    async def make(self, key: TokenKey) -> bool:
+        """Make a key that tokens stand for; return whether it is there now. Raises Overloaded."""
 
 
 class Authenticator:
@@ -56,6 +70,7 @@ class Authenticator:
         admin_keys: Sequence[str],
         other_peppers: Sequence[str] = (),
         metrics_keys: Sequence[str] = (),
+        tokens: Tokens | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -64,17 +79,19 @@ class Authenticator:
         self._scrapers = [key_digest(pepper, key) for key in metrics_keys]
         # An admin key that was chosen by hand, without our prefix, can be guessed.
         self._is_guessable = not all(key.startswith(ADMIN_KEY_PREFIX) for key in admin_keys)
-        self._other_peppers = other_peppers
         self._known_admins: OrderedDict[bytes, tuple[Admin, int]] = OrderedDict()
-        self._admin_lookups = asyncio.Semaphore(ADMINS_AT_ONCE)
         self._known: OrderedDict[bytes, tuple[Caller, int]] = OrderedDict()  # with their generation
         # Unknown keys, since when and in which generation: apart, so that no flood of them displaces a caller.
         self._unknown: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         self._generation = 0  # what was loaded in an older one must be looked up again
         self._guessing = Guessing(clock)
-        self._lookup = KeyLookup(database, pepper, other_peppers, self._remember)
+        peppers = pepper, other_peppers
+        self._lookup = KeyLookup(database, *peppers, find_callers, move_key, partial(self._remember, self._known))
+        remember_admin = partial(self._remember, self._known_admins)
+        self._admin_lookup = KeyLookup(database, *peppers, find_admins, move_admin_key, remember_admin)
         self._heard = clock.monotonic()  # when Postgres last answered
         self._away_until = 0.0  # monotonic seconds: until then known callers are not looked up: Postgres is away
+        self._tokens = tokens
         self.is_listening = asyncio.Event()  # set while the listener is connected
         self.uses = KeyUses(database, clock)
         self.on_tight: Callable[[str], None] = lambda _: None  # is told the scope of a balance that has become tight
@@ -88,15 +105,27 @@ class Authenticator:
         """
         if not key:
             raise InvalidKey("No API key was given. Send it as 'Authorization: Bearer tg-…'.")
-        if _KEY_SHAPE.fullmatch(key) is None:
+        if _KEY_SHAPE.fullmatch(key) is not None:
+            caller = await self._caller(key, address)
+        elif self._tokens is not None and key.startswith(JWT_PREFIX):
+            caller = await self._caller_by_token(self._tokens, key, address)
+        else:
             return await self._admin(key, address)
-        caller = await self._caller(key, address)
         if caller is None or (caller.expires_at is not None and caller.expires_at <= self._clock.now()):
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
         if caller.addresses is not None and not is_among(address, caller.addresses):
             raise AddressNotAllowed(f"This key may not be used from {address or 'here'}: ask who made it for you.")
         self.uses.note(caller.key_id)
         return caller
+
+    async def identify_session(self, token: str) -> Admin:
+        """Return the person whose cookie holds this. Raises InvalidKey, Overloaded."""
+        if _SESSION_SHAPE.fullmatch(token) is not None:
+            admin = await self._stored_admin(token, key_digest(self._pepper, token))
+            if admin is not None:
+                self.uses.note(admin.fingerprint)
+                return admin
+        raise InvalidKey("This session has ended. Sign in again.")
 
     def may_scrape(self, key: str) -> bool:
         """Return whether this is a key for the metrics alone."""
@@ -164,28 +193,33 @@ class Authenticator:
             since, unknown_in = self._unknown.get(digest, (-math.inf, 0))
             if unknown_in == self._generation and self._clock.monotonic() - since < UNKNOWN_FOR:
                 return None
-            admin = await self._look_up_admin(key, digest)
+            try:
+                async with asyncio.timeout(LOOKUP_WITHIN):
+                    admin = await self._admin_lookup.find(digest, key, self._generation)
+            except POSTGRES_AWAY as exc:
+                raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
         is_over = admin is not None and admin.expires_at is not None and admin.expires_at <= self._clock.now()
         return None if is_over else admin
 
-    async def _look_up_admin(self, key: str, digest: bytes) -> Admin | None:
-        generation = self._generation
-        digests = [digest, *(key_digest(pepper, key) for pepper in self._other_peppers)]
+    async def _caller_by_token(self, tokens: Tokens, token: str, address: str) -> Caller:
+        """Return the caller whose key a token of an identity provider stands for; the key is made when the first token
+        comes."""
         try:
-            async with asyncio.timeout(LOOKUP_WITHIN), self._admin_lookups, self._database.begin() as connection:
-                admin = await find_admin(connection, digests, self._pepper)
-        except POSTGRES_AWAY as exc:
-            raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
-        self._known_admins.pop(digest, None)
-        if admin is None:
-            self._unknown[digest] = (self._clock.monotonic(), generation)
-            _bound(self._unknown)
-        else:
-            self._known_admins[digest] = (admin, generation)
-            _bound(self._known_admins)
-        return admin
+            key = await tokens.key_of(token)
+        except InvalidKey:
+            self._count_failure(address)
+            raise
+        caller = await self._caller(key.secret, None)
+        if caller is None and await tokens.make(key):
+            self.forget()  # also a look-up that began before there was one
+            caller = await self._caller(key.secret, None)
+        if caller is None:
+            why = f"the key of the team '{key.team_id[:100]}' that it stands for is revoked, or there is no such team"
+            raise InvalidKey(f"The token was refused: {why}.")
+        return caller
 
-    async def _caller(self, key: str, address: str) -> Caller | None:
+    async def _caller(self, key: str, address: str | None) -> Caller | None:
+        """Return the caller of a key; a wrong one counts against the address, where one is given."""
         digest = key_digest(self._pepper, key)
         now = self._clock.monotonic()
         known, generation = self._known.get(digest, (None, -1))
@@ -206,17 +240,19 @@ class Authenticator:
             if remembered is not None:
                 return remembered
             raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
-        if caller is None:
+        if caller is None and address is not None:
             self._count_failure(address)
         return caller
 
-    def _remember(self, digest: bytes, generation: int, caller: Caller | None) -> None:
+    def _remember(
+        self, memory: OrderedDict[bytes, tuple[T, int]], digest: bytes, generation: int, owner: T | None
+    ) -> None:
         self._heard = now = self._clock.monotonic()
-        for memory in (self._known, self._unknown):
-            memory.pop(digest, None)
-        if caller is not None:
-            self._known[digest] = (caller, generation)
-            _bound(self._known)
+        memory.pop(digest, None)
+        self._unknown.pop(digest, None)
+        if owner is not None:
+            memory[digest] = (owner, generation)
+            _bound(memory)
         else:
             self._unknown[digest] = (now, generation)
             _bound(self._unknown)

@@ -15,6 +15,8 @@ from gateway.core.principals import Admin, Caller, Role
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
+SESSION = "tollgate_session"  # the cookie of a person who has signed in
+
 
 class RoleGuard:
     """Lets in admin keys of some roles; those of role ``admin`` at every route.
@@ -110,8 +112,40 @@ async def identify(connection: Connection) -> Caller | Admin:
     address = client_of(connection.scope, connection.app.state.editions.current.settings.trusted_proxies)
     state = connection.scope["state"]
     state["address"] = address  # for the log, should the key be invalid
-    state["caller"] = caller = await auth.identify(read_key(connection), address)
+    key = read_key(connection)
+    caller: Caller | Admin
+    if key is None and (session := read_session(connection)) is not None:
+        caller = await auth.identify_session(session)
+    else:
+        caller = await auth.identify(key, address)
+    state["caller"] = caller
     return caller
+
+
+def read_session(connection: Connection) -> str | None:
+    """Return what the cookie of a person who has signed in holds, where people do. A browser sends it with whatever any
+    page makes it ask, so changes are taken from our own page alone. Raises Forbidden."""
+    settings = connection.app.state.editions.current.settings.sign_in
+    if settings is None or (token := read_cookie(connection, cookie_name(settings.public_url, SESSION))) is None:
+        return None
+    is_reading = connection.scope["method"] in ("GET", "HEAD")  # type: ignore[typeddict-item]
+    if not is_reading and connection.headers.get("origin") != settings.public_url:
+        raise Forbidden(f"A change by a session comes from a page at {settings.public_url}; programs send a key.")
+    return token
+
+
+def cookie_name(public_url: str, name: str) -> str:
+    """Return the name of a cookie. Of one that begins so, browsers see to it that no other host has set it."""
+    return f"__Host-{name}" if public_url.startswith("https:") else name
+
+
+def read_cookie(connection: Connection, name: str) -> str | None:
+    """Return the value of a cookie."""
+    for part in connection.headers.get("cookie", "").split(";"):
+        found, _, value = part.strip().partition("=")
+        if found == name:
+            return value
+    return None
 
 
 def read_key(connection: Connection) -> str | None:

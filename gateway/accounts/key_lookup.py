@@ -1,46 +1,60 @@
-# Asks Postgres for the owners of keys: all keys that wait go into one query, and one query runs at a time. So unknown
-# keys cost Postgres one connection and little else, however many come, and a right key that was never seen before waits
-# for one or two queries behind any flood of wrong ones. Keys that are stored under another pepper move after the
-# answer, one by one: a row that is locked or a standby that takes no writes holds up no look-up.
+# Asks Postgres for the owners of keys, teams' or admins': all keys that wait go into one query, and one query runs at a
+# time. So unknown keys cost Postgres one connection and little else, however many come, and a right key that was never
+# seen before waits for one or two queries behind any flood of wrong ones. Keys that are stored under another pepper
+# move after the answer, one by one: a row that is locked or a standby that takes no writes holds up no look-up.
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.accounts.team_keys import move_key
-from gateway.accounts.teams import find_callers
 from gateway.core.keys import key_digest
-from gateway.core.principals import Caller
 from gateway.storage.database import Database
 
 KEYS_AT_ONCE = 1000
 LOOKUP_WITHIN = 2.0  # seconds
 
 Which = tuple[bytes, int]  # a key's digest, and the generation of what was known when it was asked for
-Tell = Callable[[bytes, int, Caller | None], None]
+T = TypeVar("T")  # whom a key belongs to
+
+# Returns those of some digests that are known.
+Find = Callable[[AsyncConnection, Sequence[bytes]], Awaitable[dict[bytes, T]]]
+# Stores what has one of some digests under another one, which a pepper gives.
+Move = Callable[[AsyncConnection, Sequence[bytes], bytes, str], Awaitable[None]]
 
 log = structlog.get_logger(__name__)
 
 
-class KeyLookup:
-    """Finds callers by their keys. ``tell`` is called with every answer, also when its request has been cancelled."""
+class KeyLookup(Generic[T]):
+    """Finds out whose keys are. ``tell`` is called with every answer, also when its request has been cancelled."""
 
-    def __init__(self, database: Database, pepper: str, other_peppers: Sequence[str], tell: Tell) -> None:
+    def __init__(
+        self,
+        database: Database,
+        pepper: str,
+        other_peppers: Sequence[str],
+        find: Find[T],
+        move: Move,
+        tell: Callable[[bytes, int, T | None], None],
+    ) -> None:
+        self._find = find
+        self._move = move
         self._database = database
         self._pepper = pepper
         self._other_peppers = other_peppers
         self._tell = tell
-        self._asked: dict[Which, asyncio.Future[Caller | None]] = {}
+        self._asked: dict[Which, asyncio.Future[T | None]] = {}
         self._waiting: dict[Which, list[bytes]] = {}  # of these, with the digests under other peppers
         self._asking: asyncio.Task[None] | None = None
         self._to_move: dict[bytes, list[bytes]] = {}  # digests of keys that were found under other peppers
         self._moving: asyncio.Task[None] | None = None
 
-    async def find(self, digest: bytes, key: str, generation: int) -> Caller | None:
-        """Return the caller of this key, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
+    async def find(self, digest: bytes, key: str, generation: int) -> T | None:
+        """Return whose this key is, as Postgres knows it from now on. Raises one of POSTGRES_AWAY."""
         which = (digest, generation)
         asked = self._asked.get(which)
         if asked is None:
@@ -71,16 +85,16 @@ class KeyLookup:
             for asked in self._asked.values():  # the gateway closes
                 asked.cancel()
 
-    async def _ask(self, keys: dict[Which, list[bytes]]) -> dict[Which, Caller]:
+    async def _ask(self, keys: dict[Which, list[bytes]]) -> dict[Which, T]:
         digests = [digest for (own, _), others in keys.items() for digest in (own, *others)]
-        found: dict[Which, Caller] = {}
+        found: dict[Which, T] = {}
         async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
-            callers = await find_callers(connection, digests)
+            known = await self._find(connection, digests)
             for which, others in keys.items():
-                if which[0] in callers:
-                    found[which] = callers[which[0]]
-                elif caller := next((callers[other] for other in others if other in callers), None):
-                    found[which] = caller
+                if which[0] in known:
+                    found[which] = known[which[0]]
+                elif owner := next((known[other] for other in others if other in known), None):
+                    found[which] = owner
                     self._to_move[which[0]] = others
         if self._to_move and self._moving is None:
             self._moving = asyncio.create_task(self._move_all())
@@ -93,7 +107,7 @@ class KeyLookup:
                 digest, others = self._to_move.popitem()
                 try:
                     async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
-                        await move_key(connection, others, digest, self._pepper)
+                        await self._move(connection, others, digest, self._pepper)
                 except Exception as exc:
                     log.warning("key_not_moved", error=type(getattr(exc, "orig", None) or exc).__name__)
         finally:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from billing.core.holds import Limits
 from billing.core.money import to_nano
-from gateway.core.durations import read_duration
+from gateway.core.clock import read_duration
 from gateway.core.principals import Role
 from gateway.core.settings import CacheUse, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
@@ -28,6 +28,7 @@ from protocol.errors import BadRequest, invalid_param, invalid_value
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
 LONGEST_NAME = 200  # characters
+MOST_MODELS = 100  # with limits of their own, of one team: each of its rows is compared with them
 MOST_RANGES = 100  # of addresses, of one key: each call is compared with them
 LONGEST_OVERLAP = 90 * 86400.0  # seconds
 LEAST_OWN_OVERLAP = 60.0  # seconds, where a team rotates: nor does it rotate again before its end
@@ -55,6 +56,14 @@ class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     usd_per_month: Decimal | UnsetType | None = UNSET
 
 
+class ModelLimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of a team for one model. Absent: as it is; null: no limit."""
+
+    tokens_per_day: int | UnsetType | None = UNSET
+    usd_per_day: Decimal | UnsetType | None = UNSET
+    usd_per_month: Decimal | UnsetType | None = UNSET
+
+
 class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A team to create."""
 
@@ -65,7 +74,9 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_smaller: bool = True
     safety: SafetyInput | None = None
     limits: LimitsInput | None = None
+    model_limits: dict[str, ModelLimitsInput | None] | None = None  # by model
     webhook_url: str | None = None
+    cost_centre: str | None = None  # to which its cost goes, as finance names it
 
 
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +88,9 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_smaller: bool | UnsetType = UNSET
     safety: SafetyInput | UnsetType | None = UNSET
     limits: LimitsInput | UnsetType | None = UNSET
+    model_limits: dict[str, ModelLimitsInput | None] | UnsetType | None = UNSET  # models not named keep theirs
     webhook_url: str | UnsetType | None = UNSET
+    cost_centre: str | UnsetType | None = UNSET
     suspended: bool | UnsetType = UNSET
 
 
@@ -93,6 +106,7 @@ class NewKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitsInput | None = None
     allowed_models: list[str] | None = None  # of those that the team may use; null: all of them
     allowed_addresses: list[str] | None = None  # whence it may call, such as 10.20.0.0/16; null: from everywhere
+    allowed_endpoints: list[str] | None = None  # which it may call, such as embeddings; null: all
     cache: CacheUse | None = None  # whether its calls go by the cache; null: as the model that they ask for
 
 
@@ -104,6 +118,7 @@ class KeyPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitsInput | UnsetType | None = UNSET
     allowed_models: list[str] | UnsetType | None = UNSET
     allowed_addresses: list[str] | UnsetType | None = UNSET
+    allowed_endpoints: list[str] | UnsetType | None = UNSET
     cache: CacheUse | UnsetType | None = UNSET
 
 
@@ -142,12 +157,12 @@ def check_id(team_id: str) -> str:
     raise invalid_param("id", f"A team's 'id' {right}.")
 
 
-def check_name(name: str) -> str:
+def check_name(name: str, field: str = "name") -> str:
     """Return ``name`` without surrounding spaces if it can be shown. Raises BadRequest."""
     name = name.strip()
     if len(name) <= LONGEST_NAME and all(character.isprintable() for character in name):
         return name
-    raise invalid_value("name", f"must be printable and at most {LONGEST_NAME} characters long")
+    raise invalid_value(field, f"must be printable and at most {LONGEST_NAME} characters long")
 
 
 def check_webhook_url(url: str | None) -> str | None:
@@ -229,7 +244,30 @@ def check_addresses(ranges: list[str] | None) -> list[str] | None:
     return list(dict.fromkeys(read))
 
 
-def apply_limits(wanted: LimitsInput | None, before: Limits = NO_LIMITS) -> Limits:
+def apply_model_limits(
+    wanted: Mapping[str, ModelLimitsInput | None] | None, before: Mapping[str, Limits], known: Collection[str] | None
+) -> dict[str, Limits]:
+    """Return ``before`` with what ``wanted`` says; a model once named stays, if without limits. ``known``: the models
+    of the catalogue, when they are known. Raises BadRequest."""
+    if wanted is None:
+        return dict.fromkeys(before, NO_LIMITS)
+    after = dict(before)
+    for name, limits in wanted.items():
+        place = f"model_limits.{name[:100]}"
+        if name not in before and known is not None and name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
+            words = f"No model is named '{name[:100]}', and limits are of models, not of aliases or routes."
+            raise invalid_param(place, f"{words} {hint}")
+        after[name] = apply_limits(limits, before.get(name, NO_LIMITS), place)
+    if len(after) > MOST_MODELS:
+        raise invalid_value("model_limits", f"are of {len(after)} models; {MOST_MODELS} are the most")
+    return after
+
+
+def apply_limits(
+    wanted: LimitsInput | ModelLimitsInput | None, before: Limits = NO_LIMITS, place: str = "limits"
+) -> Limits:
     """Return ``before`` with what ``wanted`` says; None takes every limit away. Raises BadRequest."""
     if wanted is None:
         return NO_LIMITS
@@ -238,18 +276,18 @@ def apply_limits(wanted: LimitsInput | None, before: Limits = NO_LIMITS) -> Limi
         if value is UNSET:
             continue
         field = name.replace("usd_", "nanousd_")
-        changes[field] = None if value is None else _amount(name, value)
+        changes[field] = None if value is None else _amount(f"{place}.{name}", value)
     return replace(before, **changes)
 
 
-def _amount(name: str, value: int | Decimal) -> int:
+def _amount(place: str, value: int | Decimal) -> int:
     if isinstance(value, Decimal):
         if value.is_finite() and 0 <= value <= MOST_DOLLARS:
             return to_nano(value)
-        raise invalid_value(f"limits.{name}", f"must be dollars from 0 to {MOST_DOLLARS}")
+        raise invalid_value(place, f"must be dollars from 0 to {MOST_DOLLARS}")
     if 0 <= value <= MOST_COUNT:
         return value
-    raise invalid_value(f"limits.{name}", "must be a whole number of 0 or more; null takes the limit away")
+    raise invalid_value(place, "must be a whole number of 0 or more; null takes the limit away")
 
 
 def check_moment(value: datetime | float | None, now: datetime) -> datetime | None:

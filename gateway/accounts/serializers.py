@@ -8,26 +8,20 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict
 
 from billing.core.holds import Limits
 from billing.core.money import to_text
-from billing.core.prices import Price, Rates
+from billing.core.prices import UNIT_PRICES, Price, Rates
 from billing.upkeep.scope_room import ScopeRoom
 from gateway.accounts.admin_keys import AdminKeyRecord
+from gateway.accounts.schemas import ModelLimitsInput
 from gateway.accounts.team_keys import KeyRecord, NewlyMade
 from gateway.accounts.team_secrets import SecretRecord
 from gateway.accounts.teams import TeamRecord
+from gateway.core.principals import Admin, Team
 from gateway.egress.urls import read_url
 from gateway.storage.audit_log import AuditEntry
-
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
-
-
-def to_json(value: object) -> bytes:
-    """Return ``value`` as JSON, in which a Decimal is a number with exactly its digits."""
-    return _ENCODER.encode(value)
 
 
 def dollars(nano: int) -> Decimal:
@@ -58,11 +52,18 @@ def limits_view(limits: Limits) -> dict[str, Any]:
     }
 
 
+def model_limits_view(limits: Mapping[str, Limits]) -> dict[str, Any]:
+    """Return the limits for one model each; models without any are left out."""
+    shown = {name: limits_view(of) for name, of in sorted(limits.items()) if of != Limits()}
+    return {name: {limit: of[limit] for limit in ModelLimitsInput.__struct_fields__} for name, of in shown.items()}
+
+
 def price_view(price: Price) -> dict[str, Any]:
-    """Return what a model charges, in dollars per million tokens, as tollgate.yaml has it."""
+    """Return what a model charges, in dollars per million tokens, request or unit, as tollgate.yaml has it."""
     shown: dict[str, Any] = _rates_view(price)
     if price.request:
         shown["request"] = dollars(price.request)
+    shown |= {kind: dollars(rate) for _, kind in UNIT_PRICES if (rate := getattr(price, kind)) is not None}
     if price.batch_discount != 1:
         shown["batch_discount"] = price.batch_discount
     if price.steps:
@@ -89,6 +90,21 @@ def budgets_view(room: ScopeRoom) -> dict[str, Any]:
     return shown
 
 
+def team_scopes(team: Team) -> dict[str, Limits]:
+    """Return the scopes of a team that have budgets of their own, with their limits: itself, and its limited models."""
+    limited = {f"model:{team.id}/{name}": of for name, of in sorted(team.model_limits.items()) if of != Limits()}
+    return {f"team:{team.id}": team.limits, **limited}
+
+
+def team_budgets_view(team: Team, rooms: Mapping[str, ScopeRoom]) -> dict[str, Any]:
+    """Return the budgets of a team, and of its limits for models."""
+    of_models = f"model:{team.id}/"
+    budgets = {
+        name.removeprefix(of_models): budgets_view(room) for name, room in rooms.items() if name.startswith(of_models)
+    }
+    return {"budgets": budgets_view(rooms[f"team:{team.id}"]), "model_budgets": budgets}
+
+
 def team_view(record: TeamRecord) -> dict[str, Any]:
     """Return a team."""
     team = record.team
@@ -101,7 +117,9 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         "allow_smaller": team.allow_smaller,
         "safety": team.safety,
         "limits": limits_view(team.limits),
+        "model_limits": model_limits_view(team.model_limits),
         "webhook_url": record.webhook_url,
+        "cost_centre": record.cost_centre,
         "suspended": team.is_suspended,
         "suspended_at": moment(record.suspended_at),
         "created_at": moment(record.created_at),
@@ -121,6 +139,7 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
         "limits": limits_view(record.limits),
         "allowed_models": record.allowed_models,
         "allowed_addresses": record.allowed_addresses,
+        "allowed_endpoints": record.allowed_endpoints,
         "cache": record.cache,
         "created_at": moment(record.created_at),
         "expires_at": moment(record.expires_at),
@@ -149,11 +168,25 @@ def admin_key_view(record: AdminKeyRecord, now: datetime) -> dict[str, Any]:
         "name": record.name,
         "prefix": record.prefix,
         "status": record.status(now),
+        "person": record.person,
         "created_by": record.created_by,
         "created_at": moment(record.created_at),
         "expires_at": moment(record.expires_at),
         "revoked_at": moment(record.revoked_at),
         "last_used_at": moment(record.last_used_at),
+    }
+
+
+def identity_view(admin: Admin) -> dict[str, Any]:
+    """Return who an admin is, to themselves."""
+    return {
+        "object": "identity",
+        "role": admin.role.value,
+        "team_id": admin.team_id,
+        "name": admin.name,
+        "person": admin.person,
+        "actor": admin.actor,
+        "expires_at": moment_of(admin.expires_at),
     }
 
 

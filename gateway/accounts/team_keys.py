@@ -30,7 +30,7 @@ from gateway.accounts.schemas import (
 )
 from gateway.accounts.teams import announce, follow_limits, get_team, read_limits
 from gateway.core.errors import Conflict
-from gateway.core.keys import key_digest, new_key, pepper_name, shown_prefix
+from gateway.core.keys import NO_SECRET, key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys
@@ -50,6 +50,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     limits: Limits
     allowed_models: list[str] | None
     allowed_addresses: list[str] | None
+    allowed_endpoints: list[str] | None
     cache: str | None
     created_at: datetime
     expires_at: datetime | None
@@ -120,6 +121,7 @@ async def rotate_key(
     old = await _lock_key(connection, key_id)
     if (status := old.status(moment)) != "active":
         raise Conflict(f"The key '{key_id}' is {status}. Create a new one instead.", code=f"key_{status}")
+    _check_secret(old)
     values = {name: getattr(old, name) for name in _EDITABLE}
     if rotation.expires_at is not UNSET:
         values["expires_at"] = check_moment(rotation.expires_at, moment)
@@ -146,6 +148,7 @@ async def replace_secret(
     old = await _lock_key(connection, key_id)
     if (status := old.status(moment)) != "active":
         raise Conflict(f"The key '{key_id}' is {status}.", code=f"key_{status}")
+    _check_secret(old)
     if old.previous_until is not None and old.previous_until > moment:
         until = f"{old.previous_until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
         raise Conflict(f"This key was rotated: the secret before still works until {until}.", code="key_rotated")
@@ -226,10 +229,20 @@ def _checked(
         "limits": lambda said: apply_limits(said, limits),
         "allowed_models": lambda names: check_models(names, models),
         "allowed_addresses": check_addresses,
+        "allowed_endpoints": lambda names: None if names is None else list(dict.fromkeys(names)),
         "cache": lambda use: use,
     }
     said = {name: getattr(wanted, name) for name in _EDITABLE}
     return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
+
+
+def _check_secret(record: KeyRecord) -> None:
+    """Raise Conflict for a key without a secret: its team would get one that outlives every token."""
+    if record.prefix == NO_SECRET:
+        raise Conflict(
+            f"The key '{record.key_id}' has no secret: tokens of an identity provider stand for it.",
+            code="key_has_no_secret",
+        )
 
 
 def _moment(now: float) -> datetime:

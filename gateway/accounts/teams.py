@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
 from gateway.accounts.schemas import (
-    NO_LIMITS,
     NewTeam,
     TeamPatch,
     apply_limits,
+    apply_model_limits,
     apply_safety,
     check_id,
     check_models,
@@ -48,14 +48,20 @@ class TeamRecord(Struct, frozen=True, kw_only=True):
     updated_at: datetime
     suspended_at: datetime | None = None
     webhook_url: str | None = None  # where the team's events go
+    cost_centre: str | None = None  # to which its cost goes
 
 
 async def create_team(
-    connection: AsyncConnection, new: NewTeam, act: Act, models: Collection[str] | None = None
+    connection: AsyncConnection,
+    new: NewTeam,
+    act: Act,
+    models: Collection[str] | None = None,
+    limitable: Collection[str] | None = None,
 ) -> TeamRecord:
-    """Create a team. ``models``: the names it may be allowed, when they are known. Raises BadRequest, Conflict."""
+    """Create a team. ``models``: the names it may be allowed, and ``limitable`` the models that it may have limits for,
+    when they are known. Raises BadRequest, Conflict."""
     named = new if new.name is not None else replace(new, name=new.id)
-    values = {"id": check_id(new.id), **_checked(named, models)}
+    values = {"id": check_id(new.id), **_checked(named, models, limitable)}
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
@@ -86,17 +92,31 @@ async def list_teams(
 
 
 async def update_team(
-    connection: AsyncConnection, team_id: str, patch: TeamPatch, act: Act, models: Collection[str] | None = None
+    connection: AsyncConnection,
+    team_id: str,
+    patch: TeamPatch,
+    act: Act,
+    models: Collection[str] | None = None,
+    limitable: Collection[str] | None = None,
 ) -> TeamRecord:
     """Change the fields that ``patch`` names, and leave the rest. Raises BadRequest, NotFound."""
-    before = await _find(connection, team_id, select(teams).with_for_update())
-    changes = _changes(patch, before, models)
+    if patch.model_limits:  # before the team's row: writers of rows take these two in this order
+        await connection.execute(_HOLD_LEDGER)
+    # The lock leaves room for rows that refer to the team: their writers may have to wait for the ledger after them.
+    before = await _find(connection, team_id, select(teams).with_for_update(key_share=True))
+    changes = _changes(patch, before, models, limitable)
     if not changes:
         return _record(before)
     change = update(teams).where(teams.c.id == team_id).values(**changes, updated_at=func.now()).returning(teams)
     row = (await connection.execute(change)).mappings().one()
     if "limits" in changes:
         await follow_limits(connection, f"team:{team_id}")
+    if "model_limits" in changes:
+        named = [name for name in changes["model_limits"] if name not in before["model_limits"]]
+        if named:
+            await connection.execute(_BEGIN_MODEL_LIMITS, {"team_id": team_id, "models": named})
+        for name in changes["model_limits"]:
+            await follow_limits(connection, f"model:{team_id}/{name}")
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -129,13 +149,14 @@ async def find_caller_of_key(connection: AsyncConnection, key_id: str, *, also_r
 
 def _caller(row: Mapping[Any, Any]) -> Caller:
     expires_at = None if row["expires_at"] is None else row["expires_at"].timestamp()
-    models, ranges = row["key_models"], row["key_addresses"]
+    models, ranges, endpoints = row["key_models"], row["key_addresses"], row["key_endpoints"]
     return from_row(
         Caller,
         row,
         team=_team(row),
         key_limits=read_limits(row["key_limits"]),
         key_models=None if models is None else frozenset(models),
+        key_endpoints=None if endpoints is None else frozenset(endpoints),
         addresses=None if ranges is None else tuple(map(ip_network, ranges)),
         expires_at=expires_at,
     )
@@ -171,8 +192,10 @@ async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str
     await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
 
 
-def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str] | None) -> dict[str, Any]:
-    changes = _checked(patch, models, _safety(before["safety"]), read_limits(before["limits"]))
+def _changes(
+    patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str] | None, limitable: Collection[str] | None
+) -> dict[str, Any]:
+    changes = _checked(patch, models, limitable, _team(before))
     if "webhook_url" in changes and changes["webhook_url"] == before["webhook_url"]:
         del changes["webhook_url"]
     if patch.suspended is not UNSET and patch.suspended != (before["suspended_at"] is not None):
@@ -183,18 +206,20 @@ def _changes(patch: TeamPatch, before: Mapping[Any, Any], models: Collection[str
 def _checked(
     wanted: NewTeam | TeamPatch,
     models: Collection[str] | None,
-    safety: TeamSafety | None = None,
-    limits: Limits = NO_LIMITS,
+    limitable: Collection[str] | None,
+    before: Team = Team(id="", name=""),  # noqa: B008  (frozen)
 ) -> dict[str, Any]:
     """Return the columns that ``wanted`` names; a policy and limits are changes of those before. Raises BadRequest."""
     checks: dict[str, Callable[[Any], Any]] = {
         "name": check_name,
         "weight": check_weight,
-        "allowed_models": lambda names: check_models(names, models),
+        "allowed_models": lambda said: check_models(said, models),
         "allow_smaller": bool,
-        "safety": lambda said: apply_safety(said, safety),
-        "limits": lambda said: apply_limits(said, limits),
+        "safety": lambda said: apply_safety(said, before.safety),
+        "limits": lambda said: apply_limits(said, before.limits),
+        "model_limits": lambda said: apply_model_limits(said, before.model_limits, limitable),
         "webhook_url": check_webhook_url,
+        "cost_centre": lambda said: check_name(said or "", "cost_centre") or None,
     }
     said = {name: getattr(wanted, name) for name in checks}
     return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
@@ -212,6 +237,7 @@ def _team(row: Mapping[Any, Any]) -> Team:
         allowed_models=None if allowed is None else frozenset(allowed),
         safety=_safety(row["safety"]),
         limits=read_limits(row["limits"]),
+        model_limits={name: read_limits(one) for name, one in row["model_limits"].items()},
         is_suspended=row["suspended_at"] is not None,
     )
 
@@ -221,6 +247,8 @@ def _safety(stored: Any) -> TeamSafety | None:
 
 
 _FOLLOW_LIMITS = text("SELECT follow_limits(:scope)")  # the caps of its open balances
+_HOLD_LEDGER = text("SELECT hold_ledger()")
+_BEGIN_MODEL_LIMITS = text("SELECT begin_model_limits(:team_id, CAST(:models AS text[]))")
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 _FIND_ANY_CALLER = select(
     teams,
@@ -229,6 +257,7 @@ _FIND_ANY_CALLER = select(
     api_keys.c.limits.label("key_limits"),
     api_keys.c.allowed_models.label("key_models"),
     api_keys.c.allowed_addresses.label("key_addresses"),
+    api_keys.c.allowed_endpoints.label("key_endpoints"),
     api_keys.c.cache,
     api_keys.c.expires_at,
     api_keys.c.digest,

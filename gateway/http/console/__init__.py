@@ -1,18 +1,23 @@
 # /console: a page for people, of ES modules without a build. It holds no secret and asks nothing of the server but
-# these files; what it shows comes through the public API with the key that its reader gives it.
+# these files; what it shows comes through the public API with the key that its reader gives it, or with a session.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.guards import open_guard
+from gateway.accounts.guards import SESSION, cookie_name, identify, open_guard, read_cookie
+from gateway.accounts.serializers import identity_view
+from gateway.core.json_text import to_json
+from gateway.core.principals import Admin
 from gateway.http.exchange import AnyRequest
-from protocol.errors import NotFound
+from protocol.errors import NotFound, ServiceError
 
 FOLDER = Path(__file__).parent
 PAGE = "index.html"
@@ -50,19 +55,34 @@ HEADERS = {
 @get("/console", guards=[open_guard], include_in_schema=False)
 async def show_page(request: AnyRequest) -> Response[bytes]:
     """Return the console page."""
-    return _file(request, PAGE)
+    return await _page(request)
 
 
 @get("/console/{name:str}", guards=[open_guard], include_in_schema=False)
 async def show_part(request: AnyRequest, name: FromPath[str]) -> Response[bytes]:
     """Return one of the page's parts, or the page itself at the address of a view."""
-    return _file(request, PAGE if name in VIEWS else name)
+    return await _page(request) if name in VIEWS else _file(request, name)
 
 
 @get("/console/{folder:str}/{name:str}", guards=[open_guard], include_in_schema=False)
 async def show_part_of_folder(request: AnyRequest, folder: FromPath[str], name: FromPath[str]) -> Response[bytes]:
     """Return a view's module, or a library."""
     return _file(request, f"{folder}/{name}")
+
+
+async def _page(request: AnyRequest) -> Response[bytes]:
+    """Return the page. It tells where people sign in, and who the session of its reader is, so that none has to ask."""
+    settings = request.app.state.editions.current.settings.sign_in
+    if settings is None:
+        return _file(request, PAGE)
+    told = {"name": settings.name, "identity": None}
+    if read_cookie(request, cookie_name(settings.public_url, SESSION)) is not None:
+        with suppress(ServiceError):  # it has ended, or the database is away: the page comes all the same
+            admin = await identify(request)
+            told["identity"] = identity_view(admin) if isinstance(admin, Admin) else None
+    meta = f'<meta name="sign-in" content="{escape(to_json(told).decode())}">\n  <title>'
+    content = _content(PAGE)[0].replace(b"<title>", meta.encode(), 1)
+    return Response(content, media_type=FILES[PAGE], headers=HEADERS | {"cache-control": "no-store"})
 
 
 def _file(request: AnyRequest, name: str) -> Response[bytes]:

@@ -1,4 +1,5 @@
-// The public API with one key: JSON calls, and a chat completion as a stream of pieces.
+// The public API with one key, or with the session of a person who has signed in, whose cookie no script can read: JSON
+// calls, and a chat completion as a stream of pieces.
 
 export class ApiError extends Error {
   constructor(status, body, requestId = null) {
@@ -10,12 +11,38 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  // `refused` hears of it when the gateway does not take the key.
-  constructor(key, refused = () => {}) {
+  // `key` is null for a session, whose `identity` is known: { role, team_id, name, person, expires_at }; that of an admin's
+  // key is asked for once it works. `refused` hears of it when the gateway does not take the key, or the session has ended;
+  // `learned`, when it is known who the key is.
+  constructor(key, refused = () => {}, { identity = null, learned = () => {} } = {}) {
     this.key = key;
-    this.role = key.startsWith("tg-") ? "team" : "admin"; // no admin's key may begin like a team's
+    this.role = key?.startsWith("tg-") ? "team" : "admin"; // no admin's key may begin like a team's
+    this.identity = identity;
+    this.isLearning = this.role === "team" || identity !== null;
     this.refused = refused;
+    this.learned = learned;
     this.left = {}; // what the x-ratelimit-* headers of the last answer said, and when: { remaining, limit, at }
+  }
+
+  // Whether this admin has one of these roles; the role admin has all. Until it is known, the gateway decides.
+  may(...roles) {
+    return this.role === "admin" && (this.identity === null || ["admin", ...roles].includes(this.identity.role));
+  }
+
+  async learn() {
+    if (this.isLearning) return;
+    this.isLearning = true;
+    try {
+      this.identity = await this.get("/admin/me");
+      this.learned();
+    } catch {
+      this.isLearning = false; // with the next answer
+    }
+  }
+
+  // The team whose admin this is, or null.
+  get team() {
+    return this.identity?.team_id ?? null;
   }
 
   async call(method, path, body = undefined, signal = undefined) {
@@ -60,21 +87,22 @@ export class Api {
   }
 
   async send(method, path, body, signal) {
-    const headers = { authorization: `Bearer ${this.key}` };
+    const headers = this.key === null ? {} : { authorization: `Bearer ${this.key}` };
     if (body !== undefined) headers["content-type"] = "application/json";
     const options = { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal };
     let answer;
     try {
-      answer = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
+      answer = await fetch(path, { ...options, cache: "no-store", credentials: this.key === null ? "same-origin" : "omit" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ApiError(0, { error: { message: "The gateway does not answer. Is the network up?" } });
     }
     this.hear(answer.headers);
+    if (answer.ok || answer.status === 403) this.learn();
     if (answer.ok) return answer;
     const error = new ApiError(answer.status, await answer.json().catch(() => null), answer.headers.get("x-request-id"));
     if (error.code === "invalid_api_key") {
-      error.message = "This key is not known, or no longer.";
+      error.message = this.key === null ? "Your session has ended. Sign in again." : "This key is not known, or no longer.";
       this.refused(error);
     }
     throw error;

@@ -5,20 +5,31 @@ import { Api } from "./api.js";
 import { Problem, html, href, render, useEffect, useMemo, useRef, useState } from "./ui.js";
 
 const MEMORY = "tollgate-key"; // in the tab's session storage, forgotten when the tab closes
-const EVERYBODY = ["team", "admin"];
+const READERS = ["viewer", "finance", "operator", "admin"];
+const EVERYBODY = ["team", "team-admin", ...READERS];
+const ONE_TEAM = ["team-admin", ...READERS]; // who may see what is one team's, beside the team
 // name: [heading, who may see it]
 const VIEWS = {
   overview: ["Overview", EVERYBODY],
   calls: ["Calls", EVERYBODY],
-  budgets: ["Budgets", EVERYBODY],
-  teams: ["Teams and keys", ["admin"]],
+  budgets: ["Budgets", ["team", ...READERS]],
+  teams: ["Teams and keys", ONE_TEAM],
   models: ["Models", EVERYBODY],
   playground: ["Playground", EVERYBODY],
   routing: ["Routing", EVERYBODY],
-  batches: ["Batches", EVERYBODY],
-  fleet: ["Engine fleet", ["admin"]],
-  finance: ["Finance", ["admin"]],
-  audit: ["Audit log", ["admin"]],
+  batches: ["Batches", ["team", ...READERS]],
+  fleet: ["Engine fleet", READERS],
+  finance: ["Finance", READERS],
+  audit: ["Audit log", ONE_TEAM],
+};
+// Where people sign in, and who the reader's session is: { name, identity }, as the gateway wrote it into the page.
+const SIGN_IN = JSON.parse(document.querySelector("meta[name=sign-in]")?.content ?? "null");
+const REFUSED = {
+  no_role: "You are known there, but have no role here. Ask those who run this gateway.",
+  cancelled: "The sign-in was cancelled.",
+  expired: "The sign-in took too long, or began in another window. Try again.",
+  away: "The identity provider does not answer. Try again in a minute.",
+  failed: "The sign-in failed; the gateway’s log says why.",
 };
 
 // What the address asks for: { view, query }.
@@ -30,8 +41,13 @@ function place() {
 function App() {
   const [at, setAt] = useState(place);
   const [key, setKey] = useState(() => sessionStorage.getItem(MEMORY));
-  const [refused, setRefused] = useState(null); // the last key that was not taken, and why: { key, error }
-  const api = useMemo(() => key && new Api(key, (error) => leave({ key, error })), [key]);
+  const [refused, setRefused] = useState(() => refusalOf(at.query)); // the last key that was not taken, and why: { key, error }
+  const [session, setSession] = useState(SIGN_IN?.identity ?? null);
+  const [, turn] = useState(0);
+  const api = useMemo(() => {
+    const options = { identity: key ? null : session, learned: () => turn((last) => last + 1) };
+    return (key || session) && new Api(key, (error) => leave({ key, error }), options);
+  }, [key, session]);
 
   useEffect(() => {
     const follow = () => setAt(place());
@@ -51,6 +67,11 @@ function App() {
     sessionStorage.removeItem(MEMORY);
     setRefused(why);
     setKey(null);
+    setSession(null);
+  };
+  const signOut = async () => {
+    if (!key) await api.call("POST", "/console/sign-out").catch(() => {}); // one that has ended needs no end
+    leave();
   };
   const enter = (said) => {
     sessionStorage.setItem(MEMORY, said);
@@ -63,8 +84,13 @@ function App() {
     history[replace ? "replaceState" : "pushState"](null, "", href(view, query));
     setAt(place());
   };
-  if (!key) return html`<${SignIn} enter=${enter} refused=${refused} />`;
-  return html`<${Frame} api=${api} at=${at} go=${go} leave=${leave} />`;
+  if (!api) return html`<${SignIn} enter=${enter} refused=${refused} />`;
+  return html`<${Frame} api=${api} at=${at} go=${go} leave=${signOut} />`;
+}
+
+// Why the gateway did not let a person in who comes back from the identity provider.
+function refusalOf(query) {
+  return query.refused in REFUSED ? { key: null, error: { message: REFUSED[query.refused] } } : null;
 }
 
 function SignIn({ enter, refused }) {
@@ -75,9 +101,12 @@ function SignIn({ enter, refused }) {
     event.preventDefault();
     if (said.trim()) enter(said.trim());
   };
+  const there = location.search.includes("refused=") ? "/console" : location.pathname + location.search;
+  const signIn = () => location.assign(`/console/sign-in?${new URLSearchParams({ there })}`);
   return html`<main class="sign-in">
     <p class="brand"><span class="mark" aria-hidden="true"></span>Tollgate</p>
-    <h1>Sign in with a key</h1>
+    <h1>${SIGN_IN ? "Sign in" : "Sign in with a key"}</h1>
+    ${SIGN_IN && html`<button class="main" onClick=${signIn}>Sign in with ${SIGN_IN.name}</button>`}
     <p class="soft">A team’s key shows that team. An admin’s key shows the whole deployment.</p>
     <form onSubmit=${submit}>
       <label for="key">Key</label>
@@ -85,15 +114,16 @@ function SignIn({ enter, refused }) {
         placeholder="tg-… or tgadmin-…" value=${said} onInput=${(event) => setSaid(event.target.value)}
         aria-describedby=${refused ? "refused" : null} />
       ${refused && html`<p id="refused" class="bad" role="alert">${refused.error.message}</p>`}
-      <button class="main">Sign in</button>
+      <button class=${SIGN_IN ? "" : "main"}>${SIGN_IN ? "Sign in with the key" : "Sign in"}</button>
     </form>
     <p class="soft">The key stays in this browser tab and is forgotten when you close it.</p>
   </main>`;
 }
 
 function Frame({ api, at, go, leave }) {
-  const { role } = api;
-  const view = VIEWS[at.view][1].includes(role) ? at.view : "overview";
+  const { role, identity } = api;
+  const rank = identity?.role ?? role;
+  const view = VIEWS[at.view][1].includes(rank) ? at.view : "overview";
   const [heading] = VIEWS[view];
   const main = useRef();
   useEffect(() => {
@@ -105,12 +135,12 @@ function Frame({ api, at, go, leave }) {
     <header>
       <p class="brand"><span class="mark" aria-hidden="true"></span>Tollgate</p>
       <${FindCall} go=${go} />
-      <p class="who">${role === "admin" ? "Admin" : "Team"} <span class="soft key">${api.key.slice(0, 9)}…</span></p>
+      <p class="who">${rank[0].toUpperCase() + rank.slice(1)} <span class="soft key">${api.key ? `${api.key.slice(0, 9)}…` : identity.name}</span></p>
       <button class="quiet" onClick=${() => leave()}>Sign out</button>
     </header>
     <nav aria-label="Views">
       ${Object.entries(VIEWS)
-        .filter(([, [, roles]]) => roles.includes(role))
+        .filter(([, [, roles]]) => roles.includes(rank))
         .map(([name, [words]]) => {
           const kept = ["period", "team"].filter((each) => each in at.query).map((each) => [each, at.query[each]]);
           const to = href(name, Object.fromEntries(kept));

@@ -3,7 +3,7 @@
 import { Problem, Table, href, html, path, useData, useState, whole } from "../ui.js";
 
 export default function Audit({ api, query, go }) {
-  const list = path("/admin/audit-log", { team_id: query.team, action: query.action, before: query.before, limit: 100 });
+  const list = path("/admin/audit-log", { team_id: api.team ?? query.team, action: query.action, before: query.before, limit: 100 });
   const { data, error, again } = useData(api, list);
   const columns = [
     ["Time, UTC", (entry) => whole(entry.created_at).slice(0, 19)],
@@ -11,11 +11,13 @@ export default function Audit({ api, query, go }) {
     ["Action", (entry) => html`<a href=${href("audit", { ...query, action: entry.action, before: null })}>${entry.action}</a>`],
     ["Team", (entry) => entry.team_id && html`<a href=${href("audit", { ...query, team: entry.team_id, before: null })}>${entry.team_id}</a>`, "name"],
     ["Subject", (entry) => entry.subject !== entry.team_id && html`<code>${entry.subject}</code>`, "name wide"],
+    ["From", (entry) => entry.address && html`<code>${entry.address}</code>`, "name"],
+    ["Reason", (entry) => entry.reason, "long wide"],
     ["Details", (entry) => entry.details && wordsOf(entry.details), "long wide"],
   ];
   return html`
     <div class="chips">
-      <${Field} label="Team" value=${query.team} keep=${(team) => go({ team, before: null })} />
+      ${!api.team && html`<${Field} label="Team" value=${query.team} keep=${(team) => go({ team, before: null })} />`}
       <${Field} label="Action, such as key.revoked" value=${query.action} keep=${(action) => go({ action, before: null })} />
     </div>
     ${error && html`<${Problem} error=${error} again=${again} />`}

@@ -76,7 +76,7 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
       ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
       <div class="bar">
         ${role === "team" && html`<button class="main" disabled=${act.isBusy} onClick=${() => act.run("results")}>Download results</button>`}
-        ${isOpen && html`<button class="danger" disabled=${act.isBusy} onClick=${() => act.run("cancel")}>Cancel</button>`}
+        ${isOpen && (role === "team" || api.may("operator")) && html`<button class="danger" disabled=${act.isBusy} onClick=${() => act.run("cancel")}>Cancel</button>`}
       </div>`}
   <//>`;
 }

@@ -37,7 +37,7 @@ function OfOwn({ api }) {
     <p class="soft">Held: drawn by gateways for calls that run, and a little ahead of them. Days and months are UTC.</p>`;
 }
 
-// The bars of a team or a key: its budgets, and what the last answer said of its rates.
+// The bars of a team or a key: its budgets, those of its limits for one model, and what the last answer said of its rates.
 function Bars({ scope, left }) {
   const { limits, budgets } = scope;
   const bars = BUDGETS.map(([name, label, limit, shown]) => {
@@ -46,12 +46,14 @@ function Bars({ scope, left }) {
     if (!budget) return html`<p>${label}<span class="soft">: at most ${shown(limits[limit])}; what is used is not known at the moment</span></p>`;
     return html`<${Meter} label=${label} used=${Number(budget.used)} held=${Number(budget.held)} limit=${Number(limits[limit])} shown=${shown} />`;
   });
-  const rates = RATES.filter(([limit]) => limits[limit] !== null).map(([limit, label, kind]) => {
+  const rates = RATES.filter(([limit]) => (limits[limit] ?? null) !== null).map(([limit, label, kind]) => {
     const last = kind && left[kind];
     const isKnown = last && Date.now() - last.at < MINUTE; // a minute later nothing is known
     return html`<p>${label}<span class="soft"> ${isKnown ? `${count(last.remaining)} of ${count(last.limit)} left` : `at most ${count(limits[limit])}`}</span></p>`;
   });
-  return html`${bars}${rates}`;
+  const models = Object.entries(scope.model_limits ?? {}).map(([name, of]) => html`
+    <h3>At ${name}</h3><${Bars} scope=${{ limits: of, budgets: scope.model_budgets?.[name] }} left=${{}} />`);
+  return html`${bars}${rates}${models}`;
 }
 
 function OfTeams({ api, query, go }) {
@@ -103,6 +105,7 @@ function Limit({ api, team, name, again }) {
     event?.preventDefault();
     if (said !== null && said.trim() !== String(now ?? "")) act.run();
   };
+  if (!api.may()) return now ?? html`<span class="soft">none</span>`;
   return html`<form onSubmit=${keep}>
     <input class="short" inputmode="decimal" aria-label=${`${name.replaceAll("_", " ")} of ${team.id}`} disabled=${act.isBusy} placeholder="none"
       value=${said ?? now ?? ""} onInput=${(event) => setSaid(event.target.value)} onBlur=${keep} />

@@ -24,6 +24,7 @@ export default function Calls({ api, role, query, go }) {
   const { from, to } = isLive ? { from: null, to: null } : periodOf(query, "today");
   const chosen = Object.fromEntries(Object.keys(CHOICES).map((name) => [name === "team" ? "team_id" : name, query[name]]));
   if (role !== "admin") delete chosen.team_id;
+  else if (api.team) chosen.team_id = api.team;
   const list = path(role === "admin" ? "/admin/calls" : "/v1/calls", {
     ...chosen, status: query.status, from, to, after: query.after, limit: 50,
   });
@@ -60,7 +61,7 @@ export default function Calls({ api, role, query, go }) {
             <span class="soft">${isPaused ? "Paused" : fresh ? `${fresh === 50 ? "50 or more" : fresh} new above` : "As they end"}${at ? `, seen ${clock(at)} UTC` : ""}</span>`
         : html`<${PeriodBar} query=${query} go=${go} />`}
     </div>
-    <${Chips} role=${role} query=${query} go=${go} />
+    <${Chips} isOfAll=${role === "admin" && !api.team} query=${query} go=${go} />
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data &&
     html`<div onMouseEnter=${hold} onMouseLeave=${() => setHeld(null)} onfocusin=${hold} onfocusout=${() => setHeld(null)}>
@@ -83,8 +84,8 @@ function modelOf(call) {
   return html`<span class="soft">${call.model_asked} →</span> ${call.model_used}`;
 }
 
-function Chips({ role, query, go }) {
-  const offered = Object.keys(CHOICES).filter((name) => role === "admin" || name !== "team");
+function Chips({ isOfAll, query, go }) {
+  const offered = Object.keys(CHOICES).filter((name) => isOfAll || name !== "team");
   const [name, setName] = useState(offered[0]);
   const [value, setValue] = useState("");
   const choose = (changes) => go({ ...changes, after: null });

@@ -1,24 +1,38 @@
 // The replicas of our own engine, a card for each: queue, KV cache, hits, tokens a second, busy and idle in dollars.
 
-import { Empty, Facts, Meter, Problem, State, count, html, percent, usd, useData } from "../ui.js";
+import { Empty, Facts, Meter, Problem, State, clock, count, html, percent, usd, useData } from "../ui.js";
 
 export default function Fleet({ api }) {
   const { data, error, again } = useData(api, "/admin/instances", { every: 5000 });
   if (!data) return error && html`<${Problem} error=${error} again=${again} />`;
-  const alive = data.instances.filter((one) => !one.stale);
+  const alive = data.instances.filter((one) => !one.stale && one.seen_at !== null);
   const sum = (name) => alive.reduce((all, one) => all + one[name], 0);
   return html`
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data.instances.length === 0 && html`<${Empty}>No replica was seen in the last hour. A provider with “self_hosted: true” in tollgate.yaml is one.<//>`}
     ${data.instances.length > 0 && html`<p class="large">${count(Math.round(sum("tokens_per_second")))} tokens/s on ${alive.length} ${alive.length === 1 ? "replica" : "replicas"}, ${count(sum("queue_depth"))} waiting</p>`}
-    <div class="cards">${data.instances.map((one) => html`<${Replica} key=${one.instance_id} one=${one} />`)}</div>`;
+    <div class="cards">${data.instances.map((one) => html`<${one.seen_at === null ? Announced : Replica} key=${one.instance_id} one=${one} />`)}</div>`;
+}
+
+const announcement = (one) => [
+  ...(one.version === null ? [] : [["Version", one.version]]),
+  ...(one.heartbeat_at === null ? [] : [["Heartbeat", clock(one.heartbeat_at)]]),
+  ...(one.reason === null ? [] : [["Not asked", one.reason]]),
+];
+
+// One that announces itself and was not yet looked at: it starts, or it may not be asked.
+function Announced({ one }) {
+  return html`<section class="card">
+    <div class="bar"><h3>${one.model_id}</h3><span class="end"><${State} of=${one.state} /></span></div>
+    <${Facts} rows=${[["Address", html`<code>${one.base_url}</code>`], ...announcement(one), ["Replica", html`<code>${one.instance_id}</code>`]]} />
+  </section>`;
 }
 
 function Replica({ one }) {
   const hours = (seconds) => (one.gpu_hour_usd === null ? null : (Number(one.gpu_hour_usd) * one.gpus * seconds) / 3600);
   const idle = Math.max(0, one.uptime_seconds - one.busy_seconds);
   return html`<section class="card">
-    <div class="bar"><h3>${one.model_id}</h3><span class="end"><${State} of=${one.stale ? "stale" : one.status} /></span></div>
+    <div class="bar"><h3>${one.model_id}</h3><span class="end"><${State} of=${one.stale ? "stale" : one.state} /></span></div>
     <p><span class="large">${count(Math.round(one.tokens_per_second))}</span> tokens/s</p>
     <${Meter} label="KV cache" used=${one.total_blocks - one.free_blocks} limit=${one.total_blocks} shown=${count} />
     <${Facts} rows=${[
@@ -28,6 +42,7 @@ function Replica({ one }) {
       ["Busy since start", `${percent(one.uptime_seconds ? one.busy_seconds / one.uptime_seconds : 0)}${one.gpu_hour_usd === null ? "" : `, ${usd(hours(one.busy_seconds))}`}`],
       ["Idle since start", one.gpu_hour_usd === null ? `${percent(one.uptime_seconds ? idle / one.uptime_seconds : 0)}` : usd(hours(idle))],
       ["Node", `${one.gpu_node_id}, ${one.gpus} GPU${one.gpus === 1 ? "" : "s"}`],
+      ...announcement(one),
       ["Replica", html`<code>${one.instance_id}</code>`],
     ]} />
   </section>`;

@@ -16,7 +16,7 @@ export default function Models({ api, role }) {
     ["Can", (model) => [(model.abilities ?? []).join(", "), model.note].filter(Boolean).join("; "), "long wide"],
   ];
   return html`
-    ${role === "admin" && html`<${Breakers} api=${api} />`}
+    ${role === "admin" && !api.team && html`<${Breakers} api=${api} />`}
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data && html`<section><h2>Prices, in dollars per million tokens</h2>
       <${Table} label="Models" columns=${columns} rows=${data.data} keyOf=${(model) => model.id} empty="No models." /></section>`}`;
@@ -37,8 +37,8 @@ function Breakers({ api }) {
     ["Breaker", (one) => html`<${State} of=${one.state} />`],
     ["Failed", (one) => `${count(one.failures)} of ${count(one.requests)}`, "number wide"],
     ["Why", (one) => whyOf(one), "long wide"],
-    ["Change", (one) => html`<button class="quiet" disabled=${act.isBusy} aria-label=${`Reset ${one.model}`} onClick=${() => act.run(one, "reset")}>Reset</button>
-      ${one.state === "closed" && html`<button class="quiet danger" disabled=${act.isBusy} aria-label=${`Open ${one.model}`} onClick=${() => act.run(one, "open")}>Open</button>`}`],
+    ...(api.may("operator") ? [["Change", (one) => html`<button class="quiet" disabled=${act.isBusy} aria-label=${`Reset ${one.model}`} onClick=${() => act.run(one, "reset")}>Reset</button>
+      ${one.state === "closed" && html`<button class="quiet danger" disabled=${act.isBusy} aria-label=${`Open ${one.model}`} onClick=${() => act.run(one, "open")}>Open</button>`}`]] : []),
   ];
   const open = rows.filter((one) => one.state !== "closed").length;
   const cooled = rows.reduce((sum, one) => sum + one.keys_set_aside.length, 0);

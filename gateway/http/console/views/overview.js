@@ -24,13 +24,14 @@ export default function Overview({ api, role, query, go }) {
   const { from, to, name } = periodOf(query);
   const days = (Date.parse(to) - Date.parse(from)) / DAY + 1;
   const step = days <= 8 ? "hour" : "day";
-  const by = query.by ?? (role === "admin" && !query.team ? "team" : "model");
+  const team = api.team ?? query.team;
+  const by = query.by ?? (role === "admin" && !team ? "team" : "model");
   const source = role === "admin" ? "/admin/series" : "/v1/series";
-  const asked = { metric: METRICS.join(","), step, team_id: role === "admin" ? query.team : null };
+  const asked = { metric: METRICS.join(","), step, team_id: role === "admin" ? team : null };
   const now = useData(api, path(source, { ...asked, by, from, to }), { every: EVERY });
   const before = useData(api, now.data && path(source, { ...asked, ...spanBefore(from, to, days) }));
   const words = name === "today" ? "yesterday" : days === 1 ? "the day before" : `the ${days} days before`;
-  const offered = role === "admin" ? ["team", "model", "provider"] : ["model", "key"];
+  const offered = role === "admin" ? [...(api.team ? [] : ["team"]), "model", "provider"] : ["model", "key"];
   return html`
     <div class="bar">
       <${PeriodBar} query=${query} go=${go} />
@@ -73,7 +74,7 @@ function Figures({ now, before, words }) {
 }
 
 function Attention({ api, role, series, query }) {
-  const isAdmin = role === "admin";
+  const isAdmin = role === "admin" && !api.team; // of one team, breakers are not
   const health = useData(api, isAdmin ? "/health/ready" : null, { every: EVERY });
   const breakers = useData(api, isAdmin ? "/admin/breakers" : null, { every: EVERY });
   const ill = health.data ? Object.entries(health.data.parts).filter(([, state]) => state !== "ok") : [];

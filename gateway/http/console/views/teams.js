@@ -8,7 +8,8 @@ const MADE = "tollgate-new-keys"; // in the tab's session storage: keys that are
 
 export default function Teams({ api, query, go }) {
   const list = path("/admin/teams", { search: query.search, after: query.after, limit: PAGE });
-  const { data, error, again } = useData(api, list);
+  const { data: found, error, again } = useData(api, api.team ? `/admin/teams/${encodeURIComponent(api.team)}` : list);
+  const data = api.team && found ? { data: [found], has_more: false } : found;
   const [isNew, setNew] = useState(false);
   const columns = [
     ["Team", (team) => html`<a href=${href("teams", { ...query, team: team.id })}>${team.name || team.id}</a>`, "name"],
@@ -19,10 +20,10 @@ export default function Teams({ api, query, go }) {
     ["Made", (team) => day(team.created_at), "number"],
   ];
   return html`
-    <div class="bar">
+    ${!api.team && html`<div class="bar">
       <${Search} said=${query.search ?? ""} search=${(words) => go({ search: words, after: null }, { replace: true })} />
-      <span class="end"><button class="main" onClick=${() => setNew(true)}>New team</button></span>
-    </div>
+      ${api.may() && html`<span class="end"><button class="main" onClick=${() => setNew(true)}>New team</button></span>`}
+    </div>`}
     <${NewKeys} />
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data && html`<${Table} label="Teams" columns=${columns} rows=${data.data} keyOf=${(team) => team.id}
@@ -95,9 +96,9 @@ function OneTeam({ api, id, close, changed }) {
     ["State", (key) => html`<${State} of=${key.status} />`],
     ["Used", (key) => day(key.last_used_at), "number wide"],
     ["Expires", (key) => day(key.expires_at), "number wide"],
-    ["Change", (key) => key.status === "active" && html`
-      <button class="quiet" aria-label=${`Rotate ${key.prefix}`} onClick=${() => rotate(key)}>Rotate</button>
-      <button class="quiet danger" aria-label=${`Revoke ${key.prefix}`} onClick=${() => revoke(key)}>Revoke</button>`],
+    ...(api.may("team-admin") ? [["Change", (key) => key.status === "active" && html`
+      ${key.prefix !== "jwt" && html`<button class="quiet" aria-label=${`Rotate ${key.prefix}`} onClick=${() => rotate(key)}>Rotate</button>`}
+      <button class="quiet danger" aria-label=${`Revoke ${key.prefix}`} onClick=${() => revoke(key)}>Revoke</button>`]] : []),
   ];
   return html`<${Drawer} title=${team.data ? team.data.name || id : id} close=${close}>
     ${(team.error ?? keys.error) && html`<${Problem} error=${team.error ?? keys.error} again=${() => (team.again(), keys.again())} />`}
@@ -105,12 +106,12 @@ function OneTeam({ api, id, close, changed }) {
     <${NewKeys} team=${id} />
     ${team.data && html`<div class="bar"><code>${id}</code><${State} of=${team.data.suspended ? "suspended" : "active"} />
       <span class="soft">made ${whole(team.data.created_at)}</span>
-      <span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button></span></div>
-      <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a> · <a href=${href("budgets", { team: id })}>Its budgets</a></p>`}
+      ${api.may() && html`<span class="end"><button class=${team.data.suspended ? "" : "danger"} onClick=${suspend}>${team.data.suspended ? "Resume" : "Suspend"}</button></span>`}</div>
+      <p><a href=${href("calls", { team: id })}>Its calls</a> · <a href=${href("overview", { team: id })}>Its overview</a>${!api.team && html` · <a href=${href("budgets", { team: id })}>Its budgets</a>`}</p>`}
     ${keys.data && html`<section><h3>Keys</h3>
       <${Table} label="Keys" columns=${columns} rows=${keys.data.data} keyOf=${(key) => key.key_id} empty="No keys yet." />
       ${keys.data.has_more && html`<p class="soft">The first 200 keys. “tollgate keys list --team ${id}” lists all.</p>`}</section>
-      <form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}
+      ${api.may("team-admin") && html`<form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}`}
   <//>`;
 }
 

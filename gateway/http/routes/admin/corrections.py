@@ -8,8 +8,7 @@ from billing.ledger.corrections import list_corrections
 from gateway.accounts.guards import finance_guard, reading_guard
 from gateway.accounts.serializers import list_view
 from gateway.accounts.teams import get_team
-from gateway.core.clock import Clock
-from gateway.core.days import read_day
+from gateway.core.clock import Clock, read_day
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, act_of, answer, part_of, read_query, transaction
 from gateway.reports.corrections import NewCorrection, book_correction, correction_view, read_uuid

@@ -1,7 +1,9 @@
-# GET /admin/instances: the replicas of our own engine as they were last seen.
+# GET /admin/instances: the replicas of our own engine as they were last seen, and as they announce themselves.
 
 from __future__ import annotations
 
+from collections.abc import Container
+from datetime import UTC, datetime
 from typing import Any
 
 from litestar import Response, get
@@ -10,24 +12,48 @@ from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.guards import reading_guard
 from gateway.accounts.serializers import dollars, moment
 from gateway.core.clock import Clock
+from gateway.fleet.discovery import Discovery, Replica
 from gateway.fleet.instances import STALE_AFTER
+from gateway.fleet.membership import LOST
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, part_of, read_parameters, transaction
+from protocol.serving.announcements import ACTIVE
 from router.catalog.catalog import Catalog
 
+ANNOUNCED = (
+    *("pool", "state", "takes_calls", "reason", "version", "base_url", "block_size", "max_model_len", "kv_events"),
+    "heartbeat_at",
+)
+LOOKED_AT = (
+    *("queue_depth", "memory_utilization_pct", "requests_per_second", "tokens_per_second", "prefix_hit_rate"),
+    *("running", "free_blocks", "total_blocks", "endpoint", "model", "gpus", "gpu_hour_usd", "uptime_seconds"),
+    *("busy_seconds", "first_seen", "seen_at"),
+)
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
 @get("/admin/instances", guards=[reading_guard], summary="Show the engine's replicas")
 async def get_instances(request: AnyRequest) -> Response[bytes]:
-    """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone."""
+    """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone.
+
+    Replicas of a pool that announce themselves show their ``state`` by their heartbeat, ``takes_calls``, and why one
+    does not (``reason``), as this process knows them; the load of one that was not yet looked at is null.
+    """
     edition = edition_of(request)
     clock = part_of(request, Clock)
     read_parameters(request)
     now = clock.now()
     async with transaction(request) as connection:
         seen = await last_looks(connection, now - REMEMBERED)
-    return answer({"instances": [instance_view(one, now, edition.catalog) for one in without_replaced(seen, now)]})
+    pools = frozenset(edition.settings.fleet.pools) if edition.settings.fleet is not None else frozenset()
+    announced = {one.member.said.instance_id: one for one in part_of(request, Discovery).replicas()}
+    views = [
+        instance_view(one, now, edition.catalog)
+        | (_announced(announced.pop(one.instance_id)) if one.instance_id in announced else _listed(one, now, pools))
+        for one in without_replaced(seen, now)
+    ]
+    views += [_unseen_view(one) | _announced(one) for one in announced.values()]
+    return answer({"instances": views})
 
 
 def without_replaced(seen: list[Instance], now: float) -> list[Instance]:
@@ -65,6 +91,50 @@ def instance_view(one: Instance, now: float, catalog: Catalog) -> dict[str, Any]
         "first_seen": moment(one.first_seen),
         "seen_at": moment(one.last_seen),
         "stale": _is_stale(one, now),
+    }
+
+
+def _announced(one: Replica) -> dict[str, Any]:
+    """Return what a replica says of itself, and what this process makes of it."""
+    said = one.member.said
+    return {
+        "pool": said.pool,
+        "state": one.state,
+        "takes_calls": one.takes_calls,
+        "reason": one.member.refused,
+        "version": said.version,
+        "base_url": said.base_url,
+        "block_size": said.block_size,
+        "max_model_len": said.max_model_len,
+        "kv_events": None if said.kv_events is None else said.kv_events.endpoint,
+        "heartbeat_at": moment(datetime.fromtimestamp(one.member.heard_on, UTC)),
+    }
+
+
+def _listed(one: Instance, now: float, pools: Container[str]) -> dict[str, Any]:
+    """Return the same of a replica that the configuration names, or that is gone."""
+    state = LOST if _is_stale(one, now) else one.load["status"]
+    return {
+        **dict.fromkeys(ANNOUNCED),
+        "pool": one.provider if one.provider in pools else None,
+        "state": state,
+        "takes_calls": state == ACTIVE,
+        "base_url": one.endpoint.rpartition(" ")[2],
+    }
+
+
+def _unseen_view(one: Replica) -> dict[str, Any]:
+    """Return what ``instance_view`` would, of a replica that was not yet looked at."""
+    said = one.member.said
+    return {
+        **dict.fromkeys(LOOKED_AT),
+        "object": "instance",
+        "instance_id": said.instance_id,
+        "model_id": said.model,
+        "gpu_node_id": _host_of(said.base_url),
+        "status": one.state,
+        "provider": said.pool,
+        "stale": one.state == LOST,
     }
 
 

@@ -13,11 +13,12 @@ from gateway.accounts.guards import admin_guard, reading_guard, team_admin_guard
 from gateway.accounts.schemas import KeyPatch, NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
 from gateway.accounts.serializers import (
     audit_view,
-    budgets_view,
     key_view,
     list_view,
     made_view,
     record_view,
+    team_budgets_view,
+    team_scopes,
     team_view,
 )
 from gateway.accounts.team_keys import (
@@ -33,6 +34,8 @@ from gateway.accounts.team_keys import (
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
+from gateway.core.json_text import to_json
+from gateway.dialects.options import check_endpoints
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import (
     AnyRequest,
@@ -45,9 +48,10 @@ from gateway.http.exchange import (
     read_whole,
     transaction,
 )
+from gateway.reports.ocsf import ocsf_event
 from gateway.storage.audit_log import list_acts
 from protocol.decoding import decode
-from protocol.errors import NotFound
+from protocol.errors import BadRequest, NotFound, invalid_value
 
 
 @post("/admin/teams", guards=[admin_guard], status_code=201, summary="Create a team", takes=NewTeam)
@@ -57,7 +61,8 @@ async def post_team(request: AnyRequest) -> Response[bytes]:
     new = await with_checked_webhook(decode(await request.body(), NewTeam), edition.settings.callbacks_allow)
     check_safety(new.safety, edition.settings.safety)
     async with transaction(request) as connection:
-        record = await create_team(connection, new, act_of(request), edition.catalog.names())
+        names = edition.catalog.names(), edition.catalog.models
+        record = await create_team(connection, new, act_of(request), *names)
     return answer(team_view(record), 201)
 
 
@@ -77,8 +82,8 @@ async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[
     """Show a team, its limits, and what is used, held and left of its budgets, as ``/v1/team`` has it."""
     async with transaction(request) as connection:
         record = await get_team(connection, team_id)
-        rooms = await scope_rooms(connection, {f"team:{record.team.id}": record.team.limits})
-    return answer(team_view(record) | {"budgets": budgets_view(rooms[f"team:{record.team.id}"])})
+        rooms = await scope_rooms(connection, team_scopes(record.team))
+    return answer(team_view(record) | team_budgets_view(record.team, rooms))
 
 
 @patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team", takes=TeamPatch)
@@ -88,7 +93,8 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
     changes = await with_checked_webhook(decode(await request.body(), TeamPatch), edition.settings.callbacks_allow)
     check_safety(changes.safety, edition.settings.safety)
     async with transaction(request) as connection:
-        record = await update_team(connection, team_id, changes, act_of(request), edition.catalog.names())
+        names = edition.catalog.names(), edition.catalog.models
+        record = await update_team(connection, team_id, changes, act_of(request), *names)
     part_of(request, Authenticator).forget()  # other gateways are notified a moment later
     return answer(team_view(record))
 
@@ -99,6 +105,7 @@ async def post_key(request: AnyRequest) -> Response[bytes]:
     edition = edition_of(request)
     clock = part_of(request, Clock)
     new = decode(await request.body(), NewKey)
+    check_endpoints(new.allowed_endpoints)
     own_team(request, new.team_id, Forbidden("A team's admin makes keys of that team alone.", param="team_id"))
     async with transaction(request) as connection:
         pepper, models = edition.settings.key_pepper, edition.catalog.names()
@@ -129,6 +136,7 @@ async def patch_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byte
     """Change what the body names and leave the rest; null takes a value away. Every gateway heeds it within a second,
     and what is spent of its budgets stays spent."""
     changes = decode(await request.body(), KeyPatch)
+    check_endpoints(changes.allowed_endpoints)
     now, models = part_of(request, Clock).now(), edition_of(request).catalog.names()
     async with transaction(request) as connection:
         await _visible_key(request, connection, key_id)
@@ -171,16 +179,24 @@ async def delete_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byt
     "/admin/audit-log",
     guards=[team_reading_guard],
     summary="Read the audit log",
-    query=("before", "team_id", "action", "limit"),
+    query=("before", "after", "team_id", "action", "limit", "format"),
 )
 async def get_audit_log(request: AnyRequest) -> Response[bytes]:
-    """List what admins did and what the safety checks found, newest first. ``before``: the last id already seen."""
+    """List what admins did and what the safety checks found, newest first. ``before``: the last id already seen;
+    ``after``: an id from which to read on, oldest first; ``format=ocsf``: as events of OCSF, one JSON object a line."""
     query, limit = read_query(request)
-    before = read_whole(query["before"], "before", 1, 2**63 - 1) if "before" in query else None
+    ends = {name: read_whole(query[name], name, 0, 2**63 - 1) for name in ("before", "after") if name in query}
+    if len(ends) > 1:
+        raise BadRequest("A page is before one entry or after one. Send 'before' or 'after'.", param="before")
+    if (form := query.get("format", "json")) not in ("json", "ocsf"):
+        raise invalid_value("format", "is json or ocsf")
     async with transaction(request) as connection:
         entries = await list_acts(
-            connection, team_id=query.get("team_id"), action=query.get("action"), before=before, limit=limit + 1
+            connection, team_id=query.get("team_id"), action=query.get("action"), limit=limit + 1, **ends
         )
+    if form == "ocsf":
+        lines = b"".join(to_json(ocsf_event(entry)) + b"\n" for entry in entries[:limit])
+        return Response(lines, media_type="application/x-ndjson")
     return answer(list_view([audit_view(entry) for entry in entries], limit))
 
 

@@ -1,0 +1,1 @@
+# Identity providers: their keys, their tokens, and how people sign in there.
