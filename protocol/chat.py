@@ -118,6 +118,12 @@ class Tool(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+class WebSearchTool(Tool, frozen=True):
+    """A search of the web that the upstream makes for the model, in the place of a tool: Anthropic's dialect alone."""
+
+    most: int = 0  # searches in one request
+
+
 class NamedFunction(Struct, frozen=True):
     name: str
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec import inspect
 
-from protocol.errors import BadRequest, TooLarge
+from protocol.errors import BadRequest, TooLarge, missing_param
 from protocol.unread import unread_fields
 
 MAX_DEPTH = 128  # objects and arrays inside one another
@@ -191,7 +191,7 @@ def _wrong_field(complaint: str, type: Any) -> BadRequest:
     missing = _MISSING.fullmatch(what)
     if missing:
         param = f"{param}.{missing[1]}".removeprefix(".")
-        return BadRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        return missing_param(param, f"Missing required parameter: '{param}'.")
     if too_many := _TOO_MANY.fullmatch(what):
         words = f"'{param}' holds more than {too_many[1]} entries. Send fewer."
         return BadRequest(words, param=param, code="invalid_value")

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class ServiceError(Exception):
@@ -28,6 +29,14 @@ class ServiceError(Exception):
     code: str | None = None
     usual_headers: Mapping[str, str] = {}  # that travel with every error of a class
     limit: str = ""  # which of the caller's limits refuses, for metrics: team.usd_per_day
+
+    def __init_subclass__(cls, **facts: Any) -> None:
+        """Take what a class says of itself in its head; a ``status`` brings the usual ``type`` of that status."""
+        if (status := facts.get("status", 500)) < 500:
+            facts = {"type": "rate_limit_error" if status == 429 else "invalid_request_error"} | facts
+        for name, fact in facts.items():
+            assert hasattr(cls, name), f"{cls.__name__} has no {name}"
+            setattr(cls, name, fact)
 
     def __init__(
         self,
@@ -55,63 +64,36 @@ class ServiceError(Exception):
         return {"error": told | ({"request_id": request_id} if request_id else {}) | dict(self.facts)}
 
 
-class BadRequest(ServiceError):
+class BadRequest(ServiceError, status=400):
     """The request cannot be understood or breaks a rule of the API."""
 
-    status = 400
-    type = "invalid_request_error"
 
-
-class UnsupportedParameter(BadRequest):
+class UnsupportedParameter(BadRequest, code="unsupported_parameter"):
     """A parameter that no target of the route can honour."""
 
-    code = "unsupported_parameter"
 
-
-class InvalidKey(ServiceError):
+class InvalidKey(ServiceError, status=401, code="invalid_api_key"):
     """No key, or one that is not known here."""
 
-    status = 401
-    type = "invalid_request_error"
-    code = "invalid_api_key"
 
-
-class NotFound(ServiceError):
+class NotFound(ServiceError, status=404, code="not_found"):
     """What was asked for does not exist, or belongs to another caller: the two look alike."""
 
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
 
-
-class UnknownUrl(NotFound):
+class UnknownUrl(NotFound, code="unknown_url"):
     """No route has this path."""
 
-    code = "unknown_url"
 
-
-class MethodNotAllowed(ServiceError):
+class MethodNotAllowed(ServiceError, status=405, code="method_not_supported"):
     """The path exists; the method does not."""
 
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_supported"
 
-
-class TooLarge(ServiceError):
+class TooLarge(ServiceError, status=413, code="request_too_large"):
     """The body is longer than we read."""
 
-    status = 413
-    type = "invalid_request_error"
-    code = "request_too_large"
 
-
-class Overloaded(ServiceError):
+class Overloaded(ServiceError, status=503, code="overloaded"):
     """The request cannot be taken in time: no target or no room for it, or a store that it needs does not answer."""
-
-    status = 503
-    type = "server_error"
-    code = "overloaded"
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message, headers={"retry-after": str(retry_after)})
@@ -125,3 +107,8 @@ def invalid_value(param: str, rule: str) -> BadRequest:
 def invalid_param(param: str, message: str) -> BadRequest:
     """Return the error for a parameter whose value is wrong; ``message`` says why."""
     return BadRequest(message, param=param, code="invalid_value")
+
+
+def missing_param(param: str, message: str) -> BadRequest:
+    """Return the error for a parameter that is missing; ``message`` says what to send."""
+    return BadRequest(message, param=param, code="missing_required_parameter")

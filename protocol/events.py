@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from protocol.chat import FinishReason, NativeEnd
+from protocol.messages import ServerBlock
 from protocol.usage import Usage
 
 
@@ -37,12 +38,14 @@ class Delta(Struct, frozen=True, tag="delta"):
     citation: Any = None  # of the text around it, in Anthropic's words
     parts_text: bool = False  # what was said is one stretch, what follows another, as its upstream parts them
     native: NativeEnd | None = None  # of a choice that has ended
+    server_block: ServerBlock | None = None  # what the upstream asked of a tool of its own, or what that found
     begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
 
     @property
     def has_content(self) -> bool:
         """Whether this is a first token: a role alone, a ping or a comment is not."""
-        return bool(self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted)
+        said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
+        return bool(said or self.server_block)
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

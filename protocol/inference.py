@@ -1,17 +1,19 @@
-# What can be inferred: the one union of requests, that of requests in dialects of their own, that of whole
-# replies, and how many choices a reply has.
+# What can be inferred: the one union of requests, those that are answered in words, those in dialects of their own,
+# that of whole replies, and how many choices a reply has.
 
 from __future__ import annotations
 
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
+from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
 
-Request = ChatRequest | CompletionRequest | EmbeddingRequest
+Generation = ChatRequest | CompletionRequest  # answered in words, up to an output limit
+Request = Generation | EmbeddingRequest | RerankRequest | ImageRequest
 NativeRequest = MessagesRequest | ResponsesRequest  # told as a chat to all but those who know the dialect
-WholeReply = ChatReply | CompletionReply | EmbeddingReply
+WholeReply = ChatReply | CompletionReply | EmbeddingReply | RerankReply | ImageReply
 
 
 def choices_asked(request: Request) -> int:

@@ -18,6 +18,7 @@ from protocol.chat import (
 )
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
+Display = Literal["summarized", "omitted", "updates"]  # of what the model thinks
 
 
 class CacheControl(Struct, frozen=True, omit_defaults=True):
@@ -93,6 +94,32 @@ class ToolUseBlock(Struct, frozen=True, tag="tool_use", omit_defaults=True):
     caller: dict[str, Any] | None = None  # who called: the model itself, where the upstream says so
 
 
+class ServerToolUseBlock(Struct, frozen=True, tag="server_tool_use", omit_defaults=True):
+    """A call of a tool that the upstream runs, in an answer or in an earlier one."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
+class WebSearchResultBlock(Struct, frozen=True, tag="web_search_tool_result", omit_defaults=True):
+    """What the upstream's search found, which the model alone can read, or the code of an error."""
+
+    tool_use_id: str
+    content: Annotated[tuple[dict[str, Any], ...], Meta(max_length=MOST_PARTS)] | dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+    @property
+    def has_found(self) -> bool:
+        """Whether a search was made, and is billed: an error is none."""
+        return isinstance(self.content, tuple)
+
+
+ServerBlock = ServerToolUseBlock | WebSearchResultBlock
+OWN_BLOCKS = DocumentBlock | SearchResultBlock | ServerBlock  # that no other API has
 ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
@@ -103,7 +130,7 @@ class ToolResultBlock(Struct, frozen=True, tag="tool_result", omit_defaults=True
     cache_control: CacheControl | None = None
 
 
-Block = ResultBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Block = ResultBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | ServerBlock
 
 
 class Turn(Struct, frozen=True):
@@ -124,17 +151,22 @@ CLIENT_TOOLS: dict[str, str | None] = {
     "computer_20251124": "computer-use-2025-11-24",
     "memory_20250818": "context-management-2025-06-27",
 }
+# The search that the upstream runs and bills by the call, and how many of them a request may ask for that does not say.
+WEB_SEARCH = "web_search_20250305"
+MOST_SEARCHES = 10
 # What may be edited out of a long conversation before the model reads it, and the beta that a request for it has to
 # name. Compaction is none of it: its own tokens are billed beside those that a reply's usage counts.
 CONTEXT_EDITS = ("clear_tool_uses_20250919", "clear_thinking_20251015")
 CONTEXT_BETA = "context-management-2025-06-27"
 BUDGET_BETA = "task-budgets-2026-03-13"
+UPDATES_BETA = "thinking-display-updates-2026-08-18"
 # Betas of Anthropic's that callers may ask for: they change no price, and reach nothing that other teams have.
 CALLERS_BETAS = frozenset(
     {
         *filter(None, CLIENT_TOOLS.values()),
         CONTEXT_BETA,
         BUDGET_BETA,
+        UPDATES_BETA,
         "claude-code-20250219",
         "effort-2025-11-24",
         "extended-cache-ttl-2025-04-11",
@@ -155,9 +187,9 @@ UNSEEN_SCHEMA: dict[str, Any] = {"description": "-" * 735}
 
 
 class MessageTool(Struct, frozen=True, omit_defaults=True):
-    """A tool that the caller runs: one of its own, or one of ``CLIENT_TOOLS``.
+    """A tool that the caller runs, its own or one of ``CLIENT_TOOLS``; or ``WEB_SEARCH``, which the upstream runs.
 
-    Those that the upstream runs have a price of their own, which is not known here.
+    Others that the upstream runs have a price that is not known here.
     """
 
     name: str
@@ -175,6 +207,10 @@ class MessageTool(Struct, frozen=True, omit_defaults=True):
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: tuple[str, ...] | None = None
+    max_uses: int | None = None  # of a search, as the next three
+    allowed_domains: tuple[str, ...] | None = None
+    blocked_domains: tuple[str, ...] | None = None
+    user_location: dict[str, Any] | None = None
 
     @property
     def is_anthropics(self) -> bool:
@@ -201,11 +237,11 @@ class NoChoice(Struct, frozen=True, tag="none"):
 
 class ThinkingEnabled(Struct, frozen=True, tag="enabled", omit_defaults=True):
     budget_tokens: int
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
 
 
 class ThinkingAdaptive(Struct, frozen=True, tag="adaptive", omit_defaults=True):
-    display: Literal["summarized", "omitted"] | None = None
+    display: Display | None = None
 
 
 class ThinkingBetweenTools(Struct, frozen=True, tag="between_tools"):
@@ -275,6 +311,8 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
             betas.add(CONTEXT_BETA)
         if self.output_config is not None and self.output_config.task_budget is not None:
             betas.add(BUDGET_BETA)
+        if getattr(self.thinking, "display", None) == "updates":
+            betas.add(UPDATES_BETA)
         return CALLERS_BETAS.intersection(self.anthropic_beta or ()) | betas
 
     @property
@@ -301,11 +339,16 @@ class MessagesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
             yield from _blocks_in(content)
 
     @property
+    def searches(self) -> bool:
+        """Whether the upstream may search the web for it."""
+        return any(tool.type == WEB_SEARCH for tool in self.tools or ())
+
+    @property
     def kind_of_its_own(self) -> str | None:
         """The type of a tool or of a block that no other API has: the chat that this request is shows it to be counted,
         and cannot be asked of another model."""
         tools = (tool.type for tool in self.tools or () if tool.is_anthropics)
-        blocks = (block for block in self.blocks() if isinstance(block, DocumentBlock | SearchResultBlock))
+        blocks = (block for block in self.blocks() if isinstance(block, OWN_BLOCKS))
         return next(chain(tools, (str(block.__struct_config__.tag) for block in blocks)), None)
 
     def beside_chat(self) -> list[Any]:

@@ -25,10 +25,13 @@ from protocol.chat import (
     ThinkingBlock,
     Tool,
     ToolCall,
+    WebSearchTool,
 )
 from protocol.errors import BadRequest
 from protocol.messages import (
+    MOST_SEARCHES,
     UNSEEN_SCHEMA,
+    WEB_SEARCH,
     AnyChoice,
     AutoChoice,
     Base64Source,
@@ -45,6 +48,7 @@ from protocol.messages import (
     PlainSource,
     ResultBlock,
     SearchResultBlock,
+    ServerToolUseBlock,
     TextBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -53,6 +57,7 @@ from protocol.messages import (
     ToolUseBlock,
     Turn,
     UrlSource,
+    WebSearchResultBlock,
 )
 
 AS_REASONING: dict[Effort, Literal["low", "medium", "high", "xhigh"]] = {
@@ -121,6 +126,8 @@ def _reply(blocks: tuple[Block, ...], where: str) -> Message:
                 calls.append(ToolCall(ident, FunctionCall(name, msgspec.json.encode(arguments).decode())))
             case ThinkingBlock() | RedactedThinkingBlock():
                 thought.append(block)
+            case ServerToolUseBlock() | WebSearchResultBlock():
+                words.append(msgspec.json.encode(block).decode())  # counted and looked through; no other model is told
             case _:
                 raise _misplaced(block, where)
     text = "".join(words)
@@ -208,6 +215,9 @@ def _misplaced(block: Block, where: str) -> BadRequest:
 
 
 def _tool(tool: MessageTool) -> Tool:
+    if tool.type == WEB_SEARCH:
+        most = MOST_SEARCHES if tool.max_uses is None else tool.max_uses
+        return WebSearchTool(Function(tool.name, None, UNSEEN_SCHEMA), most=most)
     schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
     if tool.input_examples:
         schema = {**(schema or {}), "examples": list(tool.input_examples)}

@@ -128,6 +128,10 @@ class ResponseStreamOptions(Struct, frozen=True, omit_defaults=True, forbid_unkn
     include_obfuscation: bool | None = None
 
 
+class ConversationRef(Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+
+
 class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A request for a response. ``None`` means that the caller did not say."""
 
@@ -170,3 +174,9 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that it goes on from, and adds to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation

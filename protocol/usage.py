@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-UNITS = ("extra_requests",)  # fields of a Usage that count no tokens, and cost
+UNITS = ("extra_requests", "web_searches", "search_units", "images")  # fields of a Usage that count no tokens, and cost
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -25,6 +25,9 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     decode_ms: float = 0.0
     # What is priced beside tokens (UNITS):
     extra_requests: int = 0  # beside the first, by which a call's replies were asked for, each with the whole prompt
+    web_searches: int = 0  # that the upstream made for the model
+    search_units: int = 0  # of documents ranked: a query with up to a hundred of them
+    images: int = 0  # that were made
 
     @property
     def total_tokens(self) -> int:
@@ -42,4 +45,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.prefill_ms + other.prefill_ms,
             self.decode_ms + other.decode_ms,
             self.extra_requests + other.extra_requests,
+            self.web_searches + other.web_searches,
+            self.search_units + other.search_units,
+            self.images + other.images,
         )

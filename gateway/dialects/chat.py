@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from billing.core.money import to_text
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
 from protocol.chat import ChatReply, ChatRequest, Choice, Reasoning, check_arguments
-from protocol.errors import BadRequest, ServiceError
+from protocol.completions import CompletionRequest
+from protocol.errors import ServiceError, invalid_param
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply
 from protocol.sse import DONE, encode_event
@@ -25,11 +27,8 @@ def check_chat(request: ChatRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require(bool(request.messages), "messages", "'messages' must hold at least one message.")
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
-        raise BadRequest(
-            "'max_tokens' and 'max_completion_tokens' mean the same and differ. Send one of them.",
-            param="max_completion_tokens",
-            code="invalid_value",
-        )
+        words = "'max_tokens' and 'max_completion_tokens' mean the same and differ. Send one of them."
+        raise invalid_param("max_completion_tokens", words)
     limit_name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     require_between(request.output_limit, 1, 2**31, limit_name)
     check_sampling(request)
@@ -68,16 +67,34 @@ def check_sampling(request: Any) -> None:
     )
 
 
-class ChatWriter:
+class ChunkWriter(ABC):
+    """What streams of chat completions and of completions have alike."""
+
+    def __init__(self, request: ChatRequest | CompletionRequest, request_id: str, created: int) -> None:
+        self._asked, self._created = request.model, created
+        self._request_id = request_id
+        options = request.stream_options
+        self._includes_usage = bool(options and options.include_usage)
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Return the chunks for ``events``, and [DONE] at the end."""
+        return b"".join([self._piece(reply, event) for event in events])
+
+    @abstractmethod
+    def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
+        """Return the chunk for an event."""
+
+    def error(self, error: ServiceError) -> bytes:
+        """Return the error chunk that SDKs raise for."""
+        return encode_event(msgspec.json.encode(error.body(self._request_id)))
+
+
+class ChatWriter(ChunkWriter):
     """Writes chat completions and their chunks."""
 
     def __init__(self, request: ChatRequest, request_id: str, created: int) -> None:
-        self._asked = request.model
+        super().__init__(request, request_id, created)
         self._id = "chatcmpl-" + request_id.replace("-", "")
-        self._request_id = request_id
-        self._created = created
-        options = request.stream_options
-        self._includes_usage = bool(options and options.include_usage)
         self._head = b""  # of every chunk, up to its choices
         self._tail = b',"usage":null}\n\n' if self._includes_usage else b"}\n\n"
         self._begun: set[int] = set()
@@ -99,14 +116,6 @@ class ChatWriter:
                 **({"service_tier": whole.service_tier} if whole.service_tier else {}),
             }
         )
-
-    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
-        """Return the chunks for ``events``, and [DONE] at the end."""
-        return b"".join([self._piece(reply, event) for event in events])
-
-    def error(self, error: ServiceError) -> bytes:
-        """Return the error chunk that SDKs raise for."""
-        return encode_event(msgspec.json.encode(error.body(self._request_id)))
 
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:

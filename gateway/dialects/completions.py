@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.chat import check_sampling, usage_object
+from gateway.dialects.chat import ChunkWriter, check_sampling, usage_object
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
 from protocol.completions import MOST_PROMPTS, CompletionReply, CompletionRequest, number_of
-from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply
 from protocol.sse import DONE, encode_event
@@ -29,18 +28,17 @@ def check_completion(request: CompletionRequest) -> None:
     require(not (request.stream and (request.best_of or 1) > 1), "best_of", "'best_of' cannot be streamed.")
 
 
-class CompletionWriter:
+class CompletionWriter(ChunkWriter):
     """Writes completions and their chunks, which share one object name."""
 
     def __init__(self, request: CompletionRequest, request_id: str, created: int) -> None:
-        self._request_id = request_id
+        super().__init__(request, request_id, created)
         self._head: dict[str, Any] = {
             "id": "cmpl-" + request_id.replace("-", ""),
             "object": "text_completion",
             "created": created,
             "model": request.model,
         }
-        self._includes_usage = bool(request.stream_options and request.stream_options.include_usage)
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a ``text_completion`` object."""
@@ -52,14 +50,6 @@ class CompletionWriter:
         return msgspec.json.encode(
             self._object(reply, choices) | {"usage": usage_object(usage, reply.record.cost_nanousd)}
         )
-
-    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
-        """Return the chunks for ``events``, and [DONE] at the end."""
-        return b"".join([self._piece(reply, event) for event in events])
-
-    def error(self, error: ServiceError) -> bytes:
-        """Return the error chunk that SDKs raise for."""
-        return encode_event(msgspec.json.encode(error.body(self._request_id)))
 
     def _piece(self, reply: ReplyFacts, event: Event) -> bytes:
         match event:

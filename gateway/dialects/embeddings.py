@@ -1,19 +1,19 @@
-# Embeddings in OpenAI's shapes: what is checked of a request, and how its reply is written.
+# What is answered in numbers: embeddings in OpenAI's shapes; and documents ranked by a query, in the shape that Cohere,
+# Jina, Together and vLLM share. What is checked of a request, and how its reply is written.
 
 from __future__ import annotations
 
 import base64
 import struct
+from typing import Any
 
 import msgspec
 
 from billing.core.money import to_text
-from gateway.dialects.checks import require, require_between
-from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts
+from gateway.dialects.checks import check_tags, require, require_between
+from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts, WholeWriter
 from protocol.completions import MOST_PROMPTS, number_of
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
-from protocol.errors import ServiceError
-from protocol.events import Event
+from protocol.embeddings import MOST_DOCUMENTS, EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
 from protocol.inference import WholeReply
 from protocol.usage import Usage
 
@@ -25,7 +25,7 @@ def check_embeddings(request: EmbeddingRequest) -> None:
     require_between(request.dimensions, 1, 65536, "dimensions")
 
 
-class EmbeddingWriter:
+class EmbeddingWriter(WholeWriter):
     """Writes lists of embeddings."""
 
     def __init__(self, request: EmbeddingRequest, request_id: str, created: int) -> None:
@@ -53,14 +53,6 @@ class EmbeddingWriter:
             }
         )
 
-    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
-        """Embeddings are never streamed."""
-        raise AssertionError("an embedding request has no stream")
-
-    def error(self, error: ServiceError) -> bytes:
-        """Embeddings are never streamed."""
-        raise AssertionError("an embedding request has no stream")
-
 
 def as_base64(vector: tuple[float, ...] | str) -> str:
     """Return a vector as base64 of little-endian float32."""
@@ -77,6 +69,49 @@ def as_floats(vector: tuple[float, ...] | str) -> tuple[float, ...]:
     return struct.unpack(f"<{len(packed) // 4}f", packed)
 
 
+def check_rerank(request: RerankRequest) -> None:
+    """Refuse what the types let through and no such API takes. Raises BadRequest."""
+    count = len(request.documents)
+    require(request.query != "", "query", "'query' must not be empty.")
+    require(count > 0, "documents", "'documents' must hold at least one text.")
+    require(count <= MOST_DOCUMENTS, "documents", f"'documents' may hold at most {MOST_DOCUMENTS} texts.")
+    require_between(request.top_n, 1, MOST_DOCUMENTS, "top_n")
+    require_between(request.max_tokens_per_doc, 1, 2**20, "max_tokens_per_doc")
+    check_tags(request)
+
+
+class RerankWriter(WholeWriter):
+    """Writes documents as they were ranked."""
+
+    def __init__(self, request: RerankRequest, request_id: str, created: int) -> None:
+        self._request = request
+        self._id = request_id
+
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
+        """Return the results with their scores, the best first; texts are the request's own, where it asks for them."""
+        assert isinstance(whole, RerankReply)
+        texts = self._request.texts if self._request.return_documents else None
+        results = []
+        for ranked in whole.results:
+            shown: dict[str, Any] = {"index": ranked.index, "relevance_score": ranked.relevance_score}
+            results.append(shown if texts is None else {**shown, "document": {"text": texts[ranked.index]}})
+        told: dict[str, Any] = {
+            "id": self._id,
+            "object": "rerank",
+            "model": self._request.model,
+            "model_used": reply.target.model.name,
+            "results": results,
+            "usage": {
+                "prompt_tokens": usage.input_tokens,
+                "total_tokens": usage.total_tokens,
+                "cost_usd": to_text(reply.record.cost_nanousd),
+            },
+        }
+        if usage.search_units:
+            told["meta"] = {"billed_units": {"search_units": usage.search_units}}
+        return msgspec.json.encode(told)
+
+
 ENDPOINT = ApiEndpoint(
     path="/v1/embeddings",
     name="embeddings",
@@ -88,4 +123,17 @@ ENDPOINT = ApiEndpoint(
     writer=EmbeddingWriter,
     is_for_batches=True,
     route_field="input",
+)
+
+RERANK = ApiEndpoint(
+    path="/v1/rerank",
+    name="rerank",
+    operation="create_rerank",
+    summary="Rank documents by a query",
+    description="Return the documents' places and scores, the one that answers the query best first.",
+    body_type=RerankRequest,
+    check=check_rerank,
+    writer=RerankWriter,
+    is_for_batches=True,
+    route_field="documents",
 )

@@ -60,6 +60,18 @@ class ReplyWriter(Protocol):
         """Return the bytes that tell a client in mid-stream that its reply broke."""
 
 
+class WholeWriter:
+    """A writer of replies that are never streamed."""
+
+    def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
+        """Nothing comes in pieces."""
+        raise AssertionError("a request of this endpoint has no stream")
+
+    def error(self, error: ServiceError) -> bytes:
+        """Nothing comes in pieces."""
+        raise AssertionError("a request of this endpoint has no stream")
+
+
 class ErrorDetails(Struct):
     """What went wrong: a message to read, and stable codes for programs."""
 

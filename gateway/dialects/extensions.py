@@ -1,5 +1,5 @@
 # Fields that clients of other gateways send beyond an API's own, and that are understood here. Those that cannot be
-# honoured are refused once the route is known (gateway/calls/foreign_fields.py); all others are left out and told.
+# honoured are refused once the route is known (gateway/inference/route_chooser.py); all others are left out and told.
 
 from __future__ import annotations
 

@@ -13,18 +13,19 @@ from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.messages_writer import MessagesWriter
 from protocol.errors import UnsupportedParameter
-from protocol.messages import CLIENT_TOOLS, CONTEXT_EDITS, MessagesRequest, MessageTool
+from protocol.messages import CLIENT_TOOLS, CONTEXT_EDITS, WEB_SEARCH, MessagesRequest, MessageTool
 from protocol.messages_to_chat import to_chat
 
 AnyMessage = TypeVar("AnyMessage", bound=MessagesRequest)
 # How the types of tools begin that the upstream runs.
-UPSTREAMS_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+UPSTREAMS_TOOLS = ("web_search_2026", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 # Fields of a request that cannot be said here, and without which it would mean something else.
 MEANT = {
     "thread": "Nothing of a conversation is kept here: send all of its turns in 'messages'.",
     "compaction": "What it costs is in no price that is known here. Have a message of its own sum up the conversation.",
     "billing_policy": "Calls are billed to the team whose key they carry. Leave it out.",
 }
+MOST_USES = 100  # of a search in one request
 LONGEST_BETA, MOST_BETAS = 100, 64  # characters of a name, and names
 
 
@@ -54,12 +55,15 @@ def check_message(asked: MessagesRequest) -> None:
 
 
 def _check_tool(tool: MessageTool, where: str) -> None:
-    if (tool.type or "").startswith(UPSTREAMS_TOOLS):
+    if tool.type == WEB_SEARCH:
+        require_between(tool.max_uses, 1, MOST_USES, f"{where}.max_uses")
+        require(tool.name == "web_search", f"{where}.name", f"'{where}' is called 'web_search', and nothing else.")
+    elif (tool.type or "").startswith(UPSTREAMS_TOOLS):
         words = f"'{tool.type}' is run by the upstream, and what a call of it costs is in no price that is known here."
         raise UnsupportedParameter(f"{words} Run such a tool yourself, as one with an 'input_schema'.", param=where)
-    if tool.is_anthropics:
+    elif tool.is_anthropics:
         known = tool.type in CLIENT_TOOLS
-        right = f"Send a tool with an 'input_schema', or one of {', '.join(CLIENT_TOOLS)}."
+        right = f"Send a tool with an 'input_schema', or one of {', '.join((*CLIENT_TOOLS, WEB_SEARCH))}."
         require(known, f"{where}.type", f"'{where}' is of no type that is known here. {right}")
     else:
         require(tool.input_schema is not None, f"{where}.input_schema", f"'{where}' needs an 'input_schema'.")

@@ -16,7 +16,7 @@ from protocol.chat import ChatReply, FinishReason, NativeEnd, ReplyMessage
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
-from protocol.messages import MessagesRequest
+from protocol.messages import MessagesRequest, ServerBlock
 from protocol.sse import encode_event
 from protocol.usage import Usage
 
@@ -101,7 +101,7 @@ class MessagesWriter:
 
     def _add(self, delta: Delta, out: list[bytes]) -> None:
         is_said = delta.text or delta.refusal or delta.reasoning or delta.signature or delta.redacted
-        if is_said or delta.parts_text or delta.citation is not None:
+        if is_said or delta.parts_text or delta.citation is not None or delta.server_block is not None:
             self._pending[object()] = [delta]
         for piece in delta.tool_calls:
             if self._open == "tool_use" and piece.index == self._tool:
@@ -140,6 +140,8 @@ class MessagesWriter:
         if delta.redacted:
             self._end(out)
             self._begin("redacted_thinking", {"type": "redacted_thinking", "data": delta.redacted}, out)
+        if delta.server_block is not None:
+            self._add_server_block(delta.server_block, out)
         if delta.parts_text and self._open == "text":
             self._end(out)
         if text := delta.text or delta.refusal:
@@ -148,6 +150,16 @@ class MessagesWriter:
         if delta.citation is not None:
             self._begin("text", {"type": "text", "text": ""}, out)
             self._put({"type": "citations_delta", "citation": delta.citation}, out)
+
+    def _add_server_block(self, block: ServerBlock, out: list[bytes]) -> None:
+        self._end(out)
+        head = msgspec.to_builtins(block)
+        if given := head.get("input"):
+            head["input"] = {}
+        self._begin(head["type"], head, out)
+        if given:
+            self._put({"type": "input_json_delta", "partial_json": msgspec.json.encode(given).decode()}, out)
+        self._end(out)
 
     def _begin_call(self, piece: ToolCallDelta, out: list[bytes]) -> None:
         self._end(out)

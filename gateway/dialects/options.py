@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from billing.core.money import to_nano
-from gateway.core.errors import Forbidden
+from gateway.core.errors import EndpointNotAllowed, Forbidden
 from gateway.core.principals import Caller
 from gateway.core.settings import CacheUse
 from gateway.dialects.checks import check_tags, refuse_unpriced
 from gateway.dialects.endpoint import Asked
 from gateway.dialects.extensions import NONE, Extensions, read_extensions
+from gateway.dialects.table import BY_NAME
 from gateway.inference.recalibrations import Recalibrations
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import BadRequest, invalid_param, invalid_value
 from router import RoutingOptions
 from router.catalog.targets import Tier
 
@@ -48,18 +49,36 @@ def routing_options(
         allow_smaller=caller.team.allow_smaller,
         quality=options.quality,
         recalibrated=recalibrations.of(caller.team.id),
+        learned=recalibrations.learned(caller.team.id),
         max_cost_nanousd=None if options.max_cost_usd is None else to_nano(options.max_cost_usd),
         spares=extensions.spares,
         providers=extensions.providers,
     )
 
 
-def options_of(asked: Asked, caller: Caller, headers: Mapping[str, str], owner: str) -> tuple[Options, Extensions]:
+def check_endpoints(names: Collection[str] | UnsetType | None) -> None:
+    """Raise BadRequest where the endpoints that a key may call have no such names."""
+    for place, name in enumerate(names or ()):
+        if name not in BY_NAME:
+            raise invalid_value(f"allowed_endpoints[{place}]", f"must be one of {', '.join(BY_NAME)}")
+
+
+def check_endpoint(caller: Caller, endpoint: str) -> None:
+    """Raise EndpointNotAllowed for a key that may not call an endpoint (``ApiEndpoint.name``)."""
+    if caller.key_endpoints is not None and endpoint not in caller.key_endpoints:
+        allowed = ", ".join(sorted(caller.key_endpoints)) or "none"
+        raise EndpointNotAllowed(f"This key may not call {endpoint}; it may call: {allowed}. Ask who made it for you.")
+
+
+def options_of(
+    asked: Asked, caller: Caller, endpoint: str, headers: Mapping[str, str], owner: str
+) -> tuple[Options, Extensions]:
     """Return the options that come with a request, taken out of the fields unknown to us, and what else these ask for.
 
     Raises BadRequest where they, its tags or its other unknown fields are not fine, and Forbidden where they name
-    another team than that of the ``owner`` of the request, a key or a batch.
+    another team than that of the ``owner`` of the request, a key or a batch, or where the key is for other endpoints.
     """
+    check_endpoint(caller, endpoint)
     extensions = read_extensions(asked.extra) if asked.extra else NONE
     options = read_options(headers, asked.extra)
     if options.team_id is not None and options.team_id != caller.team.id:
@@ -81,7 +100,7 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
             continue
         if any(str(other) != str(said[0]) and not _same_number(other, said[0]) for other in said[1:]):
             words = f"The header {header} and the body's '{name}' disagree. Send one of them."
-            raise BadRequest(words, param=name, code="invalid_value")
+            raise invalid_param(name, words)
         found[name] = said[0]
     if not found:
         return DEFAULT_OPTIONS
@@ -101,9 +120,7 @@ def read_idempotency_key(headers: Mapping[str, str]) -> str | None:
     """Return the key under which this call is answered once, if it has one. Raises BadRequest."""
     key = headers.get("idempotency-key")
     if key is not None and IDEMPOTENCY_KEY.fullmatch(key) is None:
-        raise BadRequest(
-            "An Idempotency-Key is 1 to 255 printable ASCII characters.", param="Idempotency-Key", code="invalid_value"
-        )
+        raise invalid_param("Idempotency-Key", "An Idempotency-Key is 1 to 255 printable ASCII characters.")
     return key
 
 

@@ -11,7 +11,7 @@ from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
 from gateway.dialects.responses_writer import ResponsesWriter
 from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
-from protocol.errors import ServiceError, UnsupportedParameter
+from protocol.errors import BadRequest, ServiceError, UnsupportedParameter
 from protocol.response_tools import offered_tools
 from protocol.responses import AllowedTools, CustomChoice, FunctionChoice, InputItem, ResponsesRequest, ResponsesTool
 from protocol.responses_to_chat import SEAL, to_chat
@@ -19,7 +19,6 @@ from protocol.responses_to_chat import SEAL, to_chat
 RESEND = "send the items of the turns before in 'input'."
 # Fields that change what is answered and cannot be kept to, with what would be right.
 UNSUPPORTED: Mapping[str, str] = {
-    "conversation": "Go on from a response by its 'previous_response_id', or send the items of the turns in 'input'.",
     "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
 }
 # What a chat calls the same, in errors that come from further in and in names of what was left out.
@@ -52,6 +51,10 @@ def check_response(asked: ResponsesRequest) -> None:
     _check_choice(asked, frozenset(names))
     words = "A response in the background is read once it is stored: leave 'store' out, or 'background'."
     require(not (asked.background and asked.store is False), "background", words)
+    words = "A response in the background is added to no conversation: leave 'conversation' out, or 'background'."
+    require(not (asked.background and asked.conversation), "background", words)
+    words = "A response goes on from a conversation or from a response. Send 'conversation' or 'previous_response_id'."
+    require(not (asked.previous_response_id and asked.conversation), "previous_response_id", words)
     said = "".join(item.arguments or "" for item in asked.input if not isinstance(item, str))
     is_short = not has_more_values(said.encode("utf-8", "replace"), MAX_VALUES)
     require(is_short, "input", f"'input' holds calls whose arguments have more than {MAX_VALUES} values.")
@@ -99,7 +102,7 @@ def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
 def goes_on(asked: ResponsesRequest) -> bool:
     """Whether a request needs stored items."""
     refers = not isinstance(asked.input, str) and any(item.type == "item_reference" for item in asked.input)
-    return asked.previous_response_id is not None or refers
+    return asked.previous_response_id is not None or asked.conversation is not None or refers
 
 
 def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
@@ -107,6 +110,18 @@ def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra:
     chat = to_chat(asked, before)
     require(bool(chat.messages), "input", "'input' holds nothing that a model could read.")
     return Asked(chat, extra, asked)
+
+
+def check_items(items: tuple[InputItem, ...], where: str) -> None:
+    """Refuse items that no model could be told; ``where`` they stand. Raises BadRequest."""
+    for place, item in enumerate(items):
+        words = f"'{where}[{place}]' refers to an item. Send the item itself."
+        require(item.type != "item_reference", f"{where}[{place}]", words)
+    try:
+        to_chat(ResponsesRequest(model="", input=items))
+    except BadRequest as exc:
+        param = (exc.param or "input").replace("input", where, 1)
+        raise BadRequest(exc.message.replace("'input", f"'{where}"), param=param, code=exc.code) from exc
 
 
 def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:

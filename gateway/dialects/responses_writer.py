@@ -54,6 +54,13 @@ class ResponsesWriter:
         kinds = ("response.created", "response.queued")
         return queued, b"".join(self._event({"type": kind, "response": queued}) for kind in kinds)
 
+    def warm_up(self) -> bytes:
+        """Return the events of a response that is not to be generated."""
+        self._usage = usage_object(Usage(), 0)
+        begun = self._event({"type": "response.created", "response": self._response("in_progress")})
+        ended = self._response("completed") | {"completed_at": self._created}
+        return begun + self._event({"type": "response.completed", "response": ended})
+
     def unfinished(self, status: str, error: ServiceError | None = None) -> dict[str, Any]:
         """Return the response as it is in a ``status`` without an end: in_progress, failed or cancelled."""
         told = None if error is None else {"code": error.code or error.type, "message": error.message}
@@ -167,6 +174,7 @@ class ResponsesWriter:
             "store": self.is_stored,
             "background": bool(asked.background),
             "previous_response_id": asked.previous_response_id,
+            "conversation": {"id": asked.conversation_id} if asked.conversation_id else None,
         }
 
 

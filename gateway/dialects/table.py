@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gateway.dialects import chat, completions, embeddings, messages, responses
+from gateway.dialects import chat, completions, embeddings, images, messages, responses
 from gateway.dialects.checks import require
 from gateway.dialects.endpoint import OPENAI_ERRORS, ApiEndpoint, ErrorShape
 
@@ -13,6 +13,8 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     chat.ENDPOINT,
     completions.ENDPOINT,
     embeddings.ENDPOINT,
+    embeddings.RERANK,
+    images.ENDPOINT,
     messages.ENDPOINT,
     responses.ENDPOINT,
 )

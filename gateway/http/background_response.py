@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -44,9 +43,11 @@ class BackgroundResponse(ReplyResponse):
                 raise BadRequest(words, param="stream")
             await self._inference.answer_once(call, self._start_and_keep, self._write_error, scope, send)
         elif call.streams:
+            team_id = call.caller.team.id
+            self._backgrounds.refuse_listener(team_id)
             queued = await self._start(call)
-            listen = self._backgrounds.listen(call.caller.team.id, queued["id"], -1)
-            await ListenResponse(listen, self._inference.keep_alive)(scope, receive, send)
+            listen = ListenResponse(self._backgrounds, self._inference.keep_alive, team_id, queued["id"], -1)
+            await listen(scope, receive, send)
         else:
             answer = _told(await self._start(call))
             await _send(answer, send)
@@ -78,17 +79,20 @@ class BackgroundResponse(ReplyResponse):
 class ListenResponse:
     """Sends what a stream says, from wherever its listener begins."""
 
-    def __init__(self, events: AsyncIterator[bytes], keep_alive: float) -> None:
-        self._events = events
+    def __init__(
+        self, backgrounds: BackgroundResponses, keep_alive: float, team_id: str, response_id: str, after: int
+    ) -> None:
+        self._backgrounds = backgrounds
         self._keep_alive = keep_alive  # seconds of silence until a comment
+        self._team_id, self._response_id, self._after = team_id, response_id, after
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send it until its end, or until its client leaves."""
         sender = StreamSender(send, self._keep_alive)
-        with ended_when_client_leaves(scope, receive):
+        with self._backgrounds.listening(self._team_id), ended_when_client_leaves(scope, receive):
             try:
                 await sender.begin([])
-                async for events in self._events:
+                async for events in self._backgrounds.listen(self._team_id, self._response_id, self._after):
                     await sender.send(events)
                 await sender.end()
             except ServiceError as exc:

@@ -18,10 +18,11 @@ from gateway.core.clock import Clock
 from gateway.core.principals import Caller
 from gateway.core.settings import Settings
 from gateway.dialects.checks import check_tags
+from gateway.dialects.options import check_endpoint
 from gateway.dialects.table import FOR_BATCHES
 from gateway.egress.destinations import Guard
 from gateway.storage.database import Database
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import BadRequest, invalid_param, invalid_value
 
 GROUP = 1000  # items in one COPY
 AT_ONCE = 100  # requests looked at before others get their turn: 2 ms
@@ -42,7 +43,7 @@ class BatchSubmission:
 
         Raises BatchQueueFull and StorageFull where the team has no room for it.
         """
-        callback_url = await self._check_head(new)
+        callback_url = await self._check_head(caller, new)
         intake = Intake(new.endpoint, body_name)
         items = []
         for place, said in enumerate(new.requests):
@@ -81,24 +82,23 @@ class BatchSubmission:
 
         Raises BadRequest, NotFound and BatchQueueFull.
         """
-        callback_url = await self._check_head(new)
+        callback_url = await self._check_head(caller, new)
         async with self._database.begin() as connection:
             file = await get_file(connection, caller.team.id, new.input_file_id)
             if file.purpose != "batch":
-                raise BadRequest(
-                    f"The file '{file.id}' was uploaded for '{file.purpose}'. Upload it with purpose 'batch'.",
-                    param="input_file_id",
-                    code="invalid_value",
-                )
+                words = f"The file '{file.id}' was uploaded for '{file.purpose}'. Upload it with purpose 'batch'."
+                raise invalid_param("input_file_id", words)
             await lock_limits(connection, caller.team.id)
             await check_queue(connection, self._settings.batch, caller.team.id, file.bytes)
             of_file = {"input_file_id": file.id, "input_bytes": file.bytes}
             return await _make(connection, self._clock, caller, new, callback_url, **of_file)
 
-    async def _check_head(self, new: NewBatch | NewOpenAIBatch) -> str | None:
-        """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest."""
+    async def _check_head(self, caller: Caller, new: NewBatch | NewOpenAIBatch) -> str | None:
+        """Check all but the requests, and return where the callback goes, if anywhere. Raises BadRequest, and
+        EndpointNotAllowed."""
         if new.endpoint not in FOR_BATCHES:
             raise invalid_value("endpoint", f"is one of {', '.join(FOR_BATCHES)}")
+        check_endpoint(caller, FOR_BATCHES[new.endpoint].name)
         if new.completion_window not in WINDOWS:
             raise invalid_value("completion_window", f"is one of {', '.join(WINDOWS)}")
         check_tags(new)

@@ -72,9 +72,7 @@ def _dependency_unavailable(exc: Exception) -> ServiceError:
 
 
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
-NO_CONVERSATIONS = "Conversations are not kept here. Go on from a response by its id in 'previous_response_id'."
 NOT_SPOKEN = {
-    "/conversations": NO_CONVERSATIONS,
     "/assistants": f"The Assistants API {NEIGHBOURS}",
     "/threads": f"The Assistants API {NEIGHBOURS}",
 }

@@ -11,20 +11,20 @@ from typing import Any, Protocol, TypeVar
 from litestar import Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.accounts.serializers import to_json
 from gateway.core.clock import Clock
+from gateway.core.json_text import to_json
 from gateway.core.parts import Parts
 from gateway.core.principals import Admin, Caller
 from gateway.overload.body_memory import BodyRoom
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
-from gateway.telemetry.tracing import Tracer
 from protocol.errors import BadRequest, invalid_value
 from protocol.serving.off_loop import HEAVY, off_loop
 
 AnyRequest = Request[Any, Any, Any]
 
 LARGEST_BODY = 32 * 1024 * 1024  # bytes
+REASON, LONGEST_REASON = "x-audit-reason", 500  # a header, and characters of it
 USUAL_PAGE = 100
 LONGEST_PAGE = 1000
 
@@ -79,12 +79,6 @@ def transaction(request: AnyRequest) -> AbstractAsyncContextManager[AsyncConnect
     return part_of(request, Database).begin()
 
 
-def is_traced(request: AnyRequest) -> bool:
-    """Whether calls are traced here."""
-    parts: Parts = request.app.state.parts
-    return parts.find(Tracer) is not None
-
-
 def caller_of(request: AnyRequest) -> Caller:
     """Return the caller of a request to a team's route."""
     caller: Caller = request.scope["state"]["caller"]
@@ -97,16 +91,28 @@ def principal_of(request: AnyRequest) -> Caller | Admin:
     return caller
 
 
+def admin_of(request: AnyRequest) -> Admin:
+    """Return the caller of a request to a route of admins."""
+    caller: Admin = request.scope["state"]["caller"]
+    return caller
+
+
 def act_of(request: AnyRequest) -> Act:
     """Return the acting admin, for the audit log."""
-    caller: Admin = request.scope["state"]["caller"]
-    return Act(f"admin:{caller.fingerprint}", request.scope["state"].get("request_id"))
+    return own_act(request, admin_of(request).actor)
+
+
+def own_act(request: AnyRequest, actor: str) -> Act:
+    """Return what ``actor`` does by a request, for the audit log. Raises BadRequest for a reason that is none."""
+    state, reason = request.scope["state"], request.headers.get(REASON)
+    if reason is not None and not (reason.isprintable() and len(reason) <= LONGEST_REASON):
+        raise invalid_value(REASON, f"is a header of at most {LONGEST_REASON} printable characters")
+    return Act(actor, state.get("request_id"), state.get("address"), reason or None)
 
 
 def own_team(request: AnyRequest, team_id: str, missing: Exception) -> None:
     """Raise ``missing`` where a team's admin asks for what is another team's."""
-    admin: Admin = request.scope["state"]["caller"]
-    if admin.team_id not in (None, team_id):
+    if admin_of(request).team_id not in (None, team_id):
         raise missing
 
 

@@ -1,6 +1,6 @@
-# How the gateway's sockets speak HTTP: as protocol/serving/http_server.py says, with the gateway's own request ids, and
-# no more connections of one client than it may have. Each takes a descriptor and memory before a key is looked at, so
-# one client could keep all others out.
+# How the gateway's sockets speak HTTP: as protocol/serving/http_server.py says, with the gateway's own request ids, a
+# WebSocket where there is one, and no more connections of one client than it may have. Each takes a descriptor and
+# memory before a key is looked at, so one client could keep all others out.
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import structlog
 
 from gateway.core.client_addresses import Networks, is_among, network_of
 from gateway.core.clock import Clock
+from gateway.dialects.responses import ENDPOINT
+from gateway.http.websocket.protocol import SocketProtocol
 from protocol.serving.http_server import HttpProtocol as SharedProtocol
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
 
 LOOPBACK: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+SOCKET_PATHS = (ENDPOINT.path.encode(),)
+MOST_FIELDS, LONGEST_FIELD = 100, 8000  # of a head that asks for a WebSocket: the library takes few more
 WARN_EVERY = 60.0  # seconds between lines in the log
 
 log = structlog.get_logger()
@@ -44,9 +48,27 @@ class HttpProtocol(SharedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Make room for another."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def _leave(self) -> None:
         if self._connections is not None and self._counted is not None:
             self._connections.leave(self._counted)
-        super().connection_lost(exc)
+
+    def take_offer(self, rest: bytes) -> bool:
+        """Speak WebSocket from here on where a client asks for that at a path that has one."""
+        is_its_turn = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        if not (is_its_turn and self.parser.get_method() == b"GET" and _asks_for_socket(self.url, self.headers)):
+            return False
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        self.connections.discard(self)
+        socket = SocketProtocol(self.config, self.server_state, self.app_state, self._leave)
+        socket.connection_made(self.transport)
+        self.transport.set_protocol(socket)
+        lines = [b"GET %b HTTP/1.1" % self.url, *(b"%b: %b" % header for header in self.headers)]
+        socket.data_received(b"\r\n".join([*lines, b"", rest]))
+        return True
 
     def new_request_id(self) -> str:
         """Return a UUIDv7, as every request has one."""
@@ -100,3 +122,9 @@ class ConnectionLimit:
                 hint="connections.per_address; a proxy or balancer belongs into trusted_proxies",
             )
         return True
+
+
+def _asks_for_socket(url: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+    fits = len(headers) <= MOST_FIELDS and all(len(name) + len(value) <= LONGEST_FIELD for name, value in headers)
+    is_offered = any(name == b"upgrade" and value.strip().lower() == b"websocket" for name, value in headers)
+    return fits and is_offered and url.partition(b"?")[0] in SOCKET_PATHS

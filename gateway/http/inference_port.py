@@ -84,6 +84,7 @@ class InferencePort(Struct, frozen=True, eq=False):
     answer: AnswerCall  # keeps the end of the reply, if told how, before its account closes
     answer_once: AnswerOnce  # calls that have an Idempotency-Key: runs them, or replays what was stored
     answer_behind: AnswerBehind  # calls that run in the background
+    warm_up: Callable[[Call], Awaitable[Hold]]  # counts and routes a call that is not made
     in_flight: Gauge
     note_refusal: Callable[[dict[str, Any], ServiceError], None]
 

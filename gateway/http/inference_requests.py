@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.dialects.endpoint import ApiEndpoint, Asked
 from gateway.dialects.options import options_of, read_idempotency_key, routing_options
-from gateway.http.exchange import AnyRequest, caller_of, is_traced, part_of, read_body
+from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.inference.recalibrations import Recalibrations
+from gateway.stored_responses.local_turns import CONNECTION_TURNS, ConnectionTurns
 from gateway.stored_responses.memory import ResponseMemory
 from router.catalog.targets import Tier
 
@@ -23,7 +26,15 @@ async def recalled(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, siz
     """Return what a body of ``size`` bytes asks, with the stored items that it goes on from. Raises BadRequest."""
     if not endpoint.has_memory:
         return asked, size
-    return await part_of(request, ResponseMemory).recall(caller_of(request).team.id, asked, size)
+    local = turns_of(request)
+    return await part_of(request, ResponseMemory).recall(caller_of(request).team.id, asked, size, local)
+
+
+def turns_of(request: AnyRequest) -> ConnectionTurns | None:
+    """Return what is kept for the WebSocket that a request came over, if it did."""
+    extensions: Any = request.scope.get("extensions")
+    turns: ConnectionTurns | None = extensions.get(CONNECTION_TURNS) if extensions else None
+    return turns
 
 
 def note_model(request: AnyRequest, model: str) -> None:
@@ -34,7 +45,7 @@ def note_model(request: AnyRequest, model: str) -> None:
 def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> Call:
     """Return the call to ``endpoint`` that a body of ``size`` bytes makes. Raises BadRequest and its kin."""
     caller, clock = caller_of(request), part_of(request, Clock)
-    options, extensions = options_of(asked, caller, request.headers, "key")
+    options, extensions = options_of(asked, caller, endpoint.name, request.headers, "key")
     return Call(
         request_id=request.scope["state"]["request_id"],
         caller=caller,
@@ -49,7 +60,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         unread=asked.unread,
         size=size,
         client_request_id=request.scope["state"].get("client_request_id"),
-        traceparent=request.headers.get("traceparent") if is_traced(request) else None,
+        traceparent=request.headers.get("traceparent"),
         cache=options.cache or caller.cache,
         idempotency_key=read_idempotency_key(request.headers),
         created_at=clock.now(),

@@ -15,6 +15,7 @@ from gateway.core.clock import Clock
 from gateway.core.draining import Drain
 from gateway.core.errors import Unavailable
 from gateway.dialects.table import errors_at
+from gateway.http.websocket.session import ResponseSockets
 from gateway.telemetry.meters import counter_of, histogram_of
 
 log = structlog.get_logger()
@@ -34,6 +35,7 @@ class Telemetry:
 
     def __init__(self, app: App, clock: Clock, drain: Drain) -> None:
         self._app = app
+        self.answer_socket = ResponseSockets(self, drain).answer
         self._clock = clock
         self._drain = drain
         self.metrics: Any = None  # set once the app has started, as are
@@ -42,7 +44,7 @@ class Telemetry:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Handle one connection."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await (self.answer_socket if scope["type"] == "websocket" else self._app)(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # answered as GET is: the server, by a scope of its own, leaves the body out
             scope = {**scope, "method": "GET"}

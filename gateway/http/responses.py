@@ -13,6 +13,7 @@ import structlog
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
 from gateway.dialects.endpoint import ReplyFacts, ReplyWriter
+from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.dialects.table import BY_NAME
 from gateway.http.inference_port import BeforeEnd, InferencePort, Keep, OpenReply
 from gateway.http.stream_sender import EVENT_STREAM, StreamSender
@@ -131,6 +132,21 @@ class ReplyResponse:
         """Return the bytes that end a stream which was begun with 200; no error handler runs any more."""
         self._inference.note_refusal(self._scope, error)
         return self._writer.error(error)
+
+
+class WarmUp:
+    """Answers ``generate: false``: the request is read, checked and routed, and costs nothing. It counts as one."""
+
+    def __init__(self, inference: InferencePort, call: Call, writer: ReplyWriter) -> None:
+        assert isinstance(writer, ResponsesWriter)
+        self._inference, self._call, self._writer = inference, call, writer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Say that the response is there, with nothing in it. Raises what would refuse the call."""
+        limits = self._call.limit_headers(await self._inference.warm_up(self._call), self._call.created_at)
+        headers = [*EVENT_STREAM, *((name.encode(), value.encode()) for name, value in limits.items())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._writer.warm_up(), "more_body": False})
 
 
 def _close_reply(reply: OpenReply, client: Client) -> None:

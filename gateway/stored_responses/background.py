@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
 from gateway.core.background import Background
-from gateway.core.errors import CallTakenOver, StorageFull, Unavailable
+from gateway.core.errors import CallTakenOver, StorageFull, TooManyInBackground, Unavailable
 from gateway.dialects.endpoint import ReplyFacts
 from gateway.idempotency.stored_answers import Claim, Place
 from gateway.stored_responses.background_store import NUMBER, BackgroundStore, place_of
@@ -34,6 +35,7 @@ from protocol.serving.leaving import Client
 from protocol.sse import encode_event
 
 MOST_OF_TEAM = 100  # that run at once
+MOST_LISTENERS = 200  # of a team, at one process: each looks into Postgres
 BEGIN_WITHIN = 5.0  # seconds for Postgres to store that one begins
 REFUSED_WITHIN = 1.0  # seconds in which what refuses a call is told as an error; later, by its response
 END_WITHIN = 0.8  # seconds for a gateway that closes to say that one has ended
@@ -101,6 +103,7 @@ class BackgroundResponses:
         self._memory = memory
         self._background = background
         self._running: dict[Place, Run] = {}
+        self._listeners: Counter[str] = Counter()  # by team
 
     @property
     def is_busy(self) -> bool:
@@ -168,6 +171,22 @@ class BackgroundResponses:
         is_deleted = await self.store.delete(team_id, response_id)
         self._leave(place_of(team_id, response_id))
         return is_deleted
+
+    def refuse_listener(self, team_id: str) -> None:
+        """Raise TooManyInBackground for a team that listens as often as it may here."""
+        if self._listeners[team_id] >= MOST_LISTENERS:
+            raise TooManyInBackground(f"This team listens to {MOST_LISTENERS} streams already here. End one of them.")
+
+    @contextmanager
+    def listening(self, team_id: str) -> Iterator[None]:
+        """Count one that listens, inside the block."""
+        self._listeners[team_id] += 1
+        try:
+            yield
+        finally:
+            self._listeners[team_id] -= 1
+            if not self._listeners[team_id]:
+                del self._listeners[team_id]
 
     async def listen(self, team_id: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         """Yield what the stream of a response says after an event, as it comes, until its end."""

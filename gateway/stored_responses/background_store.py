@@ -117,7 +117,8 @@ class BackgroundStore:
                 return False
             await self.calls.call_off(connection, place)
             last = (await connection.execute(LAST, _row(place))).scalar_one()
-            await self._append(connection, place, [(last + 1, events.replace(NUMBER, b"%d" % (last + 1)))])
+            head, _, tail = events.rpartition(NUMBER)  # its callers may have said the same before
+            await self._append(connection, place, [(last + 1, b"%s%d%s" % (head, last + 1, tail))])
             return await self._update(connection, place, turn, is_open=False)
 
     async def delete(self, team_id: str, response_id: str) -> bool:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -21,8 +21,9 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
 from gateway.dialects.responses import RESEND, as_chat_after
 from gateway.dialects.responses_writer import ResponsesWriter
+from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
-from gateway.stored_responses.turns import Turn, own_items, response_of_item
+from gateway.stored_responses.turns import Turn, own_items, response_of_item, told_items_of
 from protocol.chat import MOST_MESSAGES
 from protocol.errors import BadRequest, Overloaded, invalid_param
 from protocol.responses import InputItem, ResponsesRequest
@@ -44,11 +45,22 @@ BeforeEnd = Callable[[ReplyFacts, Ending], Awaitable[None]]
 log = structlog.get_logger(__name__)
 
 
+class Conversations(Protocol):
+    """What a response needs of the conversation that it names."""
+
+    async def items(self, team_id: str, conversation_id: str) -> Items:
+        """Return its items. Raises NotFound, StoredResponseUnreadable."""
+
+    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> None:
+        """Add items at its end, all of them. Raises NotFound, StorageFull."""
+
+
 class ResponseMemory:
     """What the calls of one process read of stored responses, and add to them."""
 
-    def __init__(self, store: ResponseStore, clock: Clock, most_bytes: int) -> None:
+    def __init__(self, store: ResponseStore, conversations: Conversations, clock: Clock, most_bytes: int) -> None:
         self.store = store
+        self._conversations = conversations
         self._clock = clock
         self._most_bytes = most_bytes  # of each team
         self._used: dict[str, tuple[float, int]] = {}  # by team: when it was summed, and bytes
@@ -59,17 +71,24 @@ class ResponseMemory:
         """Go by other settings from now on."""
         self.store.retention, self._most_bytes = retention, most_bytes
 
-    async def recall(self, team_id: str, asked: Asked, size: int) -> tuple[Asked, int]:
-        """Return a request with the stored items that it goes on from or refers to, and its bytes with those. Raises
-        BadRequest where they are not there, Overloaded where Postgres does not answer."""
+    async def recall(
+        self, team_id: str, asked: Asked, size: int, local: ConnectionTurns | None = None
+    ) -> tuple[Asked, int]:
+        """Return a request with the stored items that it goes on from or refers to, and its bytes with those; what is
+        kept for its connection (``local``) first. Raises BadRequest where they are not there, Overloaded where Postgres
+        does not answer."""
         request = asked.native
         assert isinstance(request, ResponsesRequest)
+        for name in OWN_FIELDS if local is not None else ():
+            asked.extra.pop(name, None)
         if request.store and not self.store.retention:
             asked = replace(asked, extra=asked.extra | {"store": True})  # told as a field that was left out
         if not asked.goes_on:
+            if local is not None:
+                local.note_asked(own_items(request), size)
             return asked, size
         try:
-            before, own = await self._within(READ_WITHIN, self._items_of(team_id, request))
+            before, own = await self._within(READ_WITHIN, self._items_of(team_id, request, local))
         except POSTGRES_AWAY as exc:
             log.warning("stored_responses_unreachable", error=repr(exc))
             raise Overloaded(
@@ -80,33 +99,45 @@ class ResponseMemory:
             raise invalid_param("input", f"The conversation has more than {MOST_MESSAGES} items. Begin another.")
         size += await off_loop(size, lambda: len(msgspec.json.encode(before)))
         request = replace(request, input=own)
+        if local is not None:
+            local.note_asked((*before, *own), size) if request.conversation is None else local.note_nothing()
         whole = await off_loop(size, lambda: as_chat_after(before, request, asked.extra))
         return replace(whole, unread=asked.unread), size
 
-    def before_end(self, call: Call, writer: ReplyWriter) -> BeforeEnd | None:
+    def before_end(self, call: Call, writer: ReplyWriter, local: ConnectionTurns | None = None) -> BeforeEnd | None:
         """Return what stores the response to a call, ``None`` where it is not to be stored."""
         request = call.native
         assert isinstance(request, ResponsesRequest) and isinstance(writer, ResponsesWriter)
-        if request.store is False or not self.store.retention:
+        writer.is_stored = request.store is not False and bool(self.store.retention)
+        if not writer.is_stored and request.conversation is None:
             return None
-        writer.is_stored = True
+        earlier = None if local is None else local.find(request.previous_response_id)
+        turn: tuple[Items, str | None] = own_items(request), request.previous_response_id
+        if earlier is not None and not earlier.is_stored:
+            turn = (*earlier.items, *turn[0]), None  # its row is the first of its conversation
 
         async def store(reply: ReplyFacts, ending: Ending) -> None:
             if isinstance(ending, ContentPolicyViolation):
                 return
             response = writer.settle(reply, ending)
-            if not await self._put(call, request, writer.response_id, response):
+            if request.conversation_id and not await self._add(call, request, request.conversation_id, response):
+                response["conversation"], reply.dropped = None, (*reply.dropped, "conversation")
+            if writer.is_stored and not await self._put(call, turn, writer.response_id, response):
                 response["store"], reply.dropped = False, (*reply.dropped, "store")
 
         return store
 
-    async def _put(self, call: Call, request: ResponsesRequest, response_id: str, response: dict[str, object]) -> bool:
+    async def _put(
+        self, call: Call, asked: tuple[Items, str | None], response_id: str, response: dict[str, object]
+    ) -> bool:
+        """Store a response with the items that it was ``asked`` with, after another; whether it is there."""
+        items, previous_id = asked
         team_id, now = call.caller.team.id, self._clock.monotonic()
         if now < self._away_until:
             return False
-        turn = Turn(own_items(request), Raw(msgspec.json.encode(response)))
+        turn = Turn(items, Raw(msgspec.json.encode(response)))
         try:
-            stored = await self._within(STORE_WITHIN, self._put_if_room(team_id, response_id, request, turn))
+            stored = await self._within(STORE_WITHIN, self._put_if_room(team_id, response_id, previous_id, turn))
         except Exception as exc:  # whatever it is: the answer is there, and paid
             if isinstance(exc, POSTGRES_AWAY):
                 self._away_until = self._clock.monotonic() + AWAY_FOR
@@ -116,10 +147,25 @@ class ResponseMemory:
             log.info("response_not_stored", request_id=call.request_id, team_id=team_id, error="no room")
         return stored
 
-    async def _put_if_room(self, team_id: str, response_id: str, request: ResponsesRequest, turn: Turn) -> bool:
+    async def _add(self, call: Call, request: ResponsesRequest, conversation_id: str, response: dict[str, Any]) -> bool:
+        """Add what was asked and answered to a conversation; whether it is there."""
+        if response["status"] not in GONE_ON_FROM or self._clock.monotonic() < self._away_until:
+            return False
+        team_id = call.caller.team.id
+        told = [*told_items_of(own_items(request)), *msgspec.to_builtins(response["output"])]
+        try:
+            await self._within(STORE_WITHIN, self._conversations.add(team_id, conversation_id, told))
+        except Exception as exc:  # whatever it is: the answer is there, and paid
+            if isinstance(exc, POSTGRES_AWAY):
+                self._away_until = self._clock.monotonic() + AWAY_FOR
+            log.warning("conversation_not_gone_on", request_id=call.request_id, team_id=team_id, error=repr(exc))
+            return False
+        return True
+
+    async def _put_if_room(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> bool:
         if not await self.has_room(team_id):
             return False
-        stored = await self.store.put(team_id, response_id, request.previous_response_id, turn)
+        stored = await self.store.put(team_id, response_id, previous_id, turn)
         if (known := self._used.get(team_id)) is not None:
             self._used[team_id] = (known[0], known[1] + stored)
         return stored > 0
@@ -148,10 +194,18 @@ class ResponseMemory:
             self._used[team_id] = (now, used)
         return used < self._most_bytes
 
-    async def _items_of(self, team_id: str, request: ResponsesRequest) -> tuple[Items, Items]:
+    async def _items_of(
+        self, team_id: str, request: ResponsesRequest, local: ConnectionTurns | None
+    ) -> tuple[Items, Items]:
         """Return the items before a request, and its own with what they refer to."""
-        before = await self._before(team_id, request.previous_response_id)
-        return before, await self._with_references(team_id, own_items(request))
+        if request.conversation_id is not None:
+            before = await self._conversations.items(team_id, request.conversation_id)
+        elif local is not None and (turn := local.find(request.previous_response_id)) is not None:
+            before = turn.items
+        else:
+            before = await self._before(team_id, request.previous_response_id)
+        known = {} if local is None else local.items()
+        return before, await self._with_references(team_id, own_items(request), known)
 
     async def _before(self, team_id: str, previous_id: str | None) -> Items:
         """Return the items of the turns up to a response."""
@@ -168,15 +222,19 @@ class ResponseMemory:
                 f"Response with id '{previous_id[:80]}' is {status}: only one that has an answer can be gone on from.",
                 param="previous_response_id",
             )
+        if chain and chain[-1][1].is_of_conversation():
+            words = "is a turn of a conversation, whose items before it are known there: name that in 'conversation'"
+            raise invalid_param("previous_response_id", f"Response with id '{previous_id[:80]}' {words}.")
         return tuple(item for _, turn in chain for item in (*turn.input, *turn.output()))
 
-    async def _with_references(self, team_id: str, items: Items) -> Items:
-        """Return input with the items that it refers to in their places."""
-        sources = {response_of_item(item.id) for item in items if item.type == "item_reference"} - {None}
-        found: dict[str | None, InputItem] = {}
+    async def _with_references(self, team_id: str, items: Items, known: Mapping[str | None, InputItem]) -> Items:
+        """Return input with the items that it refers to in their places: ``known`` by their ids, or stored."""
+        sought = [item.id for item in items if item.type == "item_reference" and item.id not in known]
+        sources = {response_of_item(item_id) for item_id in sought} - {None}
+        found = dict(known)
         if sources and self.store.retention:
             turns = await self.store.find(team_id, [source for source in sources if source is not None])
-            found = {item.id: item for turn in turns.values() for item in turn.output()}
+            found |= {item.id: item for turn in turns.values() for item in turn.output()}
         whole = []
         for place, item in enumerate(items):
             if item.type == "item_reference" and item.id not in found:

@@ -86,7 +86,7 @@ class ResponseStore:
 
     async def bytes_of(self, team_id: str) -> int:
         """Return what a team's rows take."""
-        return int((await self._rows(BYTES, team_id))[0].bytes)
+        return sum([int((await self._rows(each, team_id))[0].bytes) for each in (BYTES, BYTES_OF_CONVERSATIONS)])
 
     async def _rows(self, statement: TextClause, team_id: str, **values: Any) -> list[Any]:
         values |= {"team_id": team_id, "since": self._clock.moment() - timedelta(seconds=self.retention)}
@@ -98,7 +98,7 @@ class ResponseStore:
         return chain, (rows[0].previous_id if rows else response_id)
 
     async def _opened(self, team_id: str, row: Any) -> Turn:
-        open_it = partial(unseal, self._sealer, team_id, row.id, row.sealed)
+        open_it = partial(unseal, self._sealer, team_id, row.id, row.sealed, Turn)
         try:
             return await in_parallel(len(row.sealed), HEAVY, open_it)
         except (Unsealable, zlib.error, msgspec.MsgspecError) as exc:
@@ -114,15 +114,16 @@ def can_be_id(response_id: str) -> bool:
 
 
 async def purge_responses(database: Database, clock: Clock, retention: float) -> int:
-    """Delete the responses that are past their time; return how many."""
+    """Delete the responses and conversations that are past their time; return how many."""
     purged = 0
-    while True:
-        values = {"until": clock.moment() - timedelta(seconds=retention), "limit": PURGED_AT_ONCE}
-        async with database.begin() as connection:
-            count = (await connection.execute(PURGE, values)).rowcount
-        purged += count
-        if count < PURGED_AT_ONCE:
-            return purged
+    for statement in (PURGE, PURGE_CONVERSATIONS):
+        count = PURGED_AT_ONCE
+        while count >= PURGED_AT_ONCE:
+            values = {"until": clock.moment() - timedelta(seconds=retention), "limit": PURGED_AT_ONCE}
+            async with database.begin() as connection:
+                count = (await connection.execute(statement, values)).rowcount
+            purged += count
+    return purged
 
 
 # Storing twice changes nothing. A conversation's bytes are those of its turns in JSON.
@@ -169,9 +170,17 @@ BYTES = text("""
     ) AS events ON true
     WHERE team_id = :team_id AND created_at > :since
 """)
+BYTES_OF_CONVERSATIONS = text("""
+    SELECT coalesce(sum(bytes), 0) AS bytes FROM conversations WHERE team_id = :team_id AND touched_at > :since
+""")
 
 PURGE = text("""
     DELETE FROM stored_responses WHERE id IN (
         SELECT id FROM stored_responses WHERE created_at <= :until LIMIT :limit FOR UPDATE SKIP LOCKED
+    )
+""")
+PURGE_CONVERSATIONS = text("""
+    DELETE FROM conversations WHERE id IN (
+        SELECT id FROM conversations WHERE touched_at <= :until LIMIT :limit FOR UPDATE SKIP LOCKED
     )
 """)

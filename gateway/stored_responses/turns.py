@@ -4,18 +4,29 @@
 from __future__ import annotations
 
 import re
+import uuid
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from gateway.storage.encryption import Sealer
 from protocol.responses import InputItem, ResponsesRequest
 
 LARGEST = 16 * 1024 * 1024  # bytes of a turn and those before it, in JSON; a longer conversation is not stored
 
+PREFIXES = {  # of an item's id, by its type
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+T = TypeVar("T")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})\d{4,}")  # an item's id has its response's
 
 
@@ -33,6 +44,10 @@ class Turn(Struct, frozen=True):
         """Return the status of the response."""
         return msgspec.json.decode(self.response, type=_State).status
 
+    def is_of_conversation(self) -> bool:
+        """Whether the response was added to a conversation."""
+        return msgspec.json.decode(self.response, type=_State).conversation is not None
+
     def ran_behind(self) -> bool:
         """Whether the response runs in the background, or did."""
         return msgspec.json.decode(self.response, type=_State).background
@@ -45,6 +60,7 @@ class _Answered(Struct):
 class _State(Struct):
     status: str
     background: bool = False
+    conversation: Any = None
 
 
 def own_items(asked: ResponsesRequest) -> tuple[InputItem, ...]:
@@ -59,15 +75,15 @@ def response_of_item(item_id: str | None) -> str | None:
     return f"resp_{found[1]}" if found else None
 
 
-def seal(sealer: Sealer, team_id: str, response_id: str, turn: bytes) -> bytes:
-    """Return a turn's JSON as its row has it: made small first, because sealed bytes compress no more."""
-    return sealer.seal(zlib.compress(turn, 1), f"{team_id}\n{response_id}")
+def seal(sealer: Sealer, team_id: str, row_id: str, plain: bytes) -> bytes:
+    """Return JSON as its row has it: made small first, because sealed bytes compress no more."""
+    return sealer.seal(zlib.compress(plain, 1), f"{team_id}\n{row_id}")
 
 
-def unseal(sealer: Sealer, team_id: str, response_id: str, sealed: bytes) -> Turn:
-    """Return the turn that was sealed. Raises Unsealable, zlib.error or MsgspecError."""
-    plain = zlib.decompress(sealer.unseal(sealed, f"{team_id}\n{response_id}"))
-    return msgspec.json.decode(plain, type=Turn)
+def unseal(sealer: Sealer, team_id: str, row_id: str, sealed: bytes, kind: type[T]) -> T:
+    """Return what was sealed. Raises Unsealable, zlib.error or MsgspecError."""
+    plain = zlib.decompress(sealer.unseal(sealed, f"{team_id}\n{row_id}"))
+    return msgspec.json.decode(plain, type=kind)
 
 
 def told_items(turns: Sequence[tuple[str, Turn]]) -> list[dict[str, Any]]:
@@ -76,13 +92,19 @@ def told_items(turns: Sequence[tuple[str, Turn]]) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     for response_id, turn in turns:
         suffix = response_id.removeprefix("resp_")
-        told += [_told(item, f"in_{suffix}{place:04}") for place, item in enumerate(turn.input)]
+        told += [told_item(item, f"in_{suffix}{place:04}") for place, item in enumerate(turn.input)]
         if response_id != turns[-1][0]:
             told += msgspec.json.decode(turn.response)["output"]
     return told
 
 
-def _told(item: InputItem, own_id: str) -> dict[str, Any]:
+def told_items_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
+    """Return a request's items as a conversation keeps them, each with an id of its own."""
+    return [told_item(replace(item, id=None), f"{PREFIXES[item.type]}_{uuid.uuid4().hex}") for item in items]
+
+
+def told_item(item: InputItem, own_id: str) -> dict[str, Any]:
+    """Return an item as it is told: with an id, and its content in parts."""
     said: dict[str, Any] = {"id": own_id, "type": item.type} | msgspec.to_builtins(item)
     if isinstance(item.content, str):
         said["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]

@@ -1,22 +1,23 @@
-# The connections to upstreams: idle ones by where they lead, and how new ones are made.
+# The connections to upstreams: idle ones by where they lead, and how new ones are made, through an HTTP proxy too.
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
+from base64 import b64encode
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import aiohappyeyeballs
 from msgspec import Struct
 
 from gateway.core.settings import DIRECT, Egress
 from gateway.upstreams.connection import Connection
-from gateway.upstreams.tunnel import open_tunnel
 
 LOOKED_UP_FOR = 30.0  # seconds that an address is believed
 NEXT_ADDRESS_AFTER = 0.25  # seconds: an upstream of several addresses may be away at one of them (RFC 8305)
@@ -163,3 +164,34 @@ def _own_tls(file: Path, changed_at: int) -> ssl.SSLContext:
     tls = ssl.create_default_context(cafile=file)
     tls.set_alpn_protocols(["http/1.1"])
     return tls
+
+
+LONGEST_ANSWER = 16 * 1024  # bytes of a proxy's answer
+TAKEN = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
+
+
+async def open_tunnel(opened: socket.socket, proxy: str, host: str, port: int) -> None:
+    """Have the proxy at the other end of a socket connect it to ``host``. Raises OSError when it does not.
+
+    What the proxy says of it is read to its last byte and no further: behind it the upstream speaks.
+    """
+    loop = asyncio.get_running_loop()
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {place} HTTP/1.1", f"host: {place}", *_credentials(proxy), "", ""]
+    await loop.sock_sendall(opened, "\r\n".join(lines).encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        piece = await loop.sock_recv(opened, 4096 if not answer else 1)
+        answer += piece
+        if not piece or len(answer) > LONGEST_ANSWER or b"\r\n\r\n" in answer[:-4]:
+            raise ConnectionRefusedError("the proxy gave no answer that can be read")
+    if TAKEN.match(answer) is None:
+        raise ConnectionRefusedError("the proxy refused to connect")
+
+
+def _credentials(proxy: str) -> list[str]:
+    parts = urlsplit(proxy)
+    if parts.username is None:
+        return []
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return [f"proxy-authorization: Basic {b64encode(pair.encode()).decode()}"]

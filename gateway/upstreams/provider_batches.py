@@ -57,9 +57,10 @@ class ProviderBatches:
         """Return how a target's provider speaks of batches."""
         return WIRES[self._providers.settings(target.model.provider).format]
 
-    def knows(self, provider: str) -> bool:
-        """Whether a provider is one of this edition's."""
-        return provider in self._providers.names()
+    def knows(self, target: Target) -> bool:
+        """Whether a target's provider is one of this edition's, has batches, and is where the target is: its keys are
+        for no other place."""
+        return self._providers.stands_at(target) and self._providers.settings(target.model.provider).format in WIRES
 
     def next_key(self, target: Target) -> str | None:
         """Return the key that a new batch belongs to."""
@@ -74,6 +75,8 @@ class ProviderBatches:
     async def place_of(self, target: Target, digest: str) -> BatchPlace:
         """Return where a batch is, spoken of with the key of that ``digest``, or another where it is gone. Raises
         UpstreamFailure."""
+        if not self.knows(target):
+            raise UpstreamFailure(f"No batch of {target.model.provider} is asked about there.", outcome="unknown")
         settings = self._settings(target)
         keys = settings.api_keys
         key = next((one for one in keys if digest_of(one) == digest), keys[0] if keys else None)
@@ -134,7 +137,7 @@ class ProviderBatches:
                 yield answer
             return
         for path in batch.results:
-            request = msgspec.structs.replace(wire.look(place, batch.id), url=_joined(place, path))
+            request = wire.request("GET", place, path)
             response = await self._send(target, request, PATIENCE)
             try:
                 async for line in _lines_of(response):
@@ -186,12 +189,6 @@ def _is_final(failure: UpstreamFailure) -> bool:
 def digest_of(key: str | None) -> str:
     """Return what tells a provider's keys apart, and does not tell the key."""
     return "" if key is None else hashlib.sha256(key.encode()).hexdigest()[:16]
-
-
-def _joined(place: BatchPlace, path: str) -> str:
-    """Return the URL of results: below the base URL, at Azure with its version."""
-    base = place.base_url.rstrip("/")
-    return f"{base}/openai{path}?api-version={place.api_version}" if place.api_version is not None else base + path
 
 
 async def _lines_of(response: UpstreamResponse) -> AsyncIterator[bytes]:

@@ -25,6 +25,7 @@ FORMATS: dict[str, Provider] = {
     "gemini": GeminiFormat(),
     "bedrock": BedrockFormat(),
 }
+MOST_RETIRED = 5000  # places that were left, the latest: more than come and go while any call runs
 
 
 class ProviderRegistry:
@@ -41,8 +42,9 @@ class ProviderRegistry:
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._retired: dict[tuple[str, Endpoint], ProviderSettings] = {}  # by places that are no longer named
         if before is not None:
-            known = before._retired | before._by_place()
-            self._retired = {place: known[place] for place in known.keys() - self._by_place().keys()}
+            known, here = before._retired | before._by_place(), self._by_place().keys()
+            retired = [(place, said) for place, said in known.items() if place not in here]
+            self._retired = dict(retired[-MOST_RETIRED:])
 
     def names(self) -> Iterable[str]:
         """Return every provider's name."""
@@ -58,6 +60,14 @@ class ProviderRegistry:
         if self._retired and (retired := self._retired.get((name, target.endpoint))) is not None:
             return retired
         return self._settings[name]
+
+    def stands_at(self, target: Target) -> bool:
+        """Return whether tollgate.yaml says, or said in the time of this process, that a target's provider is there."""
+        name, place = target.model.provider, target.endpoint
+        if name not in self._settings:
+            return False
+        places = {one.base_url for one in self._settings[name].endpoints}
+        return place.base_url in places or (name, place) in self._retired
 
     def format(self, name: str) -> Provider:
         """Return the wire format that a provider speaks."""

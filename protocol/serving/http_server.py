@@ -3,6 +3,7 @@
 # - What a client may take before it is known has bounds: bytes, URL and fields of a head, bytes of a body's
 #   framing, requests ahead of their answers, time for a head and for a body, a share of the process's descriptors.
 # - A client that offers HTTP/2 (Java's own does, with every request) is answered in HTTP/1.1, its body not lost.
+#   A subclass may take the offer of another protocol (`take_offer`).
 # - What cannot be read is told in the shape of all other errors.
 # - A client of HTTP/1.0, which knows no chunks, gets none.
 # - A client that leaves is told at once to the call that asked for it, without a task for each call
@@ -86,7 +87,9 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
-            self._go_on_in_our_own(data[offer.args[0] :])
+            rest = data[offer.args[0] :]
+            if not self.take_offer(rest):
+                self._go_on_in_our_own(rest)
         except httptools.HttpParserError:
             self.send_400_response("The request is not valid HTTP/1.1.")
         else:
@@ -154,6 +157,11 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Say that what came cannot be read, and close."""
         self._refuse(400, msg)
+
+    def take_offer(self, rest: bytes) -> bool:
+        """Hand the connection to another protocol that its client offers, with the bytes that came behind the head;
+        whether that was done."""
+        return False
 
     def new_request_id(self) -> str:
         """Return the id of a request that is refused here."""

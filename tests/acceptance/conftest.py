@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from openai import OpenAI
 
 from billing.core.money import to_nano
+from billing.core.prices import Price
+from router.catalog.targets import Capability
 from tests.support.house import (
     House,
     anthropic_provider,
@@ -28,7 +30,8 @@ from tests.support.temporary_stores import temporary_valkey
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    with ScriptedUpstream(models=("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")) as upstream:
+    models = ("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")
+    with ScriptedUpstream(models=(*models, "cohere-rerank", "gpt-image-2", "grok-image")) as upstream:
         yield upstream
 
 
@@ -47,10 +50,20 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
             ),
         }
         claude = model("claude", "anthropic", parallel_n=True)
-        claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2)))
+        claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2), web_search=to_nano("0.01")))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
+        unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
+        ranks = frozenset({Capability.RERANK})
+        pictures = frozenset({Capability.IMAGES})
+        tokens, each = (
+            Price(input=to_nano(5), output=to_nano(30)),
+            replace(unit, search_unit=None, image=to_nano("0.07")),
+        )
+        models["painter"] = model("painter", upstream_model="gpt-image-2", price=tokens, capabilities=pictures)
+        models["brush"] = model("brush", upstream_model="grok-image", price=each, capabilities=pictures)
+        models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ def test_team_is_shown_as_it_was_made(admin: httpx.Client) -> None:
 
     shown = admin.get(f"/admin/teams/{team_id}").json()
     assert shown.pop("budgets")["usd_today"] == {"used": 0.0, "held": 0.0, "left": 12.34}
+    assert (shown.pop("model_budgets"), made["model_limits"]) == ({}, {})
     assert shown == made
     assert (made["name"], made["weight"], made["allowed_models"]) == ("Search", 2.0, ["small"])
     assert (made["allow_smaller"], made["safety"], made["suspended"]) == (True, None, False)
@@ -171,6 +173,31 @@ def test_a_key_is_changed_in_place_and_at_once(house: House, admin: httpx.Client
     assert chat_until(house, key, 200).status_code == 200
     told = admin.get("/admin/audit-log", params={"team_id": team_id, "action": "key.updated"}).json()["data"]
     assert told[-1]["details"] == {"prefix": made["prefix"], "name": "web", "allowed_models": ["large"]}
+
+
+def test_a_key_calls_its_endpoints_alone(house: House, admin: httpx.Client) -> None:
+    """Others are a 403 that names its own, in a batch at its submission; it may read; null opens them again."""
+    team_id = new_id()
+    make(admin, "/admin/teams", id=team_id)
+    made = make(admin, "/admin/keys", team_id=team_id, allowed_endpoints=["embeddings", "embeddings"])
+    said = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}
+    with house.client(made["key"]) as client:
+        chat = client.post("/v1/chat/completions", json=said)
+        message = client.post("/v1/messages", json=said | {"max_tokens": 5})
+        batch = {"endpoint": "/v1/chat/completions", "requests": [{"custom_id": "a", "body": said}]}
+        batch_refused, models = client.post("/v1/batch", json=batch), client.get("/v1/models")
+    wrong = admin.patch(f"/admin/keys/{made['key_id']}", json={"allowed_endpoints": ["chat"]})
+    rotated = make(admin, f"/admin/keys/{made['key_id']}/rotate")
+    patch(admin, made["key_id"], allowed_endpoints=None)
+    opened = chat_until(house, made["key"], 200)
+
+    assert made["allowed_endpoints"] == ["embeddings"] == rotated["allowed_endpoints"]
+    assert [refused.status_code for refused in (chat, message, batch_refused)] == [403, 403, 403]
+    assert chat.json()["error"]["code"] == "endpoint_not_allowed" == batch_refused.json()["error"]["code"]
+    assert "may call: embeddings" in chat.json()["error"]["message"]
+    assert message.json()["error"]["type"] == "permission_error"
+    assert (models.status_code, opened.status_code) == (200, 200)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "allowed_endpoints[0]")
 
 
 def test_a_team_replaces_the_secret_of_its_key(house: House, admin: httpx.Client) -> None:
@@ -413,6 +440,30 @@ def test_audit_log_says_who_did_what(admin: httpx.Client, house: House) -> None:
     assert entry["actor"].startswith("admin:")
     assert house.admin_key not in entry["actor"]
     assert entry["request_id"] == made.headers["x-request-id"]
+
+
+def test_who_reads_the_audit_log_on_sees_each_entry_once(admin: httpx.Client) -> None:
+    """With the address and the reason of each request, as JSON and as events of OCSF."""
+    ids_of = [new_id() for _ in range(3)]
+    for number, team_id in enumerate(ids_of):
+        headers = {"x-audit-reason": f"ticket {number}"}
+        admin.post("/admin/teams", json={"id": team_id}, headers=headers).raise_for_status()
+    refused = admin.post("/admin/teams", json={"id": "no"}, headers={"x-audit-reason": "x" * 501})
+    seen, after = [], 0
+    while page := admin.get("/admin/audit-log", params={"after": after, "limit": 100, "format": "ocsf"}).text:
+        seen += [json.loads(line) for line in page.splitlines()]
+        after = int(seen[-1]["metadata"]["uid"])
+    listed = admin.get("/admin/audit-log", params={"team_id": ids_of[2]}).json()["data"]
+    wrong = [admin.get("/admin/audit-log", params=each) for each in ({"after": 0, "before": 9}, {"format": "xml"})]
+    ids = [int(event["metadata"]["uid"]) for event in seen]
+    ours = [event for event in seen if event["unmapped"]["team_id"] in ids_of]
+
+    assert ids == sorted(set(ids))
+    assert [event["message"] for event in ours] == [f"team.created: ticket {number}" for number in range(3)]
+    assert {event["src_endpoint"]["ip"] for event in ours} == {"127.0.0.1"}
+    assert (listed[0]["reason"], listed[0]["address"]) == ("ticket 2", "127.0.0.1")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "x-audit-reason"
+    assert [answer.status_code for answer in wrong] == [400, 400]
 
 
 def test_usage_record_is_found_by_the_answers_request_id(house: House, admin: httpx.Client) -> None:

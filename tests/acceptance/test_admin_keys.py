@@ -108,6 +108,17 @@ def test_a_teams_admin_sees_no_other_team(house: House, keys: dict[Role, str], o
     assert all("'team_a'" in answer.json()["error"]["message"] for answer in answers)
 
 
+def test_a_teams_admin_sees_no_cost_of_the_operators(house: House, keys: dict[Role, str]) -> None:
+    """What the GPUs of the deployment cost is no more for it than for a team's key; a viewer sees it."""
+    asked = {"team_id": "team_a", "metric": "gpu_cost_usd"}
+    with house.client(keys[Role.TEAM_ADMIN]) as client, house.client(keys[Role.VIEWER]) as viewer:
+        answers = [each.get("/admin/series", params=asked) for each in (client, viewer)]
+        usages = [each.get("/v1/usage", params={"team_id": "team_a", "analysis": "true"}) for each in (client, viewer)]
+
+    assert [answer.status_code for answer in (*answers, *usages)] == [400, 200, 200, 200]
+    assert ["gpu_" in answer.text for answer in usages] == [False, True]
+
+
 def test_a_teams_admin_handles_the_keys_of_that_team_alone(house: House, keys: dict[Role, str], other_key: str) -> None:
     """It makes, shows, rotates and revokes them; those of others are not there."""
     with house.client(house.admin_key) as admin:

@@ -148,4 +148,4 @@ def test_its_route_is_explained_and_it_is_described(client: httpx.Client) -> Non
     assert told["model_used"] == "instant"
     assert described["paths"]["/v1/toys"]["post"]["operationId"].endswith("CreateToy")
     assert {"ToyRequest", "ToyError"} <= described["components"]["schemas"].keys()
-    assert "'messages', 'prompt', 'input' and 'riddle'" in refused
+    assert "'messages', 'prompt', 'input', 'documents' and 'riddle'" in refused

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.anthropic_answers import CITED, STOP_DETAILS
+from tests.support.anthropic_answers import CITED, FOUND_TOKENS, SEARCHED, STOP_DETAILS
 from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
 
@@ -147,7 +147,7 @@ def test_why_a_model_refused_and_what_it_used_is_told(
     assert usage["service_tier"] == "standard" and usage["cache_creation_input_tokens"] == 2
 
 
-@pytest.mark.parametrize("kind", ["web_search_20250305", "web_fetch_20250910", "code_execution_20250825"])
+@pytest.mark.parametrize("kind", ["web_search_20260209", "web_fetch_20250910", "code_execution_20250825"])
 def test_a_tool_that_the_upstream_runs_has_no_price(client: Anthropic, upstream: ScriptedUpstream, kind: str) -> None:
     """So it is refused by name, and the refusal says why."""
     from anthropic import BadRequestError
@@ -157,6 +157,33 @@ def test_a_tool_that_the_upstream_runs_has_no_price(client: Anthropic, upstream:
         client.messages.create(model="claude", max_tokens=9, messages=HI, tools=[tool])
 
     assert upstream.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_search_of_the_web_is_shown_counted_and_paid(
+    client: Anthropic, house: House, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    """By Anthropic's own client: what was asked and found comes before the words, and goes back in the next turn."""
+    tool: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
+    turns: Any = HI
+    for _ in range(2):
+        asked: Any = {"model": "claude", "max_tokens": 9, "tools": [tool], "messages": turns}
+        if stream:
+            with client.messages.stream(**asked) as events:
+                message, answer = events.get_final_message(), events.response
+        else:
+            raw = client.messages.with_raw_response.create(**asked)
+            message, answer = raw.parse(), raw.http_response
+        content = [block.to_dict() for block in message.content]
+        turns = [*turns, {"role": "assistant", "content": content}, {"role": "user", "content": "And now?"}]
+    sent, row, usage = upstream.requests[-1].body or {}, house.record_of(answer), message.usage
+
+    assert sent["tools"] == [tool] and sent["messages"][1]["content"][:2] == content[:2] == SEARCHED
+    assert content[2]["type"] == "text" and len(content) == 3
+    assert usage.server_tool_use is not None and usage.server_tool_use.web_search_requests == 1
+    cost = Decimal(usage.input_tokens + 2 * usage.output_tokens) / 1_000_000 + Decimal("0.01")
+    assert Decimal(str(row["cost_usd"])) == cost and usage.input_tokens > FOUND_TOKENS
+    assert row["held_nanousd"] >= 2 * 10_000_000 + 3 * 1_000 * usage.input_tokens / 2
 
 
 def test_memory_is_the_callers_to_keep(client: Anthropic, upstream: ScriptedUpstream) -> None:

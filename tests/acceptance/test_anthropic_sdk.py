@@ -271,7 +271,7 @@ def test_a_stream_that_breaks_raises(client: Anthropic, upstream: ScriptedUpstre
         ("messages", [{"role": "user", "content": []}]),
         ("messages", [{"role": "user", "content": ""}]),
         ("cache_control", {"type": "ephemeral", "ttl": "2h"}),
-        ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ("tools", [{"type": "web_fetch_20250910", "name": "web_fetch"}]),
         ("mcp_servers", [{"url": "https://a"}]),
         ("temperature", 1.5),
         ("stop_sequences", [" "]),

@@ -215,7 +215,8 @@ def test_the_response_of_a_dead_gateway_fails_and_costs_nothing(
 ) -> None:
     """Whoever reads or hears it finds that its lease is over. The gateway that only slept has no say any more."""
     upstream.script("tokens=40,pace=0.05", times=1)
-    answer = client.post(URL, json=ASK)
+    said = f"Count down to {background.NUMBER.decode()}."  # as what stands for a number that is not known yet
+    answer = client.post(URL, json=ASK | {"instructions": said})
     response_id = answer.json()["id"]
     until(lambda: len(sql(house, "SELECT 1 FROM response_events WHERE response_id = $1", response_id)) > 2)
     over = "UPDATE idempotency SET lease_until = clock_timestamp() - interval '1 second' WHERE key = $1"
@@ -254,6 +255,24 @@ def test_a_team_runs_no_more_than_so_many(
 
     assert (first.status_code, second.status_code, third.status_code) == (200, 429, 200)
     assert (second.json()["error"]["code"], second.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+
+
+def test_a_team_listens_to_no_more_than_so_many(
+    client: httpx.Client, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that listens looks into Postgres again and again. What is asked for beyond runs nothing."""
+    monkeypatch.setattr(background, "MOST_LISTENERS", 1, raising=False)
+    upstream.script("tokens=10,pace=0.03", times=1)
+    path = f"{URL}/{client.post(URL, json=ASK).json()['id']}?stream=true"
+    with client.stream("GET", path) as answer:
+        next(lines := answer.iter_lines())
+        beyond = [client.get(path), client.post(URL, json=ASK | {"stream": True})]
+        list(lines)
+    asked = len(upstream.requests)
+    until(lambda: client.get(path).status_code == 200)
+
+    assert [answer.status_code for answer in beyond] == [429, 429] and asked == 1
+    assert beyond[0].json()["error"]["code"] == "rate_limit_exceeded"
 
 
 def test_another_team_finds_and_ends_nothing(house: House, client: httpx.Client, upstream: ScriptedUpstream) -> None:

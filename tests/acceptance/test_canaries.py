@@ -40,7 +40,7 @@ SHADOW_CALLS = 3  # calls of `auto` that a small model answers: one without an I
 # Models that do everything, a share of whose answers is asked of another too, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
-         abilities: [chat, completions, embeddings, tools]}
+         abilities: [chat, completions, embeddings, rerank, images, tools]}
   claude: {provider: anthropic, upstream_model: 'gpt-4o:tokens=3', context: 4000, max_output: 64,
            price: {input: 1, output: 2}}
   judge: {provider: upstream, upstream_model: 'gpt-4o:tokens=2', context: 90000, max_output: 300,
@@ -178,6 +178,8 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48}),
         ("/v1/completions", {"model": "able", "prompt": f"Keep {SAID}", "max_tokens": 48, "stream": True}),
         ("/v1/embeddings", {"model": "able", "input": [f"Keep {SAID}"]}),
+        ("/v1/rerank", {"model": "able", "query": SAID, "documents": [f"Keep {SAID}"], "return_documents": True}),
+        ("/v1/images/generations", {"model": "able", "prompt": f"Keep {SAID}"}),
         ("/v1/responses", respond),
         ("/v1/responses", {**respond, "stream": True}),
         (
@@ -192,6 +194,11 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
             assert (first.status_code, again.status_code) == (200, 200), first.text
             assert ("idempotent-replayed" in again.headers) == bool(more)
             request_id = request_id or first.headers["x-request-id"]
+    kept = {"items": [{"role": "user", "content": SAID}], "metadata": {"of": SAID}}
+    made = client.post("/v1/conversations", json=kept).json()["id"]
+    assert client.post(f"/v1/conversations/{made}/items", json={"items": kept["items"]}).status_code == 200
+    assert client.post(f"/v1/conversations/{made}", json={"metadata": {"of": SAID}}).status_code == 200
+    assert client.post("/v1/responses", json={**respond, "conversation": made}).status_code == 200
     assert client.post("/v1/moderations", json={"input": f"Keep {SAID}"}).status_code == 200
     for model in ("able", "claude"):
         assert client.post("/v1/messages/count_tokens", json={**talk, "model": model}).status_code == 200

@@ -558,4 +558,4 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     assert "Charged to teams $1,000.00" in finance
     assert [name for name in listed if name in MANY] == MANY
     assert "1,235 tokens/s on 1 replica, 3 waiting" in fleet and "75 used, 25 left of 100" in fleet and MARKUP in fleet
-    assert sorted(set(asked)) == ["/admin/breakers", "/admin/series", "/health/ready"]
+    assert sorted(set(asked)) == ["/admin/breakers", "/admin/me", "/admin/series", "/health/ready"]

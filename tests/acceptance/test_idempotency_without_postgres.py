@@ -17,7 +17,7 @@ from gateway.dev.embedded import EmbeddedPostgres
 from gateway.inference import idempotency
 from gateway.run.processes import descendants_of
 from gateway.stored_responses import memory
-from tests.support.fault_service import freeze
+from tests.support.fault_service import frozen
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import execute
@@ -69,11 +69,10 @@ def test_an_answer_waits_for_postgres_before_its_last_bytes_leave(
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, fragile, headers, stream=stream)
         until(lambda: upstream.requests)
-        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 2.5)
-        until(lambda: upstream.requests[0].answered_at)
-        time.sleep(0.5)
-        is_early = answer.done()
-        frozen.wait()
+        with frozen([postgres.pid, *descendants_of(postgres.pid)]):
+            until(lambda: upstream.requests[0].answered_at)
+            time.sleep(0.5)
+            is_early = answer.done()
         first = answer.result()
     again = ask(fragile, headers, stream=stream)
 
@@ -97,9 +96,8 @@ def test_a_client_is_sent_away_when_storing_takes_too_long(
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, fragile, headers, stream=stream)
         until(lambda: upstream.requests)
-        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 2.5)
-        sent_away = answer.result()
-        frozen.wait()
+        with frozen([postgres.pid, *descendants_of(postgres.pid)]):
+            sent_away = answer.result()
     again = ask(fragile, headers, stream=stream)
 
     assert sent_away.status_code == (200 if stream else 503)
@@ -169,11 +167,9 @@ def test_a_response_is_answered_that_cannot_be_stored(
     with fragile.client() as client:
         first = client.post("/v1/responses", json=asked).json()
         more = asked | {"previous_response_id": first["id"]}
-        frozen = freeze([postgres.pid, *descendants_of(postgres.pid)], 3.0)
-        time.sleep(0.2)
-        answer = client.post("/v1/responses", json=asked)
-        after = client.post("/v1/responses", json=more)
-        frozen.wait()
+        with frozen([postgres.pid, *descendants_of(postgres.pid)]):
+            answer = client.post("/v1/responses", json=asked)
+            after = client.post("/v1/responses", json=more)
         until(lambda: client.post("/v1/responses", json=more).json().get("store") is True)
 
     assert first["store"] is True and (answer.status_code, answer.json()["store"]) == (200, False)

@@ -365,3 +365,37 @@ def _refusals(house: House, team: str) -> float:
         lines = admin.get("/metrics").raise_for_status().text.splitlines()
     mine = [line for line in lines if line.startswith("tollgate_refused_total{") and f'team="{team}"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in mine)
+
+
+def test_a_model_whose_own_limit_is_spent_leaves_the_routes_of_its_team(
+    house: House, upstream: ScriptedUpstream
+) -> None:
+    """Asked by name it is refused, and told which limit and when it opens; a route with another model goes there, and
+    the row says why. The team sees what is used and left of it."""
+    key = asyncio.run(make_team(house.settings, "by_model"))
+    upstream.script("tokens=100")
+    with house.client(house.admin_key) as admin, house.client(key) as client:
+        wrong = admin.patch("/admin/teams/by_model", json={"model_limits": {"old-name": {"usd_per_day": 1}}})
+        limits = {"usd_per_day": Decimal("0.001"), "usd_per_month": 5}
+        body = {"model_limits": {"small": {name: float(limit) for name, limit in limits.items()}}}
+        changed = admin.patch("/admin/teams/by_model", json=body).raise_for_status().json()
+        refused = until(lambda: next((one for one in [_ask(client, "small")] if "x-should-retry" in one.headers), None))
+        elsewhere, auto = _ask(client, "large"), _ask(client, "auto")
+        row = house.record_of(auto)
+        seen = client.get("/v1/team").json()
+
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "model_limits.old-name"
+    assert changed["model_limits"] == {"small": {"tokens_per_day": None, "usd_per_day": 0.001, "usd_per_month": 5}}
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (429, "insufficient_quota")
+    assert "limit of $0.001 per day (UTC) of team by_model for small" in error["message"]
+    assert "opens again at 00:00 UTC" in error["message"]
+    assert (elsewhere.status_code, auto.status_code) == (200, 200)
+    assert (row["model_used"], [attempt["outcome"] for attempt in row["attempts"]]) == ("large", ["team_limit", "ok"])
+    assert seen["model_limits"] == changed["model_limits"]
+    of_day = seen["model_budgets"]["small"]["usd_today"]
+    assert 0 < of_day["used"] + of_day["held"] <= 0.001 and seen["limits"]["usd_per_day"] is None
+
+
+def _ask(client: httpx.Client, model: str) -> httpx.Response:
+    return client.post("/v1/chat/completions", json={**ASK, "model": model})

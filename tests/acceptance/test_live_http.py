@@ -11,7 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
+from gateway.http.routes import live
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
 
@@ -81,6 +83,34 @@ def test_who_may_not_watch_is_refused(house: House) -> None:
         with watching(client, "/v1/live"), watching(client, "/v1/live"):
             time.sleep(0.2)
             assert client.get("/v1/live").status_code == 429
+
+
+def test_teams_that_watch_leave_an_admin_room(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: who runs the deployment watches, too."""
+    monkeypatch.setattr(live, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(live, "FOR_ADMINS", 1, raising=False)
+    with house.client(PayingTeam(house).key) as one, house.client(PayingTeam(house).key) as other:
+        with house.client(house.admin_key) as admin, watching(one, "/v1/live"):
+            assert other.get("/v1/live", params={"types": "batch"}, timeout=5).status_code == 429
+            with watching(admin, "/admin/live"):
+                pass
+
+
+def test_a_watcher_sees_no_more_than_its_key_lets_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is revoked, and a team that is suspended, end the streams that they have begun."""
+    monkeypatch.setattr(live, "LOOK_EVERY", 0.1)
+    team, other = PayingTeam(house), PayingTeam(house)
+    with house.client(house.admin_key) as admin, house.client(team.key) as client, house.client(other.key) as suspended:
+        made = admin.post("/admin/admin-keys", json={"role": "viewer"}).json()
+        with house.client(made["key"]) as viewer, watching(viewer, "/admin/live") as all_of_it:
+            with watching(client, "/v1/live") as own, watching(suspended, "/v1/live") as theirs:
+                admin.delete(f"/admin/admin-keys/{made['key_id']}").raise_for_status()
+                admin.delete(f"/admin/keys/{team.key_id}").raise_for_status()
+                admin.patch(f"/admin/teams/{other.id}", json={"suspended": True}).raise_for_status()
+                ends = [stream.until(("no", "such", "event"))[-1] for stream in (all_of_it, own, theirs)]
+
+    assert [end["type"] for end in ends] == ["error"] * 3
+    assert [end["code"] for end in ends] == ["invalid_api_key", "invalid_api_key", "team_suspended"]
 
 
 def test_a_watcher_that_never_reads_costs_no_other_anything(house: House) -> None:

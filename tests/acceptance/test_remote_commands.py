@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
+from gateway.terminal import remote_gateway
 from tests.support.house import House
 from tests.support.paying_team import PayingTeam
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -60,6 +62,10 @@ def tollgate(*words: str, exits: int = 0, said: str | None = None) -> Result:
 
 def log_in(house: House, key: str) -> Result:
     return tollgate("login", "--url", f"{house.url}/v1/", said=f"{key}\n")
+
+
+def as_json(*words: str) -> Any:
+    return json.loads(tollgate(*words, "--format", "json").stdout)
 
 
 def rows(result: Result) -> list[dict[str, str]]:
@@ -110,6 +116,44 @@ def test_the_nearer_word_counts(house: House, team: PayingTeam, monkeypatch: pyt
     whose.append(tollgate("limits", "--url", house.url, "--key", house.team_key, "--format", "json").stdout)
 
     assert [json.loads(each)["id"] for each in whose] == [team.id, house.team_id, team.id, house.team_id]
+
+
+def test_teams_and_keys_are_looked_after_from_anywhere(
+    house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With an admin key, without the database: what was made works at once, what was ended ends, lists are whole; a
+    deployment at hand is changed in place of a gateway that only the environment names."""
+    monkeypatch.setattr(remote_gateway, "PAGE", 1)
+    log_in(house, house.admin_key)
+    limits = ("--usd-per-day", "1.50", "--model-limit", "small:usd_per_month=7")
+    made = as_json("teams", "create", "afar", *limits)
+    tollgate("teams", "set", "afar", "--usd-per-day", "none", "--weight", "2")
+    first = as_json("keys", "create", "--team", "afar", "--name", "one", "--expires", "90d")
+    told = tollgate("keys", "rotate", first["key_id"], "--overlap", "0s").stdout
+    second = re.search(r"tg-\S+", told)[0]  # type: ignore[index]
+    admin = as_json("admin-keys", "create", "--role", "viewer", "--name", "afar")
+    with house.client(first["key"]) as client:
+        ended = client.get("/v1/team").status_code
+    with house.client(second) as client:
+        seen = client.get("/v1/team").json()
+    keys, teams = rows(tollgate("keys", "list", "--team", "afar")), rows(tollgate("teams", "list"))
+    shown, admin_keys = as_json("teams", "show", "afar"), rows(tollgate("admin-keys", "list"))
+    again = tollgate("teams", "create", "afar", exits=1).stderr
+    is_ended = as_json("admin-keys", "revoke", admin["key_id"])["status"], as_json("keys", "revoke", keys[0]["key_id"])
+    forbidden = tollgate("teams", "list", "--url", house.url, "--api-key", house.team_key, exits=3).stderr
+    config = tmp_path / "tollgate.yaml"
+    config.write_text("nothing: true")
+    monkeypatch.setenv("TOLLGATE_URL", house.url)
+    monkeypatch.setenv("TOLLGATE_CONFIG", str(config))
+    at_hand = tollgate("teams", "list", exits=1).stderr
+
+    assert (made["limits"]["usd_per_day"], made["model_limits"]["small"]["usd_per_month"]) == (1.5, 7)
+    assert (ended, seen["id"], seen["limits"]["usd_per_day"], shown["weight"]) == (401, "afar", None, 2)
+    assert told.startswith("key_") and f"{first['key_id']} is revoked" in told and first["expires_at"] is not None
+    assert [key["name"] for key in keys] == ["one", "one"] and {"afar", house.team_id} <= {team["id"] for team in teams}
+    assert admin["key_id"] in [key["key_id"] for key in admin_keys] and "afar" in again
+    assert (is_ended[0], is_ended[1]["status"]) == ("revoked", "revoked")
+    assert "needs an admin key" in forbidden and "nothing" in at_hand
 
 
 def test_models_are_listed_with_prices(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +262,14 @@ def test_limits_breakers_replicas_and_the_audit_log_are_shown(house: House, team
     budget = next(row for row in rows(tollgate("limits", team.id, *admin)) if row["limit"] == "usd_per_day")
     first, *_ = rows(tollgate("breakers", *admin))
     acts = rows(tollgate("audit-log", "--team", team.id, *admin))
+    events = [json.loads(line) for line in tollgate("audit-log", "--ocsf", "0", *admin).stdout.splitlines()]
 
     assert (budget["value"], budget["used"], budget["left"]) == ("2.00", "0.00", "2.00")
     assert first["state"] == "closed" and tollgate("breakers", "--open", *admin).stdout.count("\n") >= 1
     assert tollgate("ps", *admin).stdout.startswith("instance_id\t")
     assert [act["action"] for act in acts] == ["key.created", "team.created"]
+    of_team = [event["api"]["operation"] for event in events if event["unmapped"]["team_id"] == team.id]
+    assert of_team == ["team.created", "key.created"]
     for name in ("ps", "breakers", "audit-log"):
         assert "needs an admin key" in tollgate(name, "--url", house.url, "--key", team.key, exits=3).stderr
 
@@ -266,3 +313,6 @@ def test_usage_is_the_same_over_http(house: House, team: PayingTeam, tmp_path: P
     assert written == team.usage(format="csv").content
     assert "sees its own team" in tollgate("usage", "--team", house.team_id, *own, exits=3).stderr
     assert "needs a --team" in tollgate("usage", "--group-by", "model", *admin, exits=1).stderr
+    assert "\t100.00\t" in tollgate("usage", "--invoice", "upstream:100", *admin).stdout
+    assert "an admin's key" in tollgate("usage", "--invoice", "upstream:100", *own, exits=1).stderr
+    assert "ask for JSON" in tollgate("usage", "--invoice", "upstream:1", "--format", "csv", *admin, exits=1).stderr

@@ -169,6 +169,8 @@ def test_admin_report_adds_up_over_teams(team: PayingTeam, house: House) -> None
     with house.client(house.admin_key) as admin:
         report = admin.get("/admin/report", params={"compare": "large"}).raise_for_status().json()
         table = admin.get("/admin/report", params={"compare": "large", "format": "csv"})
+        invoiced = admin.get("/admin/report", params={"invoice": "upstream:1000"}).raise_for_status().json()
+        unheard = admin.get("/admin/report", params={"invoice": "upstream:1000", "format": "csv"})
 
     ours = {line["model"]: line for line in report["results"] if line["team_id"] == team.id}
     assert (report["from"], report["to"], report["is_closed"]) == (today(), today(), False)
@@ -180,6 +182,10 @@ def test_admin_report_adds_up_over_teams(team: PayingTeam, house: House) -> None
         assert sum(decimal(line[name]) for line in report["results"]) == whole
         assert sum(decimal(line[name]) for line in report["models"]) == whole
     assert report["compare"]["cost_usd"] == report["total"]["compared_cost_usd"]
+    assert sum(decimal(line["cost_usd"]) for line in report["providers"]) == decimal(report["total"]["cost_usd"])
+    (ours_of_it,) = (line for line in invoiced["providers"] if line["provider"] == "upstream")
+    assert decimal(ours_of_it["difference_usd"]) == 1000 - decimal(ours_of_it["cost_usd"])
+    assert (unheard.status_code, unheard.json()["error"]["param"]) == (400, "invoice")
     assert {"instances", "instances_total", "auto", "would_have_saved"} <= report.keys()
     rows = [row for row in csv.DictReader(io.StringIO(table.text)) if row["team_id"] == team.id]
     assert sum(Decimal(row["cost_usd"]) for row in rows) == team.cost - Decimal("0.25")

@@ -313,7 +313,6 @@ def test_a_tool_of_a_namespace_is_called_by_its_own_name(
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "in 'input'"),
-    ({"conversation": "conv_1"}, "conversation", "in 'input'"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
     ({"background": True, "store": False}, "background", "leave 'store' out"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "type 'function'"),

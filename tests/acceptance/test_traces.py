@@ -1,4 +1,4 @@
-# Calls as a collector gets them: from a real gateway before the scripted upstream, at an HTTP server that keeps them.
+# Calls and metrics as a collector gets them: from a real gateway before the scripted upstream, at a server of its own.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="SKIPPED: no extra otel; run `make setup`")
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -24,16 +25,17 @@ SERVER = Span.SPAN_KIND_SERVER
 
 
 class Collector:
-    """Keeps the bodies that are posted to /v1/traces."""
+    """Keeps the bodies that are posted to /v1/traces, and to /v1/metrics."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        bodies = self.bodies
+        self.metrics: list[bytes] = []
+        kept = {"/v1/traces": self.bodies, "/v1/metrics": self.metrics}
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                if self.path == "/v1/traces" and self.headers["content-type"] == "application/x-protobuf":
-                    bodies.append(self.rfile.read(int(self.headers["content-length"])))
+                if self.path in kept and self.headers["content-type"] == "application/x-protobuf":
+                    kept[self.path].append(self.rfile.read(int(self.headers["content-length"])))
                 self.send_response(200)
                 self.end_headers()
 
@@ -49,6 +51,15 @@ class Collector:
         resources = [each for body in self.bodies for each in ExportTraceServiceRequest.FromString(body).resource_spans]
         return [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
 
+    def streams_of(self, model: str) -> int:
+        """Return how many streams of a model the metrics that came last count the first tokens of."""
+        (resource,) = ExportMetricsServiceRequest.FromString(self.metrics[-1]).resource_metrics
+        metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
+        points = metrics["gen_ai.server.time_to_first_token"].histogram.data_points
+        return sum(
+            point.count for point in points if any(each.value.string_value == model for each in point.attributes)
+        )
+
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
@@ -61,11 +72,12 @@ def collector() -> Iterator[Collector]:
 
 def test_calls_are_told_to_a_collector(database_url: str, redis_url: str, collector: Collector, tmp_path: Path) -> None:
     """Answered and failed, streamed and whole, in the caller's trace or one of the request's id; a caller that is not
-    sampled is left out, and nothing of what was said is told."""
+    sampled is left out, and nothing of what was said is told. Metrics are sent there, too."""
     ask = {"model": "small", "messages": [{"role": "user", "content": SECRET}]}
     with ScriptedUpstream(models=("small", "large")) as upstream:
         upstream.script("500", model="large")
-        settings = settings_for(database_url, redis_url, upstream.url, tmp_path, tracing=Tracing(url=collector.url))
+        tracing = Tracing(url=collector.url, metrics=True)
+        settings = settings_for(database_url, redis_url, upstream.url, tmp_path, tracing=tracing)
         with running_house(settings) as house, house.client() as client:
             mine = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             inside = client.post("/v1/chat/completions", json=ask | {"stream": True}, headers=mine)
@@ -86,7 +98,8 @@ def test_calls_are_told_to_a_collector(database_url: str, redis_url: str, collec
     assert float(fact_of(calls[ids[1]], "tollgate.cost_usd")) == row["cost_usd"] > 0
     tries = [span for span in collector.spans() if span.parent_span_id == calls[ids[2]].span_id]
     assert [fact_of(span, "tollgate.outcome") for span in tries] == ["status_500"]
-    assert SECRET.encode() not in b"".join(collector.bodies)
+    assert SECRET.encode() not in b"".join(collector.bodies + collector.metrics)
+    assert collector.streams_of("small") == 1
     assert forwarded == []
 
 

@@ -1,31 +1,37 @@
 # What self-hosted answers really cost: a gateway in front of two real engines, calls of every kind, an engine that goes
-# away, and books that come out at instance-hours x price.
+# away, and books that come out at instance-hours x price. And which of the two a conversation goes back to.
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 from sqlalchemy import text
 
 from billing.ledger.instances import InstanceCost, idle_costs
+from gateway.calls.call import OPENING
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.fleet.instances import InstanceWatcher
+from gateway.run.processes import free_port
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
-from router.catalog.targets import Endpoint
+from router.catalog.targets import Endpoint, Target
+from router.replicas import by_beginning
 from tests.support.engine_server import EngineServer, start_engine_server
 from tests.support.gpu_time import price_of_time
-from tests.support.house import House, model, running_house, settings_for
+from tests.support.house import House, model, running_house, serving, settings_for
 from tests.support.leaving import ask_and_leave
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
@@ -41,7 +47,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineSer
     """Two replicas of one model."""
     shape = TinyModel(max_position=4096)
     checkpoint = write_tiny_model(tmp_path_factory.mktemp("tiny"), shape, with_tokenizer=True)
-    servers = [start_engine_server(checkpoint) for _ in range(2)]
+    servers = [start_engine_server(checkpoint, "--kv-events-config", telling()) for _ in range(2)]
     try:
         for server in servers:
             server.wait_until_ready()
@@ -50,6 +56,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineSer
         for server in servers:
             server.process.kill()
             server.process.wait()
+
+
+def telling() -> str:
+    """Return the setting with which a replica tells what it has cached."""
+    endpoint, replays = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    return json.dumps({"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replays})
 
 
 @pytest.fixture
@@ -84,6 +96,52 @@ def test_who_leaves_a_plain_call_pays_what_was_produced(own_house: House, engine
     assert row.status == "interrupted"
     assert 0 < row.output_tokens < 3000
     assert row.cost_nanousd > 0 and row.gpu_cost_nanousd > 0
+
+
+def test_a_conversation_goes_back_to_its_blocks_after_a_restart(own_house: House, tmp_path: Path) -> None:
+    """A gateway that has just started learns from the replicas what they have, and sends second turns there: also where
+    the addresses are called otherwise, by which rendezvous alone would find other homes."""
+    own = own_house.settings.providers["own"]
+    renamed = replace(own, endpoints=tuple(at_localhost(one) for one in own.endpoints))
+    new_homes = [Target(own_house.settings.models["llama"], one) for one in renamed.endpoints]
+    moved: list[tuple[str, str]] = []  # what was said, and the port of the replica that answered
+    for number in count():
+        said = f"Road {number}. " + "How many toll gates stand on this long road, and who keeps them at night? " * 20
+        _, port = say(own_house, said)
+        opening = f"{own_house.team_id}\n\n{said[:OPENING]}"
+        if not by_beginning(new_homes, opening, [0, 0])[0].endpoint.base_url.endswith(f":{port}/v1"):
+            moved.append((said, port))
+        if len(moved) == 3:
+            break
+    settings = replace(own_house.settings, providers={"own": renamed}, data_dir=tmp_path / "restarted")
+    with serving(settings) as url:
+        house = House(url, own_house.team_id, own_house.team_key, own_house.admin_key, settings)
+        until(lambda: sum(marks_known(house).values()) > 0 and marks_known(house) == marks_known(own_house))
+        second = [(say(house, said, "So be it.", "And by day?"), port) for said, port in moved]
+
+    assert [(cached > 1000, port) for (cached, port), _ in second] == [(True, port) for _, port in second]
+
+
+def at_localhost(endpoint: Endpoint) -> Endpoint:
+    return Endpoint(endpoint.region, endpoint.base_url.replace("127.0.0.1", "localhost"))
+
+
+def say(house: House, *said: str) -> tuple[int, str]:
+    """Say the next thing of a conversation; return how many tokens of it were cached, and at which port."""
+    turns = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(said)]
+    with house.client() as client:
+        answer = client.post("/v1/chat/completions", json={"model": "llama", "messages": turns, "max_tokens": 2})
+    usage = answer.raise_for_status().json()["usage"]
+    port = house.record_of(answer)["provider_endpoint"].removesuffix("/v1").rpartition(":")[2]
+    return usage["prompt_tokens_details"]["cached_tokens"], port
+
+
+def marks_known(house: House) -> dict[str, float]:
+    """Return how many beginnings of prompts a gateway knows to be cached, by the replica's port."""
+    with house.client(house.admin_key) as client:
+        lines = client.get("/metrics").text.splitlines()
+    known = [line.rpartition(" ") for line in lines if line.startswith("tollgate_kv_marks{")]
+    return {name.removesuffix('/v1"}').rpartition(":")[2]: float(value) for name, _, value in known}
 
 
 def test_calls_and_idle_time_make_instance_hours_times_the_price(own_house: House, engines: list[EngineServer]) -> None:

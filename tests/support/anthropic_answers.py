@@ -23,6 +23,18 @@ ERRORS = {
     529: "overloaded_error",
 }
 CITED = " As page one says."
+SEARCHED = [
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "the weather in Bern"}},
+    {
+        "type": "web_search_tool_result",
+        "tool_use_id": "srvtoolu_1",
+        "content": [
+            {"type": "web_search_result", "url": "https://a.example", "title": "A", "encrypted_content": "EqQB"}
+            | {"page_age": "2 days"}
+        ],
+    },
+]
+FOUND_TOKENS = 3_000  # that a search adds to the prompt
 STOP_DETAILS = {"type": "refusal", "category": "bio", "explanation": None}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
@@ -46,6 +58,7 @@ class AnthropicAnswer:
             content.insert(0, {"type": "text", "text": "".join(self.spoken[0].tokens)})
         if self._citation is not None:
             content.insert(1, {"type": "text", "text": CITED, "citations": [self._citation]})
+        content[:0] = self._searched
         if (thought := self.spoken[0].thought) is not None:
             content.insert(0, {"type": "thinking", "thinking": thought, "signature": sign(thought)})
         return self._frame(content, self._stop(), self._usage)
@@ -60,6 +73,11 @@ class AnthropicAnswer:
         if (thought := self.spoken[0].thought) is not None:
             yield from self._thinking(thought)
             index += 1
+        for block in self._searched:
+            pieces = [json.dumps(block["input"])] if "input" in block else []
+            head = block | {"input": {}} if "input" in block else block
+            yield from self._block(index, head, "input_json_delta", "partial_json", pieces)
+            index += 1
         if self.spoken[0].tokens:
             yield from self._block(index, {"type": "text", "text": ""}, "text_delta", "text", self.spoken[0].tokens)
             index += 1
@@ -72,7 +90,7 @@ class AnthropicAnswer:
             head = {"type": "tool_use", **call, "input": {}}
             yield from self._block(index, head, "input_json_delta", "partial_json", pieces)
             index += 1
-        usage = {} if self._usage is None else {"usage": {"output_tokens": self._usage["output_tokens"]}}
+        usage = {} if self._usage is None else {"usage": self._usage}
         yield {"type": "message_delta", "delta": self._stop(), **usage, **self._edited()}, False
 
     def event(self, chunk: dict[str, Any]) -> bytes:
@@ -122,6 +140,15 @@ class AnthropicAnswer:
                     place = {"document_index": 0, "document_title": block.get("title")}
                     return place | {"type": "page_location", "cited_text": CITED, "start_page_number": 1}
         return None
+
+    @property
+    def _searched(self) -> list[dict[str, Any]]:
+        """What a search of the web said, where the request may have one."""
+        return (
+            SEARCHED
+            if any(tool.get("type") == "web_search_20250305" for tool in self._request.get("tools") or ())
+            else []
+        )
 
     def _cited(self, index: int) -> Iterator[tuple[dict[str, Any], bool]]:
         head = {"type": "text", "text": "", "citations": []}
@@ -179,6 +206,9 @@ def answer_message(request: dict[str, Any], script: Script, number: int) -> Anth
             "output_tokens": chat.usage["completion_tokens"],
             "service_tier": "standard",
         }
+        if any(tool.get("type") == "web_search_20250305" for tool in request.get("tools") or ()):
+            usage["input_tokens"] = 2 * usage["input_tokens"] + FOUND_TOKENS
+            usage["server_tool_use"] = {"web_search_requests": 1}
     return AnthropicAnswer(request, chat.spoken[0], usage, f"msg_{chat.id[9:]}")
 
 
@@ -211,7 +241,9 @@ def _as_chat(request: dict[str, Any]) -> dict[str, Any]:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
     if tools := request.get("tools"):
         chat["tools"] = [
-            {"function": {"name": tool["name"], "parameters": tool.get("input_schema", {})}} for tool in tools
+            {"function": {"name": tool["name"], "parameters": tool.get("input_schema", {})}}
+            for tool in tools
+            if tool["name"] != "web_search"
         ]
         chat["tool_choice"] = _as_tool_choice(request.get("tool_choice") or {"type": "auto"})
         chat["parallel_tool_calls"] = not (request.get("tool_choice") or {}).get("disable_parallel_tool_use", False)

@@ -103,6 +103,32 @@ class ToolUse(Strict, tag="tool_use", frozen=True):
     caller: dict[str, Any] | None = None
 
 
+class ServerToolUse(Strict, tag="server_tool_use", frozen=True):
+    id: Annotated[str, Meta(pattern="^srvtoolu_[a-zA-Z0-9_]+$")]
+    name: Literal["web_search"]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
+class SearchError(Strict, tag="web_search_tool_result_error", frozen=True):
+    error_code: Words
+
+
+class FoundPage(Strict, tag="web_search_result", frozen=True):
+    url: Words
+    title: str
+    encrypted_content: Words
+    page_age: str | None = None
+
+
+class WebSearchResult(Strict, tag="web_search_tool_result", frozen=True):
+    tool_use_id: Annotated[str, Meta(pattern="^srvtoolu_[a-zA-Z0-9_]+$")]
+    content: list[FoundPage] | SearchError
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+
+
 class ToolResult(Strict, tag="tool_result", frozen=True):
     tool_use_id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
     content: str | list[Text | Image | Document | SearchResult] | None = None
@@ -124,7 +150,12 @@ class User(Strict, tag="user", tag_field="role", frozen=True):
 
 
 class Assistant(Strict, tag="assistant", tag_field="role", frozen=True):
-    content: Words | Annotated[list[Text | ToolUse | Thinking | RedactedThinking], Meta(min_length=1)]
+    content: (
+        Words
+        | Annotated[
+            list[Text | ToolUse | Thinking | RedactedThinking | ServerToolUse | WebSearchResult], Meta(min_length=1)
+        ]
+    )
 
 
 class Instructions(Strict, tag="system", tag_field="role", frozen=True):
@@ -169,10 +200,21 @@ class Computer(Strict, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
 
+class WebSearch(Strict, frozen=True, kw_only=True):
+    type: Literal["web_search_20250305"]
+    name: Literal["web_search"]
+    max_uses: Annotated[int, Meta(ge=1)] | None = None
+    allowed_domains: list[Words] | None = None
+    blocked_domains: list[Words] | None = None
+    user_location: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+
+
 CONTEXT_BETA = "context-management-2025-06-27"
 BETAS = {"computer_20250124": "computer-use-2025-01-24", "computer_20251124": "computer-use-2025-11-24"}
 BETAS |= {"memory_20250818": CONTEXT_BETA}
 ASKED_FOR = {"interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14", "claude-code-20250219"}
+UPDATES_BETA = "thinking-display-updates-2026-08-18"
 ASKED_FOR |= {"effort-2025-11-24", CONTEXT_BETA}
 
 
@@ -208,11 +250,11 @@ class NoTool(Strict, tag="none", frozen=True):
 
 class Enabled(Strict, tag="enabled", frozen=True):
     budget_tokens: Annotated[int, Meta(ge=1024)]
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class Adaptive(Strict, tag="adaptive", frozen=True):
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class BetweenTools(Strict, tag="between_tools", frozen=True):
@@ -307,7 +349,8 @@ def check_body(raw: bytes, headers: dict[str, str] | None = None, *, is_count: b
 def _check_tool(given: dict[str, Any]) -> None:
     kind = given.get("type", "custom")
     try:
-        msgspec.convert(given, Tool if kind == "custom" else Computer if kind.startswith("computer") else ClientTool)
+        ruled = {"custom": Tool, "computer": Computer, "web": WebSearch}.get(kind.partition("_")[0], ClientTool)
+        msgspec.convert(given, ruled)
     except msgspec.ValidationError as exc:
         raise Violation(f"tools: {exc}") from exc
 
@@ -318,6 +361,7 @@ def _check_betas(plain: dict[str, Any], headers: dict[str, str]) -> None:
     needed = {BETAS[tool["type"]] for tool in plain.get("tools") or () if tool.get("type") in BETAS}
     needed |= {CONTEXT_BETA} if plain.get("context_management") else set()
     needed |= {"task-budgets-2026-03-13"} if (plain.get("output_config") or {}).get("task_budget") else set()
+    needed |= {UPDATES_BETA} if (plain.get("thinking") or {}).get("display") == "updates" else set()
     if needed - named or named - needed - ASKED_FOR:
         raise Violation(f"tools: betas {sorted(needed)} are needed, {sorted(named)} are named")
 

@@ -236,6 +236,36 @@ def answer_embedding(request: dict[str, Any], script: Script) -> dict[str, Any]:
             return body
 
 
+def answer_rerank(request: dict[str, Any], script: Script) -> dict[str, Any]:
+    """Return the answer to a query with documents, in Jina's shape: scores are the share of the query's words in each.
+
+    A model whose name begins with ``cohere`` counts search units, as Cohere does, and no tokens.
+    """
+    words = set(request["query"].lower().split())
+    scores = [len(words & set(text.lower().split())) / len(words) for text in request["documents"]]
+    ranked = sorted(range(len(scores)), key=lambda place: -scores[place])
+    results = [{"index": place, "relevance_score": scores[place]} for place in ranked[: request.get("top_n")]]
+    if request["model"].startswith("cohere"):
+        units = -(-sum(max(1, -(-count_tokens(text) // 500)) for text in request["documents"]) // 100)
+        return {"id": "r", "results": results, "meta": {"billed_units": {"search_units": units}}}
+    count = sum(count_tokens(request["query"]) + count_tokens(text) for text in request["documents"])
+    told = {Told.RIGHT: {"total_tokens": count}, Told.WRONG: {"total_tokens": -1}, Told.NONE: None}[script.usage]
+    return {"model": request["model"], "results": results, "usage": told}
+
+
+def answer_images(request: dict[str, Any], script: Script) -> dict[str, Any]:
+    """Return the answer to a request for pictures: 272 tokens each, or, of a model that begins with ``grok``, addresses
+    and no counts."""
+    number = request.get("n") or 1
+    if request["model"].startswith("grok"):
+        return {"created": CREATED, "data": [{"url": f"https://pictures.example/{place}"} for place in range(number)]}
+    data = [{"b64_json": base64.b64encode(request["prompt"].encode()).decode()}] * number
+    count, said = count_tokens(request["prompt"]), 272 * number
+    usage = {"input_tokens": count, "output_tokens": said, "total_tokens": count + said}
+    told = {Told.RIGHT: usage, Told.WRONG: {"input_tokens": -1}, Told.NONE: None}[script.usage]
+    return {"created": CREATED, "data": data, "size": "1024x1024", "quality": "low", "usage": told}
+
+
 def embedding_of(text: str | list[int], width: int = 8) -> list[float]:
     """Return the vector of one text; every number is exact in float32."""
     seed = hashlib.shake_256(str(text).encode()).digest(width)
@@ -330,8 +360,11 @@ def _until_stop(tokens: list[str], stop: str | list[str] | None) -> tuple[list[s
 
 
 def _calls(request: dict[str, Any], index: int, script: Script) -> list[dict[str, Any]]:
-    """Call a tool when the request demands it, or when the last user turn names it."""
+    """Call a tool when the request demands it, or when the last user turn names it: with the arguments that stand
+    behind its name, ``name {…}``, where some do.
+    """
     tools = [tool["function"] for tool in request.get("tools") or ()]
+    said = ""
     choice = request.get("tool_choice") or "auto"
     if not tools or choice == "none":
         return []
@@ -340,7 +373,8 @@ def _calls(request: dict[str, Any], index: int, script: Script) -> list[dict[str
     elif choice == "required":
         chosen = tools[:1]
     else:
-        last = request["messages"][-1]
+        turns = [each for each in request["messages"] if each["role"] not in ("system", "developer")]
+        last = (turns or request["messages"])[-1]
         said = json.dumps(last.get("content"), ensure_ascii=False) if last["role"] == "user" else ""
         chosen = [tool for tool in tools if tool["name"] in said]
     if request.get("parallel_tool_calls") is False:
@@ -349,10 +383,19 @@ def _calls(request: dict[str, Any], index: int, script: Script) -> list[dict[str
         {
             "id": f"call_{_digest(request, index)[:16]}{place}",
             "type": "function",
-            "function": {"name": tool["name"], "arguments": _arguments(tool)},
+            "function": {"name": tool["name"], "arguments": _said_arguments(tool, said) or _arguments(tool)},
         }
         for place, tool in enumerate(chosen)
     ]
+
+
+def _said_arguments(tool: dict[str, Any], said: str) -> str:
+    """Return the JSON object that stands behind a tool's name in a JSON text, or nothing."""
+    _, _, rest = said.partition(f"{tool['name']} {{")
+    try:
+        return json.dumps(json.JSONDecoder().raw_decode("{" + rest.replace('\\"', '"'))[0]) if rest else ""
+    except ValueError:
+        return ""
 
 
 def _arguments(tool: dict[str, Any]) -> str:

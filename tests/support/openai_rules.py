@@ -206,7 +206,33 @@ class Embedding(Strict, kw_only=True, frozen=True):
     user: str | None = None
 
 
-SHAPES: dict[str, Any] = {"/v1/chat/completions": Chat, "/v1/completions": Completion, "/v1/embeddings": Embedding}
+class Rerank(Strict, kw_only=True, frozen=True):
+    model: Words
+    query: Words
+    documents: Annotated[list[Words], Meta(min_length=1, max_length=10_000)]
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens_per_doc: Tokens | None = None
+
+
+class Pictures(Strict, kw_only=True, frozen=True):
+    model: Words
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
+    n: Annotated[int, Meta(ge=1, le=10)] | None = None
+    size: str | None = None
+    quality: Literal["low", "medium", "high", "xhigh", "max", "auto"] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    output_format: Literal["png", "webp", "jpeg"] | None = None
+    response_format: Literal["url", "b64_json"] | None = None
+    user: str | None = None
+
+
+SHAPES: dict[str, Any] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completion,
+    "/v1/embeddings": Embedding,
+    "/v1/rerank": Rerank,
+    "/v1/images/generations": Pictures,
+}
 
 
 def check_headers(headers: dict[str, str], has_body: bool) -> None:
@@ -236,7 +262,7 @@ def check_body(path: str, body: bytes) -> dict[str, Any]:
         raise Violation(f"Invalid request: {exc}", code="invalid_request") from exc
     if isinstance(request, Sampled):
         _check_sampled(request)
-    if not isinstance(request, Chat):
+    if isinstance(request, (Completion, Embedding)):
         _check_one_kind(request.input if isinstance(request, Embedding) else request.prompt)
     if isinstance(request, Chat):
         _check_chat(request, body)

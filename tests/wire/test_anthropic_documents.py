@@ -14,17 +14,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from billing.core.holds import Settlement
+from billing.core.money import to_nano
+from billing.core.prices import cost_lines, cost_of, most_cost
 from gateway.calls.as_events import events_of
 from gateway.dialects.messages_writer import MessagesWriter
 from gateway.inference.reply import Reply
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
+from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.wire.errors import UpstreamUnable
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
-from protocol.messages import MessagesRequest
+from protocol.messages import MessagesRequest, WebSearchResultBlock
 from protocol.messages_to_chat import to_chat
 from protocol.usage import Usage
 from router.catalog.targets import Target
+from router.prompt_size.bounds import usage_most
 from router.prompt_size.prompt_bounds import bound_prompt
 from tests.support.anthropic_rules import check_body
 from tests.support.message_stream import built_of
@@ -118,6 +122,20 @@ texts = st.builds(
 thoughts = words.map(lambda thought: {"type": "thinking", "thinking": thought, "signature": "EqQB"})
 hidden = words.map(lambda data: {"type": "redacted_thinking", "data": data})
 calls = words.map(lambda text: {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": text}})
+searches = words.map(
+    lambda text: {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"a": text}}
+)
+PAGE = {
+    "type": "web_search_result",
+    "url": "https://a.example",
+    "title": "A",
+    "encrypted_content": "EqQB",
+    "page_age": None,
+}
+FAILED = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
+found = st.sampled_from([[PAGE], [PAGE, PAGE], [], FAILED]).map(
+    lambda content: {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": content}
+)
 ENDS = st.fixed_dictionaries(
     {"stop_reason": st.sampled_from(["end_turn", "refusal", "model_context_window_exceeded", "pause_turn"])},
     optional={"stop_details": st.just({"type": "refusal", "category": "bio", "explanation": None})},
@@ -126,7 +144,7 @@ BESIDE = {"cache_creation": {"ephemeral_5m_input_tokens": 100}, "service_tier": 
 EDITS = {"applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_tool_uses": 1}]}
 
 
-def streamed(content: list[dict[str, Any]], ends: dict[str, Any]) -> bytes:
+def streamed(content: list[dict[str, Any]], ends: dict[str, Any], searches: int = 0) -> bytes:
     """Return the events of a message, its citations before their text."""
     message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
     out = [event("message_start", message=message | {"usage": {**PROMPT, **BESIDE, "output_tokens": 1}})]
@@ -140,13 +158,13 @@ def streamed(content: list[dict[str, Any]], ends: dict[str, Any]) -> bytes:
             case "thinking":
                 head |= {"thinking": "", "signature": ""}
                 deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
-            case "tool_use":
+            case "tool_use" | "server_tool_use":
                 head |= {"input": {}}
                 deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
         out.append(event("content_block_start", index=index, content_block=head))
         out += [event("content_block_delta", index=index, delta=delta) for delta in deltas]
         out.append(event("content_block_stop", index=index))
-    usage = {"output_tokens": 90, "server_tool_use": {"web_search_requests": 0}}
+    usage = {"output_tokens": 90, "server_tool_use": {"web_search_requests": searches}}
     delta = {"stop_sequence": None, **ends}
     out.append(event("message_delta", delta=delta, usage=usage, context_management=EDITS))
     return b"".join([*out, event("message_stop")])
@@ -171,7 +189,7 @@ def written(events: list[Event]) -> dict[str, Any]:
     return built_of(b"".join(writer.pieces(REPLY, [one]) for one in told).decode())
 
 
-@given(st.lists(texts | thoughts | hidden | calls, min_size=1, max_size=6), ENDS, st.data())
+@given(st.lists(texts | thoughts | hidden | calls | searches | found, min_size=1, max_size=6), ENDS, st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_message_comes_through_to_the_last_field(
     content: list[dict[str, Any]], ends: dict[str, Any], data: st.DataObject
@@ -223,6 +241,61 @@ def test_an_hour_in_the_cache_needs_a_price() -> None:
     assert check_body(built.body, built.headers)["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
     assert (caught.value.param, caught.value.moves_on) == ("cache_control", True)
     assert elsewhere.dropped == ("cache_control",)
+
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+
+
+def test_a_search_needs_a_price_and_a_bound() -> None:
+    """Where its price is known it passes with what it found before; nowhere else, and each model says so."""
+    tool = SEARCH | {"allowed_domains": ["a.example"], "user_location": {"type": "approximate", "city": "Bern"}}
+    native = asked(tools=[tool])
+    called = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "a"}}
+    result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [PAGE]}
+    turns = [*msgspec.to_builtins(native.messages), {"role": "assistant", "content": [called, result]}]
+    turns.append({"role": "user", "content": "And?"})
+    native = msgspec.convert(msgspec.to_builtins(native) | {"messages": turns}, MessagesRequest)
+    price = replace(TARGET.model.price, web_search=to_nano("0.01"))
+    priced = Target(replace(TARGET.model, price=price), TARGET.endpoint)
+    built = AnthropicFormat().build_request(asking(to_chat(native), native=native, target=priced))
+    body = check_body(built.body, built.headers)
+
+    assert body["tools"] == [tool | {"max_uses": 10}] and body["messages"][1]["content"] == [called, result]
+    for format_, target in ((AnthropicFormat(), TARGET), (OpenAIFormat(), priced), (BedrockFormat(), priced)):
+        with pytest.raises(UpstreamUnable) as caught:
+            format_.build_request(asking(to_chat(native), native=native, target=target))
+        assert (caught.value.param, caught.value.moves_on) == ("tools", True)
+
+
+def test_what_a_search_may_cost_is_held() -> None:
+    """The model reads its prompt anew after each, with all that was found."""
+    model = replace(TARGET.model, context=200_000, price=replace(TARGET.model.price, web_search=to_nano("0.01")))
+    plain, two = (usage_most(to_chat(asked(tools=tools)), model) for tools in (None, [SEARCH | {"max_uses": 2}]))
+    unsaid = usage_most(to_chat(asked(tools=[SEARCH])), model)
+
+    assert two.web_searches == 2 and unsaid.web_searches == 10
+    assert two.input_tokens >= 3 * plain.input_tokens + 2 * plain.output_tokens + 20_000 + 40_000
+    assert two.input_tokens < unsaid.input_tokens <= 11 * 200_000
+    assert cost_of(two, model.price) <= most_cost(two, model.price)
+    lines = cost_lines(two, model.price)
+    assert [(line.count, line.cost) for line in lines if line.kind == "web_search"] == [(2, to_nano("0.02"))]
+    assert sum(line.cost for line in lines) == cost_of(two, model.price)
+
+
+def test_searches_of_a_reply_are_counted() -> None:
+    """Whole or streamed, as its usage says; of a stream that is left, those that were seen."""
+    call = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "a"}}
+    pages = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [PAGE]}
+    body = {"content": [call, pages], "stop_reason": "pause_turn"}
+    body |= {"usage": {**USAGE, "server_tool_use": {"web_search_requests": 3}}}
+    _, usage = AnthropicFormat().read_reply(CHAT, json.dumps(body).encode())
+    stream = streamed([call, pages], {"stop_reason": "end_turn"}, 3)
+    events, _ = read_stream(AnthropicFormat().open_events(CHAT), [stream])
+    counts = [event.usage.web_searches for event in events if isinstance(event, UsageReport)]
+    blocks = [event.server_block for event in events if isinstance(event, Delta) and event.server_block]
+
+    assert usage is not None and usage.web_searches == 3 and counts[-1] == 3
+    assert [isinstance(block, WebSearchResultBlock) and block.has_found for block in blocks] == [False, True]
 
 
 def test_small_wishes_reach_claude_and_are_told_elsewhere() -> None:

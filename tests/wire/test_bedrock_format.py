@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import AwsAccount
-from gateway.upstreams.bedrock.event_stream import Broken, EventStreamDecoder
+from gateway.upstreams.bedrock.events import Broken, EventStreamDecoder
 from gateway.upstreams.bedrock.signing import region_of
 from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.tokens import Tokens

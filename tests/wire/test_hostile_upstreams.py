@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.calls.accumulate import Collector
+from gateway.upstreams.provider_batches import WIRES
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.events import Delta
 from tests.wire.test_conformance import formats
@@ -100,3 +101,27 @@ def test_bytes_that_are_no_json_are_the_upstreams_fault(wire: WireFormat, data: 
     assert outcome in ("malformed", "cut")
     assert caught.value.outcome == "malformed"
     assert provider.read_error(400, {}, data).message
+
+
+LISTS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "openai": (
+        "data",
+        {"id": "theirs", "status": "failed", "errors": {"object": "list", "data": None}},
+        {"id": "ours", "status": "completed", "metadata": {"tollgate": "pb_1"}},
+    ),
+    "anthropic": (
+        "data",
+        {"id": "theirs", "processing_status": "ended", "request_counts": None},
+        {"id": "ours", "processing_status": "in_progress", "request_counts": {"processing": 3}},
+    ),
+    "gemini": ("operations", {"metadata": {}}, {"name": "ours", "metadata": {"displayName": "pb_1"}}),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_batch_of_another_program_hides_none_of_ours(name: str) -> None:
+    """One that is not as the provider documents it is passed over: ours, of which nothing was heard, is found."""
+    listed, theirs, ours = LISTS[name]
+    unstorable = {**ours, "id": "a\0", "name": "a\0"}  # Postgres knows no NUL in text
+
+    assert [one.id for one in WIRES[name].read_list({listed: [theirs, ours, unstorable, 7]})] == ["ours"]

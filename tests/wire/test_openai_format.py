@@ -305,6 +305,15 @@ def test_our_own_engine_hears_of_the_deadline(left: float, told: str) -> None:
     assert "x-deadline-ms" not in other.headers
 
 
+@pytest.mark.parametrize(("priority", "told"), [("high", "high"), ("low", "low"), ("normal", None)])
+def test_our_own_engine_hears_of_the_priority(priority: str, told: str | None) -> None:
+    """Of a call that is not like most; no other upstream does."""
+    own, other = (OpenAIFormat().build_request(asking(self_hosted=own, priority=priority)) for own in (True, False))
+
+    assert own.headers.get("x-priority") == told and read_sender(own.headers).priority == priority
+    assert "x-priority" not in other.headers
+
+
 def test_a_role_is_no_first_token() -> None:
     """Neither the role delta nor an empty piece counts: the time to the first token is the time to content."""
     events, _ = read_stream(OpenAIFormat().open_events(CHAT), [ROLE, chunk({"content": "Hi"}), STOP, DONE])

@@ -81,15 +81,20 @@ async def test_a_connection_lost_in_mid_stream_is_a_reset(
 
 
 @pytest.mark.parametrize(
-    ("script", "kind", "outcome"),
-    [("reset-before-headers", UpstreamError, "reset"), ("hang-before-headers", UpstreamTimeout, "timeout")],
+    ("script", "patience", "kind", "outcome"),
+    [("reset-before-headers", 5.0, UpstreamError, "reset"), ("hang-before-headers", 0.2, UpstreamTimeout, "timeout")],
 )
 async def test_an_answer_that_never_begins_has_a_name(
-    upstream: ScriptedUpstream, client: UpstreamClient, script: str, kind: type[UpstreamFailure], outcome: str
+    upstream: ScriptedUpstream,
+    client: UpstreamClient,
+    script: str,
+    patience: float,
+    kind: type[UpstreamFailure],
+    outcome: str,
 ) -> None:
     """A lost connection and a silent upstream differ: one is retried at once, the other took all our patience."""
     with pytest.raises(kind) as caught:
-        await send(client, asking(upstream, script), patience=0.2)
+        await send(client, asking(upstream, script), patience)
 
     assert caught.value.outcome == outcome
 

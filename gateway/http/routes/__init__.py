@@ -14,19 +14,19 @@ from gateway.http.routes import (
     message_batches,
     models,
     moderations,
-    responses,
     route,
-    series,
     shadow,
     usage,
 )
-from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, teams, webhooks
+from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, sign_in, teams, webhooks
+from gateway.http.routes.stored import conversations, responses
 
 MODULES = (
-    *(count_tokens, models, moderations, route, shadow, responses, batch, message_batches, files, usage, calls),
-    series,
+    *(count_tokens, models, moderations, route, shadow, responses, conversations, batch, message_batches, files),
+    usage,
+    calls,
     live,
-    *(teams, admin_keys, corrections, instances, breakers, webhooks, health, console),
+    *(teams, admin_keys, corrections, instances, breakers, webhooks, health, sign_in, console),
 )
 HANDLERS = [
     *chat.handlers,

@@ -1,15 +1,18 @@
 # GET /v1/calls, /v1/calls/{request_id}: a team's calls one by one, refused ones too. /admin/calls: those of all teams.
+# GET /v1/series, /admin/series: the same as charts draw them, by the minute, hour or day.
 
 from __future__ import annotations
 
 from litestar import Response, get
 from litestar.params import FromPath
 
-from gateway.accounts.guards import reading_guard, team_guard, team_reading_guard
-from gateway.http.exchange import AnyRequest, answer, caller_of, now_of, part_of, read_parameters, transaction
+from gateway.accounts.guards import team_guard, team_reading_guard
+from gateway.http.exchange import AnyRequest, admin_of, answer, caller_of, now_of, part_of, read_parameters, transaction
 from gateway.overload.read_limit import ReadLimit
 from gateway.reports.call_filter import NAMES, read_filter
 from gateway.reports.call_list import list_calls, show_call
+from gateway.reports.series import NAMES as SERIES_NAMES
+from gateway.reports.series import read_series_query, series
 
 
 @get("/v1/calls", guards=[team_guard], summary="List a team's calls", query=NAMES)
@@ -45,8 +48,40 @@ async def get_calls_of_all(request: AnyRequest) -> Response[bytes]:
         return answer(await list_calls(connection, wanted))
 
 
-@get("/admin/calls/{request_id:str}", guards=[reading_guard], summary="Show one call of any team")
+@get("/admin/calls/{request_id:str}", guards=[team_reading_guard], summary="Show one call of any team")
 async def get_call_of_any(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
-    """Show all that is known of one call, by the x-request-id of its answer."""
+    """Show all that is known of one call, by the x-request-id of its answer; to a team's admin of that team's calls."""
     async with transaction(request) as connection:
-        return answer(await show_call(connection, request_id))
+        return answer(await show_call(connection, request_id, admin_of(request).team_id))
+
+
+@get("/v1/series", guards=[team_guard], summary="Show a team's calls over time", query=SERIES_NAMES)
+async def get_series(request: AnyRequest) -> Response[bytes]:
+    """Show metrics of the team's calls over time: a value for each ``step`` (minute, hour, day), in all and by line.
+
+    ``metric``: requests, errors, blocked, refused, cached, tokens, input_tokens, cached_input_tokens, output_tokens,
+    cost_usd, saved_usd, first_token_ms, total_ms, or up to six with commas between. ``by``: key, model, provider,
+    status, tier, route_reason or code; the ``top`` lines (1 to 50), the rest as one. ``percentile`` (1 to 99.9): of
+    times. ``from`` and ``to`` are UTC days or moments. ``key``, ``model``, ``provider``, ``status``, ``tier`` and
+    ``route_reason`` choose. Reading counts against no rate of the team.
+    """
+    caller = caller_of(request)
+    part_of(request, ReadLimit).take(caller.team.id)
+    asked = read_series_query(read_parameters(request), now_of(request), caller.team.id, for_admin=False)
+    async with transaction(request) as connection:
+        return answer(await series(connection, asked))
+
+
+@get(
+    "/admin/series",
+    guards=[team_reading_guard],
+    summary="Show the calls of all teams over time",
+    query=(*SERIES_NAMES, "team_id"),
+)
+async def get_series_of_all(request: AnyRequest) -> Response[bytes]:
+    """Show metrics of the calls of all teams, or of ``team_id``, over time; parameters as of ``/v1/series``, and
+    ``metric=gpu_cost_usd``, ``by=team``."""
+    query = read_parameters(request)
+    asked = read_series_query(query, now_of(request), query.get("team_id"), for_admin=admin_of(request).sees_costs)
+    async with transaction(request) as connection:
+        return answer(await series(connection, asked))

@@ -7,13 +7,14 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from gateway.accounts.guards import team_guard
-from gateway.dialects.endpoint import ApiEndpoint
+from gateway.calls.call import Call
+from gateway.dialects.endpoint import ApiEndpoint, ReplyWriter
 from gateway.dialects.options import Options
 from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import AnyRequest, part_of
 from gateway.http.inference_port import inference_of
-from gateway.http.inference_requests import read_call
-from gateway.http.responses import ReplyResponse
+from gateway.http.inference_requests import read_call, turns_of
+from gateway.http.responses import ReplyResponse, WarmUp
 from gateway.stored_responses.memory import ResponseMemory
 
 
@@ -23,10 +24,9 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
     async def answer_call(request: AnyRequest) -> ASGIApp:
         call = await read_call(request, endpoint)
         writer = endpoint.writer_of(call)
-        if getattr(call.native, "background", None):
-            return inference_of(request).answer_behind(inference_of(request), call, writer)
-        before_end = part_of(request, ResponseMemory).before_end(call, writer) if endpoint.has_memory else None
-        return ReplyResponse(inference_of(request), call, writer, before_end)
+        if endpoint.has_memory:
+            return _remembered(request, call, writer)
+        return ReplyResponse(inference_of(request), call, writer)
 
     answer_call.__name__, answer_call.__doc__ = endpoint.operation, endpoint.description
     declare = post(
@@ -39,6 +39,16 @@ def route_of(endpoint: ApiEndpoint) -> HTTPRouteHandler:
         is_direct=True,
     )
     return declare(answer_call)
+
+
+def _remembered(request: AnyRequest, call: Call, writer: ReplyWriter) -> ASGIApp:
+    """Return what answers a call whose answer may be gone on from: in the background, or over a WebSocket."""
+    inference, local = inference_of(request), turns_of(request)
+    if local is not None and local.is_warm_up:
+        return WarmUp(inference, call, writer)
+    if getattr(call.native, "background", None):
+        return inference.answer_behind(inference, call, writer)
+    return ReplyResponse(inference, call, writer, part_of(request, ResponseMemory).before_end(call, writer, local))
 
 
 handlers = [route_of(endpoint) for endpoint in ENDPOINTS]

@@ -14,25 +14,26 @@ from billing.core.errors import RateLimited
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import last_looks
 from gateway.accounts.guards import reading_guard, team_guard
-from gateway.accounts.serializers import to_json
 from gateway.batch.shapes import OPEN
 from gateway.batch.store import batches_that_run
 from gateway.batch.views import batch_view
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
+from gateway.core.json_text import to_json
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_parameters, transaction
 from gateway.http.routes.admin.breakers import breaker_view
 from gateway.http.routes.admin.instances import REMEMBERED, instance_view
 from gateway.http.stream_sender import StreamSender
-from gateway.telemetry.live_events import LiveEvents
+from gateway.telemetry.live_events import LiveEvents, Watcher
 from gateway.upstreams.resilience.breakers import Breakers
-from protocol.errors import invalid_value
+from protocol.errors import Overloaded, ServiceError, invalid_value
 from protocol.serving.leaving import ended_when_client_leaves
 
 TYPES = ("call", "refusal", "breaker", "replica", "batch")
 OF_TEAMS = ("call", "refusal", "batch")
 MOST_WATCHERS = 50  # of one process
+FOR_ADMINS = 10  # that no team takes
 MOST_OF_TEAM = 2
 LOOK_EVERY = 2.0  # seconds between looks at breakers, replicas and batches
 MOST_BATCHES = 200
@@ -56,7 +57,10 @@ async def get_own_live(request: AnyRequest) -> ASGIApp:
     """Stream the team's calls, refusals and batches as server-sent events, each as it ends or changes."""
     team_id = caller_of(request).team.id
     types = _types(read_parameters(request), OF_TEAMS)
-    if part_of(request, LiveEvents).watchers_of(team_id) >= MOST_OF_TEAM:
+    live = part_of(request, LiveEvents)
+    if live.watchers >= MOST_WATCHERS - FOR_ADMINS:
+        raise RateLimited("This process has as many watchers already as teams may be.", headers={"retry-after": "5"})
+    if live.watchers_of(team_id) >= MOST_OF_TEAM:
         raise RateLimited(f"This team watches {MOST_OF_TEAM} times already here.", headers={"retry-after": "5"})
     return _Live(request, team_id, types)
 
@@ -82,33 +86,50 @@ class _Live:
         """Send what happens until the watcher leaves, does not read, or this process ends."""
         watcher = self._live.watch(self._team_id)
         sender = StreamSender(send, SILENCE)
-        drain = part_of(self._request, Drain)
         try:
             with ended_when_client_leaves(scope, receive):
-                await sender.begin([])
-                looked, clock = -LOOK_EVERY, part_of(self._request, Clock)
-                while not drain.has_begun:
-                    now = clock.monotonic()
-                    told = []
-                    if now - looked >= LOOK_EVERY:
-                        looked, told = now, await self._changes()
-                    events, dropped = watcher.take()
-                    told += [event for event in events if event["type"] in self._types]
-                    told += [{"type": "dropped", "events": dropped}] if dropped else []
-                    if told:
-                        async with asyncio.timeout(READ_WITHIN):
-                            await sender.send(b"".join(map(_encoded, told)))
-                    try:
-                        async with asyncio.timeout(LOOK_EVERY):
-                            await watcher.news.wait()
-                    except TimeoutError:
-                        pass
-                await sender.end()
+                try:
+                    await self._tell(watcher, sender)
+                except ServiceError as exc:  # its key was revoked, or what it may see
+                    told = _encoded({"type": "error", "code": exc.code, "message": exc.message})
+                    async with asyncio.timeout(READ_WITHIN):
+                        await sender.send(told, is_last=True)
         except TimeoutError:
             return  # without its end: the server closes the connection
         finally:
             self._live.leave(watcher)
             sender.close()
+
+    async def _tell(self, watcher: Watcher, sender: StreamSender) -> None:
+        await sender.begin([])
+        drain, clock, looked = part_of(self._request, Drain), part_of(self._request, Clock), -LOOK_EVERY
+        while not drain.has_begun:
+            now = clock.monotonic()
+            told = []
+            if now - looked >= LOOK_EVERY:
+                await self._check_key()
+                looked, told = now, await self._changes()
+            events, dropped = watcher.take()
+            told += [event for event in events if event["type"] in self._types]
+            told += [{"type": "dropped", "events": dropped}] if dropped else []
+            if told:
+                async with asyncio.timeout(READ_WITHIN):
+                    await sender.send(b"".join(map(_encoded, told)))
+            try:
+                async with asyncio.timeout(LOOK_EVERY):
+                    await watcher.news.wait()
+            except TimeoutError:
+                pass
+        await sender.end()
+
+    async def _check_key(self) -> None:
+        """Let the watcher in anew. Raises as the guards of its route do, but for what passes."""
+        try:
+            guards: Any = self._request.route_handler.resolve_guards()
+            for guard in guards:
+                await guard(self._request, self._request.route_handler)
+        except (Overloaded, RateLimited):
+            pass  # known at the next look
 
     async def _changes(self) -> list[dict[str, Any]]:
         """Return breakers, replicas and batches that are not as they were last told; at first all of them."""

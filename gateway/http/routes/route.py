@@ -26,10 +26,11 @@ from protocol.decoding import decode_with_extra
 from protocol.serving.off_loop import off_loop
 from router import Catalog, Route, Tier
 from router.catalog.capabilities import needed_capabilities
-from router.catalog.targets import HEALTHY, Capability, ModelSpec, TargetHealth
+from router.catalog.targets import HEALTHY, Capability, ComplexityDecision, ModelSpec, TargetHealth
 from router.eligibility import needs_of, shortcomings
 from router.prompt_size.prompt_bounds import bound_prompt
 from router.ranking import expected_usage
+from router.team_score import TeamScore
 
 
 @post(
@@ -81,10 +82,24 @@ def route_view(catalog: Catalog, call: Call, route: Route, health: Mapping[str, 
         "reason": route.reason,
         "small_suffices": None if decision is None else decision.score,
         "quality": None if decision is None else decision.quality,
+        "learned": None if decision is None else _learned(catalog, call, decision),
         "turns_back": None if decision is None else decision.turns_back,
         "explanation": explanation_of(call, route, catalog),
         "targets": _targets(call, route, health),
         "left_out": _left_out(catalog, call, route),
+    }
+
+
+def _learned(catalog: Catalog, call: Call, decision: ComplexityDecision) -> dict[str, Any] | None:
+    """Return what the team's own score rests on, where one decided: the shipped score, how sure the team's own is
+    (95 %), and how many comparisons it was learned from."""
+    score = call.routing.learned.get(catalog.meaning(call.request.model))
+    if decision.shipped is None or not isinstance(score, TeamScore):
+        return None
+    return {
+        "shipped": decision.shipped,
+        "interval": [round(edge, 4) for edge in score.interval(call.request)],
+        "comparisons": score.learned.comparisons,
     }
 
 
@@ -116,6 +131,8 @@ def _reason(route: Route) -> str:
     words = (
         f"The chance that a small model suffices, {decision.score:.3f}, {sides} the quality asked, {decision.quality:g}"
     )
+    if decision.shipped is not None:
+        words += f" (learned from the team's own compared calls; the shipped score is {decision.shipped:.3f})"
     if decision.turns_back:
         turns = "the turn before it" if decision.turns_back == 1 else f"{decision.turns_back} turns earlier"
         return f"{words}, but not clearly; the thread stays with what was right {turns}."

@@ -21,6 +21,7 @@ from protocol.errors import NotFound
 from router.catalog.catalog import Catalog, ShadowTraffic
 from router.complexity.classifier import Complexity
 from router.recalibration import Comparison, Point, calibration_of, curve_of, interval_of
+from router.team_score import TeamScore
 
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
 
@@ -69,6 +70,8 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "budget_usd_per_day": None if shadow is None else to_text(shadow.budget_nanousd),
             "used_usd_today": to_text(today),
             "calls": counts,
+            "learned": _learned_shown(recalibrations.learned(team_id).get(name)),
+            "regret": regret_view(comparisons),
             **curve_view(comparisons, route.quality),
         }
     )
@@ -79,6 +82,37 @@ def _judge_shown(shadow: ShadowTraffic, catalog: Catalog) -> str:
     if shadow.judge is None:
         return "same words"
     return shadow.judge if shadow.judge in catalog.models else "a model"
+
+
+def _learned_shown(score: object) -> dict[str, Any] | None:
+    """Return what the team's own scores rest on, and how much less each comparison surprises who knows form."""
+    if not isinstance(score, TeamScore):
+        return None
+    return {"comparisons": score.learned.comparisons, "gain_nats": round(score.learned.gain, 4)}
+
+
+def regret_view(comparisons: list[Comparison]) -> dict[str, Any] | None:
+    """Return what hindsight says of the compared calls: how often the small model that answered was the worse one, how
+    often the large one was not needed, and what that cost more than a small one; shares with 95 % intervals."""
+    if not comparisons:
+        return None
+    worse = [not one.suffices for one in comparisons if not one.is_explored]
+    needless = [one.suffices for one in comparisons if one.is_explored]
+    more = sum(one.large_nanousd - one.small_nanousd for one in comparisons if one.is_explored and one.suffices)
+    return {
+        "small_answered": len(worse),
+        "small_was_worse": _share_shown(worse),
+        "large_answered": len(needless),
+        "large_was_needless": _share_shown(needless),
+        "needless_usd": to_text(more),
+    }
+
+
+def _share_shown(found: list[bool]) -> dict[str, Any] | None:
+    if not found:
+        return None
+    edges = interval_of(sum(found), len(found))
+    return {"share": round(sum(found) / len(found), 4), "interval": [round(edge, 4) for edge in edges]}
 
 
 def curve_view(comparisons: list[Comparison], quality: float) -> dict[str, Any]:

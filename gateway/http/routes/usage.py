@@ -14,13 +14,21 @@ from litestar import Response, get, post
 from litestar.response import Stream
 
 from billing.core.store_errors import POSTGRES_AWAY
-from billing.ledger.statement_queries import GroupBy
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
 from gateway.accounts.auth import Authenticator
 from gateway.accounts.guards import reading_guard, team_guard, team_or_admin_guard
 from gateway.accounts.schemas import OwnRotation
-from gateway.accounts.serializers import budgets_view, dollars, limits_view, made_view, moment_of
+from gateway.accounts.serializers import (
+    budgets_view,
+    dollars,
+    limits_view,
+    made_view,
+    model_limits_view,
+    moment_of,
+    team_budgets_view,
+    team_scopes,
+)
 from gateway.accounts.team_keys import replace_secret
 from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden
@@ -31,6 +39,7 @@ from gateway.http.exchange import (
     answer,
     caller_of,
     now_of,
+    own_act,
     part_of,
     principal_of,
     read_parameters,
@@ -39,13 +48,13 @@ from gateway.http.exchange import (
 )
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
 from gateway.reports.focus import focus_day
+from gateway.reports.provider_totals import IN_JSON_ALONE, read_invoices
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv
-from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from protocol.decoding import decode
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import invalid_param, invalid_value, missing_param
 
 LONGEST_EXPORT = 400  # days
 ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
@@ -60,10 +69,10 @@ ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it
 async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     """Show what a team used on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
-    ``group_by``: team, model, key, tier, day, month, user, metadata:KEY, or several of them with commas between; by
-    team, an admin may leave ``team_id`` out, for all of them. ``format``: json or csv. ``analysis=true`` adds dollars
-    per million tokens, the mix of models and what automatic routes saved; ``compare=MODEL`` also what the same tokens
-    would have cost there. A team's key sees its own team, an admin's all.
+    ``group_by``: team, cost_centre, model, key, tier, day, month, user, metadata:KEY, or several of them with commas
+    between; by team or cost centre, an admin may leave ``team_id`` out, for all of them. ``format``: json or csv.
+    ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
+    ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
     edition = edition_of(request)
     clock = part_of(request, Clock)
@@ -76,21 +85,18 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     analysis = read_analysis(query, edition.settings, catalog)
     is_csv = _wants_csv(query)
     if is_csv and analysis is not None and asked.group_by and "group_by" in query:
-        raise BadRequest(
-            "As CSV, the analysis has a line for each model: leave 'group_by' out, or ask for JSON.",
-            param="group_by",
-            code="invalid_value",
-        )
+        words = "As CSV, the analysis has a line for each model: leave 'group_by' out, or ask for JSON."
+        raise invalid_param("group_by", words)
     team_id = None
-    if isinstance(caller, Caller) and GroupBy.TEAM in asked.group_by:
+    if isinstance(caller, Caller) and asked.is_of_all:
         raise invalid_value("group_by", "names no team here: a team's key sees its own team's usage alone")
-    if isinstance(caller, Admin) and "team_id" not in query and GroupBy.TEAM in asked.group_by:
+    if isinstance(caller, Admin) and "team_id" not in query and asked.is_of_all:
         check_of_all(asked)
     else:
         team_id = team_in_question(caller, query.get("team_id"))
     async with transaction(request) as connection:
         usage = await usage_with_analysis(
-            connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin)
+            connection, team_id, asked, analysis, catalog, for_admin=isinstance(caller, Admin) and caller.sees_costs
         )
     return _csv(usage_csv(usage)) if is_csv else answer(usage)
 
@@ -99,13 +105,14 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     "/admin/report",
     guards=[reading_guard],
     summary="Show what all teams used, and what it cost the operator",
-    query=("date", "from", "to", "format", "compare"),
+    query=("date", "from", "to", "format", "compare", "invoice"),
 )
 async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     """Show every team and model on a UTC day (``date``; default: today) or from one to another (``from``, ``to``).
 
     What was charged and what our own GPUs cost, each replica's idle time, dollars per million tokens, the mix of
-    models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there. ``format``:
+    models, what automatic routes saved; with ``compare=MODEL`` what the same tokens would have cost there; the total of
+    each provider, with ``invoice=PROVIDER:USD`` (several with commas between) beside what it has invoiced. ``format``:
     json or csv.
     """
     edition = edition_of(request)
@@ -113,9 +120,11 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     query = read_parameters(request)
     first, last = read_span(query, clock.today())
     analysis = read_analysis(query, edition.settings, edition.catalog) or Analysis(None)
-    is_csv = _wants_csv(query)
+    is_csv, invoices = _wants_csv(query), read_invoices(query.get("invoice"), edition.catalog)
+    if is_csv and invoices:
+        raise invalid_value("invoice", IN_JSON_ALONE)
     async with transaction(request) as connection:
-        report = await admin_report(connection, analysis, edition.catalog, first, last)
+        report = await admin_report(connection, analysis, edition.catalog, first, last, invoices)
     return _csv(report_csv(report)) if is_csv else answer(report)
 
 
@@ -181,11 +190,8 @@ def team_in_question(caller: Caller | Admin, said: str | None) -> str:
             raise Forbidden("A team's key sees its own team's usage alone.", param="team_id")
         return caller.team.id
     if said is None:
-        raise BadRequest(
-            "An admin says whose usage: add 'team_id', or a 'group_by' with team for all of them.",
-            param="team_id",
-            code="missing_required_parameter",
-        )
+        words = "An admin says whose usage: add 'team_id', or a 'group_by' with team or cost_centre for all of them."
+        raise missing_param("team_id", words)
     return said
 
 
@@ -199,12 +205,13 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     """
     caller = caller_of(request)
     team = caller.team
-    scopes = {f"team:{team.id}": team.limits, f"key:{caller.key_id}": caller.key_limits}
-    unavailable, rooms = None, dict[str, Any]()
+    key, scopes = f"key:{caller.key_id}", team_scopes(team)
+    unavailable, of_team, of_key = None, dict[str, Any](budgets=None, model_budgets=None), None
     with contextlib.suppress(*POSTGRES_AWAY):
         async with asyncio.timeout(ASK_WITHIN), transaction(request) as connection:
             room = await silent_room(connection, f"team:{team.id}")
-            rooms = {scope: budgets_view(one) for scope, one in (await scope_rooms(connection, scopes)).items()}
+            rooms = await scope_rooms(connection, {**scopes, key: caller.key_limits})
+            of_team, of_key = team_budgets_view(team, rooms), budgets_view(rooms[key])
         unavailable = {
             "tokens_today": room.tokens_today,
             "usd_today": dollars(room.nanousd_today),
@@ -217,14 +224,15 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             "name": team.name,
             "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
             "limits": limits_view(team.limits),
-            "budgets": rooms.get(f"team:{team.id}"),
+            "model_limits": model_limits_view(team.model_limits),
+            **of_team,
             "unavailable": unavailable,
             "key": {
                 "key_id": caller.key_id,
                 "name": caller.key_name,
                 "allowed_models": None if caller.key_models is None else sorted(caller.key_models),
                 "limits": limits_view(caller.key_limits),
-                "budgets": rooms.get(f"key:{caller.key_id}"),
+                "budgets": of_key,
                 "expires_at": moment_of(caller.expires_at),
             },
         }
@@ -244,7 +252,7 @@ async def post_own_rotation(request: AnyRequest) -> Response[bytes]:
     key_id = caller_of(request).key_id
     body = await request.body()
     rotation = decode(body, OwnRotation) if body.strip() else OwnRotation()
-    act = Act(f"key:{key_id}", request.scope["state"].get("request_id"))
+    act = own_act(request, f"key:{key_id}")
     pepper, now = edition_of(request).settings.key_pepper, part_of(request, Clock).now()
     async with transaction(request) as connection:
         made = await replace_secret(connection, pepper, key_id, rotation, act, now)

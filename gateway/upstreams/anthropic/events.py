@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gateway.upstreams.anthropic.replies import (
     NOTHING_TOLD,
+    SERVER_KINDS,
     Block,
     Told,
     UsageBeside,
@@ -36,6 +37,9 @@ class AnthropicEvents(SseEvents):
         self._said_text = False  # the block before was one of text
         self._tools: dict[int, int] = {}  # index of a content block -> index among the tool calls
         self._unsaid: set[int] = set()  # tool blocks whose arguments have not begun
+        self._searching: dict[
+            int, tuple[Block, list[str]]
+        ] = {}  # blocks of the upstream's tools, with their input so far
         self._stop_reason: str | None = None
 
     def _has_reason(self) -> bool:
@@ -51,6 +55,8 @@ class AnthropicEvents(SseEvents):
                 self._read_delta(event.index, event.delta, events)
             case "content_block_start" if event.content_block is not None:
                 self._begin_block(event.index, event.content_block, events)
+            case "content_block_stop" if (called := self._searching.pop(event.index, None)) is not None:
+                self._add_server_block(called[0], "".join(called[1]), events)
             case "content_block_stop" if event.index in self._unsaid:
                 self._add_arguments(event.index, "{}", events)
             case "message_start" if event.message is not None:
@@ -99,6 +105,10 @@ class AnthropicEvents(SseEvents):
                 self._unsaid.add(place)
             name = self._told.name(block.name)
             events.append(Delta(tool_calls=(ToolCallDelta(index, arguments, block.id or "", name),)))
+        elif block.type == "server_tool_use":
+            self._searching[place] = (block, [object_in(block.input)])
+        elif block.type in SERVER_KINDS:
+            self._add_server_block(block, "", events)
         elif block.text or block.thinking or block.data:
             events.append(Delta(text=block.text or "", reasoning=block.thinking or "", redacted=block.data or ""))
             events += [Delta(citation=each) for each in block.cited()]
@@ -115,8 +125,16 @@ class AnthropicEvents(SseEvents):
         elif delta.partial_json:
             self._add_arguments(place, delta.partial_json, events)
 
+    def _add_server_block(self, block: Block, arguments: str, events: list[Event]) -> None:
+        try:
+            events.append(Delta(server_block=block.of_server(arguments)))
+        except NOT_JSON as exc:
+            raise UpstreamError("The upstream sent a call that is not JSON.", outcome="malformed") from exc
+
     def _add_arguments(self, place: int, piece: str, events: list[Event]) -> None:
         self._unsaid.discard(place)
+        if place in self._searching:
+            self._searching[place][1].append(piece)
         if place == self._answer:
             events.append(Delta(text=piece))
         elif place in self._tools:

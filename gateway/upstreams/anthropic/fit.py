@@ -63,7 +63,8 @@ def _fit_thinking(body: Block, rules: ClaudeRules) -> Iterator[str]:
     if effort is not None and effort not in rules.efforts:
         if not rules.efforts and kind != "adaptive":  # else it is in the budget
             yield "output_config.effort"
-        effort = next((lower for lower in _from(effort) if lower in rules.efforts), None)
+        lower = ALL_EFFORTS[: ALL_EFFORTS.index(effort) + 1]
+        effort = next((each for each in reversed(lower) if each in rules.efforts), None)
     if effort is not None:
         config["effort"] = effort
     body |= {"thinking": thinking} if thinking else {}
@@ -98,11 +99,6 @@ def _goes_on_unthought(turns: list[Block]) -> bool:
 def effort_of(budget: int) -> str:
     """Return the effort that comes nearest to a budget of so many tokens."""
     return "low" if budget <= BUDGETS["low"] else "medium" if budget <= BUDGETS["medium"] else "high"
-
-
-def _from(effort: str) -> Iterator[str]:
-    """Yield the efforts from ``effort`` down."""
-    yield from reversed(ALL_EFFORTS[: ALL_EFFORTS.index(effort) + 1])
 
 
 def _fit_sampling(body: Block, rules: ClaudeRules) -> Iterator[str]:

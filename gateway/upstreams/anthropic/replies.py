@@ -28,7 +28,7 @@ from protocol.chat import (
 )
 from protocol.inference import Request
 from protocol.messages import Block as NativeBlock
-from protocol.messages import TextBlock, ToolUseBlock
+from protocol.messages import ServerBlock, ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock
 from protocol.usage import Usage
 
 STOP_REASONS = {
@@ -42,6 +42,7 @@ STOP_REASONS = {
 }
 KINDS = ("thinking", "redacted_thinking", "text", "tool_use")  # of blocks, as our shape has them in a row
 TEXT = KINDS.index("text")
+SERVER_KINDS = ("server_tool_use", "web_search_tool_result")
 OWN_REASONS = ("pause_turn", "model_context_window_exceeded")  # which our words for them do not tell apart
 
 
@@ -92,6 +93,10 @@ class _OutputDetails(Struct, frozen=True):
     thinking_tokens: int | float | None = None
 
 
+class _ServerTools(Struct, frozen=True):
+    web_search_requests: int | float | None = None
+
+
 class UsageObject(Struct, frozen=True):
     """The ``usage`` of a message or an event.
 
@@ -103,6 +108,7 @@ class UsageObject(Struct, frozen=True):
     cache_read_input_tokens: int | float | None = None
     output_tokens: int | float | None = None
     output_tokens_details: _OutputDetails | None = None
+    server_tool_use: _ServerTools | None = None
 
     def replaced_by(self, later: UsageObject) -> UsageObject:
         """Return the counts with those that ``later`` names in place of the earlier ones."""
@@ -129,6 +135,7 @@ class UsageObject(Struct, frozen=True):
             cache_write_tokens=written or 0,
             output_tokens=output,
             reasoning_tokens=min(thought, output),
+            web_searches=count_of((self.server_tool_use or _ServerTools()).web_search_requests) or 0,
         )
 
 
@@ -174,6 +181,25 @@ class Block(Struct, frozen=True):
     id: str | None = None
     name: str | None = None
     input: Raw = NOTHING
+    tool_use_id: str | None = None  # of what a search found
+    content: Any = None
+    caller: Any = None
+
+    def of_server(self, arguments: str) -> ServerBlock | None:
+        """Return the block of a tool that the upstream ran, with its arguments, if it is one that is known here."""
+        caller = self.caller if isinstance(self.caller, dict) else None
+        match self.type:
+            case "server_tool_use":
+                given = msgspec.json.decode(arguments or "{}")
+                said = given if isinstance(given, dict) else {}
+                return ServerToolUseBlock(self.id or "", self.name or "", said, caller=caller)
+            case "web_search_tool_result":
+                if isinstance(self.content, dict):  # an error
+                    return WebSearchResultBlock(self.tool_use_id or "", self.content, caller=caller)
+                found = self.content if isinstance(self.content, list) else ()
+                pages = tuple(each for each in found if isinstance(each, dict))
+                return WebSearchResultBlock(self.tool_use_id or "", pages, caller=caller)
+        return None
 
 
 class _Message(Struct, frozen=True):
@@ -224,6 +250,7 @@ class _Message(Struct, frozen=True):
         """Return the blocks as they are, where our shape would lose what a text rests on, or how they stand."""
         kinds = [KINDS.index(block.type) for block in self.content if block.type in KINDS]
         is_plain = kinds == sorted(kinds) and kinds.count(TEXT) <= 1
+        is_plain = is_plain and not any(block.type in SERVER_KINDS for block in self.content)
         if is_plain and not any(block.cited() for block in self.content):
             return ()
         return tuple(found for block in self.content if (found := _native(block, told)) is not None)
@@ -240,7 +267,7 @@ def _native(block: Block, told: Told) -> NativeBlock | None:
         case "tool_use":
             arguments = msgspec.json.decode(object_in(block.input) or "{}")
             return ToolUseBlock(block.id or "", told.name(block.name), arguments)
-    return None
+    return block.of_server(object_in(block.input))
 
 
 class _Count(Struct, frozen=True):

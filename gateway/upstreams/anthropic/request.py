@@ -15,10 +15,11 @@ from gateway.upstreams.anthropic.fit import fit
 from gateway.upstreams.anthropic.json_answer import ask_for_json
 from gateway.upstreams.anthropic.names import make_names_safe
 from gateway.upstreams.anthropic.schema import binding_schema, is_open
+from gateway.upstreams.wire.base import Asking
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.short_ids import short_id
 from gateway.upstreams.wire.signatures import is_claudes
-from gateway.upstreams.wire.unsayable import Unsayable, refuse_openais_own
+from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
     ChatRequest,
     ContentPart,
@@ -31,7 +32,17 @@ from protocol.chat import (
     Tool,
     ToolCall,
 )
-from protocol.messages import CALLERS_BETAS, CountRequest, MessagesRequest, TextBlock, ToolResultBlock, Turn
+from protocol.messages import (
+    CALLERS_BETAS,
+    MOST_SEARCHES,
+    WEB_SEARCH,
+    CountRequest,
+    MessagesRequest,
+    MessageTool,
+    TextBlock,
+    ToolResultBlock,
+    Turn,
+)
 from protocol.messages import Block as NativeBlock
 from protocol.messages_to_chat import to_chat
 from router.prompt_size.pictures import images_of
@@ -88,7 +99,7 @@ def message_body(
     ask_for_json(body, request, rules)
     make_names_safe(body)
     dropped = [*_left_out(request), *(AS_CHAT.get(name, name) for name in fit(body, rules))]
-    if not any(_is_marked(message) for message in request.messages):
+    if not any(is_marked(message) for message in request.messages):
         _mark_stable_prefixes(body)
     return body, dropped
 
@@ -108,12 +119,30 @@ def native_body(
     limit = asked.max_tokens if request.output_limit is None else request.output_limit
     turns = tuple(turn for turn in map(_told_again, asked.messages) if turn.content)
     system = _kept(asked.system) or None
-    mine = replace(asked, model=model, max_tokens=limit, stream=streams or None, messages=turns, system=system)
+    tools = tuple(map(_bounded, asked.tools)) if asked.tools is not None else None
+    mine = replace(
+        asked, model=model, max_tokens=limit, stream=streams or None, messages=turns, system=system, tools=tools
+    )
     body: Block = msgspec.to_builtins(mine) | dict(extra)
     body.pop("anthropic_beta", None)  # a header of this API's
     make_names_safe(body)
     left_out = (name for name in asked.anthropic_beta or () if name not in CALLERS_BETAS)
     return body, [*fit(body, rules_of(model)), *(f"anthropic-beta.{name}" for name in left_out)]
+
+
+def body_of(asking: Asking, request: ChatRequest, *, streams: bool) -> Written:
+    """Return the body of what is asked, in whichever dialect it came; Bedrock's is made of it, too."""
+    model = asking.target.model
+    if asking.native is not None:
+        return native_body(asking.native, request, model.upstream_model, streams=streams, extra=asking.extra)
+    return message_body(request, model.upstream_model, model.usual_output, streams=streams, extra=asking.extra)
+
+
+def _bounded(tool: MessageTool) -> MessageTool:
+    """Return a tool; a search with the bound that it is held by."""
+    if tool.type == WEB_SEARCH and tool.max_uses is None:
+        return replace(tool, max_uses=MOST_SEARCHES)
+    return tool
 
 
 def is_wish(value: Any) -> bool:
@@ -159,15 +188,8 @@ def _result_told_again(block: NativeBlock) -> NativeBlock:
 def _left_out(request: ChatRequest) -> Iterator[str]:
     """Yield the fields that this dialect lacks and that say nothing about what the answer is to be."""
     tools = request.tools or ()
-    asked = {
-        "seed": request.seed is not None,
-        "presence_penalty": bool(request.presence_penalty),
-        "frequency_penalty": bool(request.frequency_penalty),
-        "logit_bias": any((request.logit_bias or {}).values()),
-        "verbosity": request.verbosity is not None,
-        "prompt_cache_key": request.prompt_cache_key is not None,
-        "store": bool(request.store),
-        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+    asked = {"seed": request.seed is not None} | openais_wishes(request)
+    asked |= {
         "messages.content.image_url.detail": any(image.detail not in (None, "auto") for image in images_of(request)),
         "tools.function.strict": any(tool.function.strict and is_open(tool.function.parameters) for tool in tools),
     }
@@ -260,19 +282,8 @@ def _image_source(url: str) -> Block:
 
 
 def _tool_use(call: ToolCall) -> Block:
-    """Return a call that the model made earlier. Its arguments are an object here, where OpenAI has a JSON text."""
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise UpstreamRefused(
-            f"The arguments of the tool call {call.id!r} are not a JSON object.",
-            outcome="unsayable",
-            param="messages",
-            code="invalid_tool_arguments",
-        )
-    return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
+    """Return a call that the model made earlier."""
+    return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments_of(call)}
 
 
 def _is_no_result(block: Block) -> bool:
@@ -329,10 +340,6 @@ def _thinking(request: ChatRequest) -> Block:
             return {"thinking": {"type": "disabled"}}
         case effort:
             return {"thinking": {"type": "adaptive"}, "output_config": {"effort": effort}}
-
-
-def _is_marked(message: Message) -> bool:
-    return isinstance(message.content, tuple) and any(map(_mark, message.content))
 
 
 def _mark_stable_prefixes(body: Block) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from gateway.upstreams.wire.unsayable import told_in_words
 
 Schema = dict[str, Any]
 
@@ -40,10 +40,7 @@ def binding_schema(schema: Schema) -> Schema:
                 rules[key] = value
     if is_object(found):
         found.setdefault("additionalProperties", False)
-    if rules:
-        words = ", ".join(f"{key}: {_text(value)}" for key, value in rules.items())
-        found["description"] = f"{found['description']} ({words})" if found.get("description") else f"({words})"
-    return found
+    return told_in_words(found, rules)
 
 
 def is_object(schema: Schema) -> bool:
@@ -67,7 +64,3 @@ def is_open(schema: Any) -> bool:
 
 def _inner(schema: Any) -> Any:
     return binding_schema(schema) if isinstance(schema, dict) else schema
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

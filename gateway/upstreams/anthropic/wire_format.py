@@ -13,7 +13,7 @@ import msgspec
 from billing.core.prices import says_an_hour
 from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.replies import read_count, read_message, told_in
-from gateway.upstreams.anthropic.request import count_body, message_body, native_body
+from gateway.upstreams.anthropic.request import body_of, count_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
@@ -44,13 +44,12 @@ class AnthropicFormat:
             if asking.native.is_kept_an_hour and not says_an_hour(model.price):
                 words = "What a cache of an hour costs at the model that answers here is not known. Say a 'ttl' of 5m."
                 raise Unsayable(words, param="cache_control")
-            body, dropped = native_body(
-                asking.native, request, model.upstream_model, streams=asking.streams, extra=asking.extra
-            )
-        else:
-            body, dropped = message_body(
-                request, model.upstream_model, model.usual_output, streams=asking.streams, extra=asking.extra
-            )
+            if asking.native.searches and model.price.web_search is None:
+                words = "What a search of the web costs at the model that answers here is not known."
+                raise Unsayable(
+                    f"{words} Run the search yourself, as one of the 'tools' with an 'input_schema'.", param="tools"
+                )
+        body, dropped = body_of(asking, request, streams=asking.streams)
         dropped += [name for name in asking.left_out if name not in body]
         headers = _credentials(asking.api_key, asking.token) | _betas(asking.native)
         if is_at_vertex(asking.target):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.upstreams.anthropic.replies import read_message, told_in
-from gateway.upstreams.anthropic.request import AS_CHAT, message_body, native_body
+from gateway.upstreams.anthropic.request import AS_CHAT, body_of
 from gateway.upstreams.bedrock.events import BedrockEvents
 from gateway.upstreams.bedrock.replies import as_message
 from gateway.upstreams.bedrock.request import converse_body
@@ -42,13 +42,14 @@ class BedrockFormat:
             if asking.native.is_kept_an_hour:
                 words = "No cache is kept for an hour at the model that answers here. Say a 'ttl' of 5m."
                 raise Unsayable(words, param="cache_control")
-            told, dropped = native_body(asking.native, request, model.upstream_model, streams=False, extra=asking.extra)
-            if asking.native.betas:
-                told["anthropic_beta"] = sorted(asking.native.betas)
-        else:
-            told, dropped = message_body(
-                request, model.upstream_model, model.usual_output, streams=False, extra=asking.extra
-            )
+            if asking.native.searches:
+                words = "No search of the web is run at the model that answers here."
+                raise Unsayable(
+                    f"{words} Run it yourself, as one of the 'tools' with an 'input_schema'.", param="tools"
+                )
+        told, dropped = body_of(asking, request, streams=False)
+        if asking.native is not None and asking.native.betas:
+            told["anthropic_beta"] = sorted(asking.native.betas)
         body, left_out = converse_body(told, model.upstream_model)
         names = OF_A_CHAT if asking.native is None else {"metadata": "metadata.user_id"}
         dropped += dict.fromkeys(names.get(name, name) for name in left_out)

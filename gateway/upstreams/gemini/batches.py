@@ -10,32 +10,26 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.upstreams.wire.base import UpstreamRequest
-from gateway.upstreams.wire.batches import MIB, BatchPlace, LineAnswer, RemoteBatch
+from gateway.upstreams.wire.batches import MIB, BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError
-from protocol.chat import ChatRequest
-from protocol.inference import Request
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")
 
 
-class GeminiBatches:
+class GeminiBatches(BatchWire):
     """Speaks of batches as Gemini does."""
 
     most_lines = 2_000  # their answers come in one document
     most_bytes = 16 * MIB  # 20 MB there, for requests that come in the body
-    keeps_names = True
     is_read_whole = True
-
-    def takes(self, request: Request) -> bool:
-        """Whether a line may ask this."""
-        return isinstance(request, ChatRequest)
+    key_header = "x-goog-api-key"
+    newest = "/batches?pageSize=100"
+    cancelling = ":cancel"
+    listed_under = ("operations", "batches")
 
     def line(self, built: UpstreamRequest, custom_id: str, place: BatchPlace) -> bytes:
         """Return one of the requests."""
         return b'{"request":' + built.body + b',"metadata":{"key":' + msgspec.json.encode(custom_id) + b"}}"
-
-    def upload(self, place: BatchPlace, name: str, lines: Sequence[bytes]) -> None:
-        """Return nothing: the lines go with the batch."""
 
     def create(
         self, place: BatchPlace, name: str, lines: Sequence[bytes], uploaded: Mapping[str, object]
@@ -44,19 +38,11 @@ class GeminiBatches:
         requests = b'{"requests":{"requests":[' + b",".join(lines) + b"]}}"
         body = b'{"batch":{"displayName":' + msgspec.json.encode(name) + b',"inputConfig":' + requests + b"}}"
         model = quote(place.model.removeprefix("models/"), safe="@")
-        return _request("POST", place, f"/models/{model}:batchGenerateContent", body)
+        return self.request("POST", place, f"/models/{model}:batchGenerateContent", body)
 
-    def look(self, place: BatchPlace, ident: str) -> UpstreamRequest:
-        """Return the request that asks for a batch."""
-        return _request("GET", place, f"/{quote(ident)}")
-
-    def search(self, place: BatchPlace) -> UpstreamRequest:
-        """Return the request that lists the newest batches."""
-        return _request("GET", place, "/batches?pageSize=100")
-
-    def cancel(self, place: BatchPlace, ident: str) -> UpstreamRequest:
-        """Return the request that cancels a batch."""
-        return _request("POST", place, f"/{quote(ident)}:cancel", b"{}")
+    def path_of(self, ident: str) -> str:
+        """Return where a batch is."""
+        return f"/{quote(ident)}"
 
     def read(self, told: Mapping[str, object]) -> RemoteBatch:
         """Return the batch that an operation tells of."""
@@ -72,17 +58,8 @@ class GeminiBatches:
             told=state.lower() or "ended",
             name=str(batch.get("displayName", "")) or None,
             lines=int(count) if isinstance(count, int | str) and str(count).isdigit() else None,
-            results=(f"/{quote(name)}",) if has_ended else (),
+            results=(self.path_of(name),) if has_ended else (),
         )
-
-    def read_list(self, told: Mapping[str, object]) -> list[RemoteBatch]:
-        """Return the batches of a list."""
-        found = told.get("operations") or told.get("batches")
-        return [self.read(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-    def read_answer(self, line: bytes) -> LineAnswer | None:
-        """Return nothing: results are one document."""
-        return None
 
     def read_whole(self, told: Mapping[str, object]) -> list[LineAnswer]:
         """Return the answers of an operation, in the order of its requests."""
@@ -91,11 +68,6 @@ class GeminiBatches:
         if isinstance(answers, dict):
             answers = answers.get("inlinedResponses")
         return [_answer_of(_dict(one)) for one in answers] if isinstance(answers, list) else []
-
-    def clean_up(self, place: BatchPlace, told: Mapping[str, object]) -> list[UpstreamRequest]:
-        """Return what deletes a batch, with all that it holds."""
-        name = told.get("name")
-        return [_request("DELETE", place, f"/{quote(name)}")] if isinstance(name, str) else []
 
 
 def _answer_of(one: Mapping[str, Any]) -> LineAnswer:
@@ -106,14 +78,3 @@ def _answer_of(one: Mapping[str, Any]) -> LineAnswer:
 
 def _dict(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _request(method: str, place: BatchPlace, path: str, body: bytes = b"") -> UpstreamRequest:
-    headers = {"accept-encoding": "identity"}
-    if body:
-        headers["content-type"] = "application/json"
-    if place.token:
-        headers["authorization"] = f"Bearer {place.token}"
-    elif place.api_key:
-        headers["x-goog-api-key"] = place.api_key
-    return UpstreamRequest(method, place.base_url + path, headers, body)

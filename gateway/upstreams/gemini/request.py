@@ -8,14 +8,12 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from gateway.model_facts.gemini_models import BUDGETS, EFFORTS, GeminiRules, rules_of
 from gateway.upstreams.gemini.names import safe_name
 from gateway.upstreams.gemini.schema import gemini_schema
 from gateway.upstreams.wire.errors import UpstreamRefused
 from gateway.upstreams.wire.signatures import geminis
-from gateway.upstreams.wire.unsayable import Unsayable, refuse_openais_own
+from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
     ChatRequest,
     ImagePart,
@@ -70,24 +68,13 @@ def content_body(request: ChatRequest, model: str, max_output: int) -> tuple[Blo
 def _left_out(request: ChatRequest) -> Iterator[str]:
     """Yield the fields that this API lacks and that say nothing about what the answer is to be."""
     thoughts = [message.thinking_blocks for message in request.messages]
-    asked = {
-        "presence_penalty": bool(request.presence_penalty),
-        "frequency_penalty": bool(request.frequency_penalty),
-        "logit_bias": any((request.logit_bias or {}).values()),
-        "verbosity": request.verbosity is not None,
+    asked = openais_wishes(request) | {
         "user": request.user is not None,
         "safety_identifier": request.safety_identifier is not None,
-        "prompt_cache_key": request.prompt_cache_key is not None,
-        "store": bool(request.store),
-        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
         "thinking_blocks": any(blocks and geminis(blocks) is None for blocks in thoughts),
-        "cache_control": any(map(_is_marked, request.messages)),
+        "cache_control": any(map(is_marked, request.messages)),
     }
     yield from (name for name, is_asked in asked.items() if is_asked)
-
-
-def _is_marked(message: Message) -> bool:
-    return isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content)
 
 
 def _instructions(messages: Iterable[Message]) -> Iterator[Block]:
@@ -161,15 +148,8 @@ def _inline(url: str) -> Block:
 
 
 def _call(call: ToolCall) -> Block:
-    """Return a call that the model made earlier. Its arguments are an object here, where OpenAI has a JSON text."""
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        words = f"The arguments of the tool call {call.id!r} are not a JSON object."
-        raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_tool_arguments")
-    return {"functionCall": {"id": call.id, "name": safe_name(call.function.name), "args": arguments}}
+    """Return a call that the model made earlier."""
+    return {"functionCall": {"id": call.id, "name": safe_name(call.function.name), "args": arguments_of(call)}}
 
 
 def _is_no_result(part: Block) -> bool:

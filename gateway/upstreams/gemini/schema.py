@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from gateway.upstreams.wire.unsayable import told_in_words
 
 Schema = dict[str, Any]
 
@@ -41,11 +41,4 @@ def gemini_schema(schema: Schema) -> Schema:
                 found[key] = value
             case _ if key not in SILENT:
                 rules[key] = value
-    if rules:
-        words = ", ".join(f"{key}: {_text(value)}" for key, value in rules.items())
-        found["description"] = f"{found['description']} ({words})" if found.get("description") else f"({words})"
-    return found
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return told_in_words(found, rules)

@@ -1,6 +1,5 @@
 # The Gemini wire format: generateContent of Google's API, and of Vertex AI. Requests are written in request.py, replies
-# read in replies.py and events.py, both for vectors in embeddings.py; here is how they are sent, and what failures of
-# its own kind mean.
+# read in replies.py and events.py, here are vectors, how all are sent, and what failures of its own kind mean.
 
 from __future__ import annotations
 
@@ -10,25 +9,28 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Raw, Struct
 
-from gateway.upstreams.gemini.embeddings import embedding_body, read_embeddings
 from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.replies import read_content, told_in
-from gateway.upstreams.gemini.request import content_body
+from gateway.upstreams.gemini.request import Block, content_body
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
-from gateway.upstreams.wire.natives import leave_out_anthropics
 from gateway.upstreams.wire.reading import (
     LONGEST_WAIT,
+    NOT_JSON,
+    NOTHING,
+    count_of,
     read_error_fields,
     read_retry_after,
+    read_usage,
     text_of,
     usual_failure,
 )
-from gateway.upstreams.wire.unsayable import Unsayable
+from gateway.upstreams.wire.unsayable import Unsayable, leave_out_anthropics
 from protocol.chat import ChatRequest
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 
@@ -121,3 +123,55 @@ def _delay(error: Mapping[str, Any], said: float | None) -> float | None:
     delays = (text_of(each.get("retryDelay")) for each in _details(error))
     found = next((match for text in delays if text and (match := DELAY.fullmatch(text))), None)
     return said if said is not None or found is None else min(float(found[1]), LONGEST_WAIT)
+
+
+LARGEST_FLOAT32 = 3.4028235e38
+
+
+def embedding_body(request: EmbeddingRequest, model: str) -> tuple[Block, list[str]]:
+    """Return the body of batchEmbedContents, and the names of the fields that it leaves out. Raises Unsayable for
+    tokens in place of texts: they are of another maker's vocabulary."""
+    given = [request.input] if isinstance(request.input, str) else request.input
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
+        words = "The model that answers here embeds texts, not token ids: its vocabulary is another one."
+        raise Unsayable(words, param="input")
+    wanted = {} if request.dimensions is None else {"outputDimensionality": request.dimensions}
+    name = f"models/{model.removeprefix('models/')}"
+    asked = [{"model": name, "content": {"parts": [{"text": text}]}, **wanted} for text in texts]
+    return {"requests": asked}, ["user"] if request.user is not None else []
+
+
+def read_embeddings(request: EmbeddingRequest, body: bytes) -> tuple[EmbeddingReply, Usage | None]:
+    """Return the vectors that ``body`` holds, and their count. Raises UpstreamError."""
+    try:
+        said = _decoder.decode(body)
+    except NOT_JSON as exc:
+        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+    wanted = 1 if isinstance(request.input, str) else len(request.input)
+    vectors = [each.values for each in said.embeddings]
+    if len(vectors) != wanted or not all(map(_is_vector, vectors)):
+        raise UpstreamError("The upstream's answer is empty, or not what was asked for.", outcome="malformed")
+    told = read_usage(said.usage_metadata, _UsageMetadata)
+    count = count_of(told.prompt_token_count) if told is not None else None
+    return EmbeddingReply(tuple(vectors)), Usage(input_tokens=count) if count else None
+
+
+def _is_vector(vector: tuple[float, ...]) -> bool:
+    return max(map(abs, vector), default=LARGEST_FLOAT32 * 2) <= LARGEST_FLOAT32
+
+
+class _Vector(Struct, frozen=True):
+    values: tuple[float, ...]
+
+
+class _UsageMetadata(Struct, frozen=True, rename="camel"):
+    prompt_token_count: int | float | None = None
+
+
+class _Embeddings(Struct, frozen=True, rename="camel"):
+    embeddings: tuple[_Vector, ...]
+    usage_metadata: Raw = NOTHING
+
+
+_decoder = msgspec.json.Decoder(_Embeddings)

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.wire.base import UpstreamRequest
-from gateway.upstreams.wire.batches import LARGEST, BatchPlace, LineAnswer, RemoteBatch
+from gateway.upstreams.wire.batches import BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.inference import Generation, Request
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 NAME = "tollgate"  # of the metadata that has ours
@@ -24,17 +23,18 @@ FULL = "token_limit_exceeded"  # the code of a batch for which too much waits al
 FILES_LIVE = 3 * 86_400  # seconds, in case we never come to delete one
 
 
-class OpenAIBatches:
+class OpenAIBatches(BatchWire):
     """Speaks of batches as OpenAI does."""
 
-    most_lines = 50_000
-    most_bytes = LARGEST  # 200 MB there
-    keeps_names = True
-    is_read_whole = False
+    most_lines = 50_000  # of 200 MB there
+    key_header = "api-key"  # at Azure
+    newest = "/batches?limit=100"
+    cancelling = "/cancel"
 
     def takes(self, request: Request) -> bool:
         """Whether a line may ask this: of vectors one each, since a batch may ask for 50,000."""
-        return not isinstance(request, EmbeddingRequest) or isinstance(request.input, str)
+        is_vector = isinstance(request, EmbeddingRequest) and isinstance(request.input, str)
+        return is_vector or isinstance(request, Generation)
 
     def line(self, built: UpstreamRequest, custom_id: str, place: BatchPlace) -> bytes:
         """Return a line of the input file."""
@@ -54,7 +54,7 @@ class OpenAIBatches:
         head = f'content-disposition: form-data; name="file"; filename="{name}.jsonl"\r\n'
         parts.append(f"--{boundary}\r\n{head}content-type: application/jsonl\r\n\r\n".encode())
         body = b"".join((*parts, b"\n".join(lines), f"\r\n--{boundary}--\r\n".encode()))
-        return _request("POST", place, "/files", body, f"multipart/form-data; boundary={boundary}")
+        return self.request("POST", place, "/files", body, f"multipart/form-data; boundary={boundary}")
 
     def create(
         self, place: BatchPlace, name: str, lines: Sequence[bytes], uploaded: Mapping[str, object]
@@ -66,19 +66,11 @@ class OpenAIBatches:
             "completion_window": "24h",
             "metadata": {NAME: name},
         }
-        return _request("POST", place, "/batches", msgspec.json.encode(asked))
+        return self.request("POST", place, "/batches", msgspec.json.encode(asked))
 
-    def look(self, place: BatchPlace, ident: str) -> UpstreamRequest:
-        """Return the request that asks for a batch."""
-        return _request("GET", place, f"/batches/{quote(ident, safe='')}")
-
-    def search(self, place: BatchPlace) -> UpstreamRequest:
-        """Return the request that lists the newest batches."""
-        return _request("GET", place, "/batches?limit=100")
-
-    def cancel(self, place: BatchPlace, ident: str) -> UpstreamRequest:
-        """Return the request that cancels a batch."""
-        return _request("POST", place, f"/batches/{quote(ident, safe='')}/cancel", b"{}")
+    def path_of(self, ident: str) -> str:
+        """Return where a batch is."""
+        return f"/batches/{quote(ident, safe='')}"
 
     def read(self, told: Mapping[str, object]) -> RemoteBatch:
         """Return the batch that an answer tells of."""
@@ -99,11 +91,6 @@ class OpenAIBatches:
             waits_for_room=batch.status == "failed" and FULL in codes,
         )
 
-    def read_list(self, told: Mapping[str, object]) -> list[RemoteBatch]:
-        """Return the batches of a list."""
-        found = told.get("data")
-        return [self.read(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
     def read_answer(self, line: bytes) -> LineAnswer | None:
         """Return what a line of the output file tells."""
         try:
@@ -113,15 +100,25 @@ class OpenAIBatches:
         is_answered = found.response is not None and found.response.status_code == 200
         return LineAnswer(found.custom_id, bytes(found.response.body) if is_answered and found.response else None)
 
-    def read_whole(self, told: Mapping[str, object]) -> list[LineAnswer]:
-        """Return nothing: results are lines."""
-        return []
-
     def clean_up(self, place: BatchPlace, told: Mapping[str, object]) -> list[UpstreamRequest]:
         """Return what deletes the files of a batch."""
         names = ("input_file_id", "output_file_id", "error_file_id")
         files = [one for name in names if isinstance(one := told.get(name), str) and one]
-        return [_request("DELETE", place, f"/files/{quote(one, safe='')}") for one in files]
+        return [self.request("DELETE", place, f"/files/{quote(one, safe='')}") for one in files]
+
+    def url_of(self, place: BatchPlace, path: str) -> str:
+        """Return the URL of a path: at Azure with its version."""
+        if place.api_version is None:
+            return place.base_url + path
+        version = f"api-version={quote(place.api_version, safe='')}"
+        return f"{place.base_url}/openai{path}{'&' if '?' in path else '?'}{version}"
+
+    def credentials(self, place: BatchPlace) -> dict[str, str]:
+        """Return the header that says who asks: at Azure a key goes first."""
+        if place.api_version is not None and place.api_key:
+            return {self.key_header: place.api_key}
+        secret = place.token or place.api_key
+        return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
 class _Input(Struct, frozen=True):
@@ -169,20 +166,3 @@ def _path_of(built: UpstreamRequest, place: BatchPlace) -> str:
     if place.api_version is not None:
         return path.partition("/deployments/")[2].partition("/")[2].join(("/", ""))
     return "/v1" + path.removeprefix(place.base_url)
-
-
-def _request(
-    method: str, place: BatchPlace, path: str, body: bytes = b"", kind: str = "application/json"
-) -> UpstreamRequest:
-    headers: dict[str, Any] = {"accept-encoding": "identity"}
-    if body:
-        headers["content-type"] = kind
-    url = place.base_url + path
-    if place.api_version is not None:
-        version = f"api-version={quote(place.api_version, safe='')}"
-        url = f"{place.base_url}/openai{path}{'&' if '?' in path else '?'}{version}"
-    if place.api_key and place.api_version is not None:
-        headers["api-key"] = place.api_key
-    elif secret := place.token or place.api_key:
-        headers["authorization"] = f"Bearer {secret}"
-    return UpstreamRequest(method, url, headers, body)

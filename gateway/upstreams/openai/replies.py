@@ -18,11 +18,12 @@ from gateway.upstreams.openai.parts import (
     told_usage,
 )
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, text_in
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest, Ranked, RerankReply, RerankRequest
 from protocol.inference import Request, WholeReply
+from protocol.media.images import Image, ImageReply, ImageRequest
 from protocol.usage import Usage
 
 LARGEST_FLOAT32 = 3.4028235e38
@@ -40,7 +41,15 @@ def read_whole(request: Request, body: bytes) -> tuple[WholeReply, Usage | None]
                 completion = _completion_decoder.decode(body)
                 if completion.choices:
                     return completion.reply(), told_usage(completion.usage)
-            case _:
+            case RerankRequest():
+                ranking = _rerank_decoder.decode(body)
+                if (ranked := ranking.reply(request)) is not None:
+                    return ranked, ranking.used()
+            case ImageRequest():
+                pictures = _image_decoder.decode(body)
+                if pictures.data and all(each.b64_json or each.url for each in pictures.data):
+                    return pictures.reply(), pictures.used()
+            case EmbeddingRequest():
                 vectors = _embedding_decoder.decode(body)
                 reply = vectors.reply()
                 if _are_vectors(reply, request):
@@ -181,6 +190,66 @@ def _is_vector(vector: tuple[float, ...] | str) -> bool:
         return False
 
 
+class _BilledUnits(Struct, frozen=True):
+    search_units: int | float | None = None
+
+
+class _Meta(Struct, frozen=True):
+    billed_units: _BilledUnits | None = None
+
+
+class _RerankUsage(Struct, frozen=True):
+    total_tokens: int | float | None = None
+
+
+class _Rerank(Struct, frozen=True):
+    results: tuple[Ranked, ...]
+    usage: _RerankUsage | None = None  # as Jina, Together and vLLM tell it
+    meta: _Meta | None = None  # as Cohere does
+
+    def reply(self, request: RerankRequest) -> RerankReply | None:
+        """Return the results, the best first, or ``None`` where they are not those of the request's documents."""
+        places = {ranked.index for ranked in self.results}
+        count = len(request.documents)
+        if not places <= set(range(count)) or len(places) < max(1, len(self.results)):
+            return None
+        ordered = sorted(self.results, key=lambda ranked: -ranked.relevance_score)
+        return RerankReply(tuple(ordered[: request.top_n]))
+
+    def used(self) -> Usage | None:
+        """Return what the upstream counted: tokens, search units, or ``None`` for neither."""
+        tokens = count_of(self.usage.total_tokens) if self.usage else None
+        billed = self.meta.billed_units if self.meta else None
+        units = count_of(billed.search_units) if billed else None
+        return Usage(input_tokens=tokens or 0, search_units=units or 0) if tokens or units else None
+
+
+class _ImageUsage(Struct, frozen=True):
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
+
+
+class _Images(Struct, frozen=True):
+    data: tuple[Image, ...]
+    size: str | None = None
+    quality: str | None = None
+    background: str | None = None
+    output_format: str | None = None
+    usage: _ImageUsage | None = None
+
+    def reply(self) -> ImageReply:
+        said = (self.size, self.quality, self.background, self.output_format)
+        return ImageReply(images=self.data, **dict(zip(ImageReply.__struct_fields__[1:], said, strict=True)))
+
+    def used(self) -> Usage:
+        """Return what was made, and the tokens that the upstream counted, if it did."""
+        told = self.usage or _ImageUsage()
+        tokens = (count_of(told.input_tokens) or 0, count_of(told.output_tokens) or 0)
+        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], images=len(self.data))
+
+
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _completion_decoder = msgspec.json.Decoder(_Completion)
 _embedding_decoder = msgspec.json.Decoder(_Embeddings)
+_rerank_decoder = msgspec.json.Decoder(_Rerank)
+_image_decoder = msgspec.json.Decoder(_Images)

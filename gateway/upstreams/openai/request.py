@@ -12,12 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
-from gateway.upstreams.wire.natives import leave_out_anthropics
 from gateway.upstreams.wire.short_ids import short_id
+from gateway.upstreams.wire.unsayable import is_marked, leave_out_anthropics
 from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
-from protocol.inference import Request
+from protocol.embeddings import EmbeddingRequest, RerankRequest
+from protocol.inference import Generation, Request
+from protocol.media.images import ImageRequest
+from protocol.serving.prompt_marks import PROMPT_MARKS
 
 # What our own engine understands beyond OpenAI's fields, and any caller may say.
 ENGINE_FIELDS = frozenset(
@@ -34,16 +36,22 @@ MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
 NEWER_LIMIT_SINCE = "2024-09-01"  # versions of Azure's API before this one refuse ``max_completion_tokens``, in words
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
-PATHS: dict[type, str] = {ChatRequest: "/chat/completions", CompletionRequest: "/completions"}
+PATHS: dict[type, str] = {
+    ChatRequest: "/chat/completions",
+    CompletionRequest: "/completions",
+    EmbeddingRequest: "/embeddings",
+    RerankRequest: "/rerank",
+    ImageRequest: "/images/generations",
+}
 
 
 def write_request(asking: Asking) -> UpstreamRequest:
     """Return the request, the model under its upstream name. Raises UpstreamUnable for tools of Claude's own."""
     request, dropped = replace(asking.request, model=asking.target.model.upstream_model), [*asking.left_out]
-    if isinstance(request, EmbeddingRequest):
-        path = "/embeddings"
-    else:
-        path = PATHS[type(request)]
+    path = PATHS[type(request)]
+    if isinstance(request, RerankRequest):  # texts by their places are ours to tell
+        request = replace(request, documents=tuple(request.texts), return_documents=None, user=None)
+    elif isinstance(request, Generation):
         options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
         request = replace(request, stream=asking.streams or None, stream_options=options)
     if isinstance(request, ChatRequest):
@@ -54,11 +62,15 @@ def write_request(asking: Asking) -> UpstreamRequest:
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
         headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
+        if asking.priority != "normal":
+            headers["x-priority"] = asking.priority
         if asking.time_left is not None:
             headers["x-deadline-ms"] = str(min(max(1, ceil(1000 * asking.time_left)), MOST_DEADLINE))
         if asking.fails_over:
             headers["x-fails-over"] = "1"
-        if not isinstance(request, EmbeddingRequest):
+        if asking.marks:
+            headers[PROMPT_MARKS] = asking.marks
+        if isinstance(request, Generation):
             extra["return_token_ids"] = True
             extra["return_gpu_seconds"] = True
             if request.seed is None:
@@ -119,19 +131,15 @@ def _marks_in(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the names of what ``_plain`` takes out of messages."""
     if any(message.thinking_blocks for message in messages):
         yield "thinking_blocks"
-    if any(map(_is_marked, messages)):
+    if any(map(is_marked, messages)):
         yield "cache_control"
-
-
-def _is_marked(message: Message) -> bool:
-    return isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content)
 
 
 def _plain(message: Message) -> Message:
     """Return a message without what only Anthropic's models understand: signed thinking and marks for the cache."""
     if message.thinking_blocks:
         message = replace(message, thinking_blocks=None)
-    if _is_marked(message):
+    if is_marked(message):
         assert isinstance(message.content, tuple)
         parts = tuple(
             part if isinstance(part, RefusalPart) else replace(part, cache_control=None) for part in message.content

@@ -45,10 +45,12 @@ class Asking(Struct, frozen=True, kw_only=True):
     tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
     tier: str = "interactive"
+    priority: str = "normal"  # of a call among its team's
     time_left: float | None = None  # seconds that the call may still take
     fails_over: bool = False  # there are other replicas to go on with a reply that breaks
     seed: int = 0  # for a request without one, so that another replica can continue the reply
     resume: Resume | None = None
+    marks: str = ""  # of the prompt's beginnings, for a replica that tells which of them it has cached
 
 
 @dataclass(slots=True)

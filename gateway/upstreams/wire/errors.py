@@ -39,30 +39,16 @@ class UpstreamFailure(ServiceError):
         self.outcome = outcome or self.outcome
 
 
-class UpstreamError(UpstreamFailure):
+class UpstreamError(UpstreamFailure, status=502, code="upstream_error"):
     """The upstream broke, cut the answer, spoke nonsense, or refused our own key."""
 
-    status = 502
-    type = "server_error"
-    code = "upstream_error"
 
-
-class UpstreamTimeout(UpstreamFailure):
+class UpstreamTimeout(UpstreamFailure, status=504, code="upstream_timeout", outcome="timeout"):
     """The upstream took longer than its deadline."""
 
-    status = 504
-    type = "server_error"
-    code = "upstream_timeout"
-    outcome = "timeout"
 
-
-class UpstreamBusy(UpstreamFailure):
+class UpstreamBusy(UpstreamFailure, status=429, code="rate_limit_exceeded", outcome="rate_limited"):
     """The upstream's rate limit refused us. ``retry_after`` is seconds, when it said."""
-
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    outcome = "rate_limited"
 
     def __init__(self, message: str, *, retry_after: float | None = None, outcome: str | None = None) -> None:
         wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
@@ -70,13 +56,8 @@ class UpstreamBusy(UpstreamFailure):
         self.retry_after = retry_after
 
 
-class UpstreamFull(UpstreamFailure):
+class UpstreamFull(UpstreamFailure, status=503, code="overloaded", outcome="full"):
     """One of our own engines is well and takes no more now: its queue is full, it starts, or it drains."""
-
-    status = 503
-    type = "server_error"
-    code = "overloaded"
-    outcome = "full"
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
@@ -84,31 +65,17 @@ class UpstreamFull(UpstreamFailure):
         self.retry_after = retry_after
 
 
-class UpstreamRefused(UpstreamFailure):
+class UpstreamRefused(UpstreamFailure, status=400, outcome="refused", moves_on=False):
     """The upstream says that the request itself is at fault; the caller is told so in the upstream's words."""
 
-    status = 400
-    type = "invalid_request_error"
-    outcome = "refused"
-    moves_on = False
 
-
-class UpstreamTooLong(UpstreamRefused):
+class UpstreamTooLong(UpstreamRefused, code="context_length_exceeded", moves_on=True):
     """The prompt, or the prompt and the answer asked for, is longer than this model's context."""
 
-    code = "context_length_exceeded"
-    moves_on = True
 
-
-class UpstreamUnable(UpstreamRefused):
+class UpstreamUnable(UpstreamRefused, code="unsupported_parameter", moves_on=True):
     """This model has no such parameter. Another one of the route may; another endpoint of the same would not."""
 
-    code = "unsupported_parameter"
-    moves_on = True
 
-
-class UpstreamFiltered(UpstreamRefused):
+class UpstreamFiltered(UpstreamRefused, code="content_policy_violation", outcome="filtered"):
     """The upstream's own content filter forbids the request, or the answer to it: no other upstream is asked for it."""
-
-    code = "content_policy_violation"
-    outcome = "filtered"

@@ -1,10 +1,19 @@
 # What a wire format has no words for and what changes the answer's meaning: no upstream is asked for it; another model
-# of the route may be.
+# of the route may be. And what changes no meaning: a provider that refuses it is asked without, which its caller hears.
 
 from __future__ import annotations
 
-from gateway.upstreams.wire.errors import UpstreamUnable
-from protocol.chat import ChatRequest
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.core.settings import DROPPABLE
+from gateway.upstreams.wire.errors import UpstreamRefused, UpstreamUnable
+from protocol.chat import ChatRequest, Message, ToolCall
+from protocol.inference import Request
+from protocol.messages import MessagesRequest
 
 FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 
@@ -25,3 +34,75 @@ def refuse_openais_own(request: ChatRequest) -> None:
     for name, is_asked in asked.items():
         if is_asked:
             raise Unsayable(f"The model that answers here does not know '{name}'. Leave it out.", param=name)
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments of a call that a model made earlier, for APIs where they are an object and no JSON text."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        words = f"The arguments of the tool call {call.id!r} are not a JSON object."
+        raise UpstreamRefused(words, outcome="unsayable", param="messages", code="invalid_tool_arguments")
+    return arguments
+
+
+def openais_wishes(request: ChatRequest) -> dict[str, bool]:
+    """Return fields that APIs other than OpenAI's lack, and that say nothing about what the answer is to be: whether
+    each is wished for."""
+    return {
+        "presence_penalty": bool(request.presence_penalty),
+        "frequency_penalty": bool(request.frequency_penalty),
+        "logit_bias": any((request.logit_bias or {}).values()),
+        "verbosity": request.verbosity is not None,
+        "prompt_cache_key": request.prompt_cache_key is not None,
+        "store": bool(request.store),
+        "messages.name": any(message.name for message in request.messages if message.role != "tool"),
+    }
+
+
+def is_marked(message: Message) -> bool:
+    """Whether a message has a mark of Anthropic's for the cache."""
+    return isinstance(message.content, tuple) and any(getattr(part, "cache_control", None) for part in message.content)
+
+
+def told_in_words(schema: dict[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with the rules that its API has no keyword for in its description."""
+    if not rules:
+        return schema
+    said = {
+        key: value if isinstance(value, str) else msgspec.json.encode(value).decode() for key, value in rules.items()
+    }
+    words = f"({', '.join(f'{key}: {value}' for key, value in said.items())})"
+    return schema | {"description": f"{schema['description']} {words}" if schema.get("description") else words}
+
+
+SomeRequest = TypeVar("SomeRequest", bound=Request)
+
+
+def without_fields(request: SomeRequest, names: Collection[str]) -> tuple[SomeRequest, tuple[str, ...]]:
+    """Return a request without these of its fields, and the names of those that it had."""
+    if not names:
+        return request, ()
+    gone = tuple(name for name in DROPPABLE if name in names and _is_said(request, name))
+    return (replace(request, **dict.fromkeys(gone)), gone) if gone else (request, ())
+
+
+def _is_said(request: Request, name: str) -> bool:
+    value = getattr(request, name, None)
+    if isinstance(value, dict) and name == "logit_bias":
+        return all(abs(bias) < FORCED_BIAS for bias in value.values())
+    return value is not None
+
+
+def leave_out_anthropics(asked: MessagesRequest) -> Iterator[str]:
+    """Yield the names of the fields that no other API has. Raises UpstreamUnable for tools and blocks of Claude's own,
+    which change the meaning."""
+    yield from asked.anthropics_wishes()
+    if (kind := asked.kind_of_its_own) is not None:
+        is_tool = any(tool.type == kind for tool in asked.tools or ())
+        what = f"does not know the tool '{kind}'" if is_tool else f"takes no block of type '{kind}'"
+        right = "Describe it with an 'input_schema'" if is_tool else "Send its text, or pictures of its pages"
+        words = f"The model that answers here {what}. {right}, or ask one of Anthropic's models."
+        raise UpstreamUnable(words, param="tools" if is_tool else "messages")

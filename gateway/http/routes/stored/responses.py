@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from gateway.accounts.guards import team_guard
+from gateway.core.errors import UpgradeRequired
+from gateway.dialects.responses import ENDPOINT
 from gateway.http.background_response import ListenResponse
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_parameters, read_whole
 from gateway.http.inference_port import inference_of
+from gateway.http.websocket.protocol import SOCKET
+from gateway.http.websocket.session import ResponseSession
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.turns import Turn, told_items
@@ -18,6 +24,21 @@ from protocol.errors import BadRequest, NotFound, invalid_value
 
 LONGEST_PAGE = 100
 USUAL_PAGE = 20
+
+
+@get(ENDPOINT.path, guards=[team_guard], summary="Answer responses over a WebSocket")
+async def open_responses(request: AnyRequest) -> Response[bytes]:
+    """Open a WebSocket (``upgrade: websocket``), over which ``response.create`` asks for one response after the
+    other."""
+    extensions: Any = request.scope.get("extensions")
+    session: ResponseSession | None = extensions.get(SOCKET) if extensions else None
+    if session is None:
+        raise UpgradeRequired("GET opens a WebSocket: send 'upgrade: websocket'. To ask for one response, POST it.")
+    if "idempotency-key" in request.headers:
+        words = "An Idempotency-Key is for one response: send it as 'idempotency_key' in a 'response.create'."
+        raise BadRequest(words, param="Idempotency-Key")
+    session.begin(caller_of(request))
+    return answer({})
 
 
 @get(
@@ -43,8 +64,8 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
         if not turn.ran_behind():
             words = "Only a response in the background has a stream to be read: leave 'stream' out."
             raise BadRequest(words, param="stream")
-        events = backgrounds.listen(team_id, response_id, after)
-        return ListenResponse(events, inference_of(request).keep_alive)
+        backgrounds.refuse_listener(team_id)
+        return ListenResponse(backgrounds, inference_of(request).keep_alive, team_id, response_id, after)
     turn = await backgrounds.settled(team_id, response_id, turn)
     return ASGIResponse(body=bytes(turn.response), media_type="application/json")
 

@@ -1,0 +1,133 @@
+# Replicas that come and go: engines announce themselves in Redis, and a gateway that knows their pool alone asks them.
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import gateway.cli
+from gateway.core.settings import Fleet, Pool, ProviderSettings, Timeouts
+from gpu_backend.server.client.announcer import FleetSettings
+from tests.support.fake_engine import FakeEngine, speaking
+from tests.support.front import CHAT, running_front, write_small_files
+from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
+from tests.support.waiting import until
+
+SECRET, ENGINE_SECRET = "a secret of the fleet 0123", "the engines' own secret"
+
+
+@dataclass
+class Scene:
+    """A gateway before a pool, and engines that come and go."""
+
+    house: House
+    folder: Path
+    fleet: FleetSettings
+    running: dict[str, contextlib.ExitStack] = field(default_factory=dict)
+
+    def start(self, **more: Any) -> str:
+        """Start an engine that announces itself and return its URL."""
+        fleet = FleetSettings(**{"pool": "own", "redis_url": self.fleet.redis_url, "secret": SECRET} | more)
+        stack = contextlib.ExitStack()
+        engine = FakeEngine(speaking([70, 71, 72]), max_model_len=512)
+        url = stack.enter_context(running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet))
+        self.running[url] = stack
+        return url
+
+    def stop(self, url: str) -> None:
+        """End an engine as SIGTERM does."""
+        self.running.pop(url).close()
+
+    def call(self, text: str = "hi") -> int:
+        """Make a call and return its status."""
+        body = CHAT | {"messages": [{"role": "user", "content": text}], "max_tokens": 3}
+        with self.house.client() as client:
+            return client.post("/v1/chat/completions", json=body).status_code
+
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """Return what /admin/instances shows, by address."""
+        with self.house.client(self.house.admin_key) as admin:
+            shown = admin.get("/admin/instances").raise_for_status().json()["instances"]
+        return {one["base_url"].removesuffix("/v1"): one for one in shown}
+
+    def asked(self) -> set[str]:
+        """Return the addresses that are asked."""
+        return {url for url, one in self.replicas().items() if one["takes_calls"]}
+
+
+@pytest.fixture(scope="module")
+def scene(databases: Any, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A gateway whose one provider has no address but those that announce themselves."""
+    tmp_path = tmp_path_factory.mktemp("fleet")
+    own = ProviderSettings(
+        name="own",
+        format="openai",
+        api_keys=(ENGINE_SECRET,),
+        self_hosted=True,
+        endpoints=(),
+        timeouts=Timeouts(connect=1.0, first_token=20.0, between_tokens=20.0, total=30.0),
+        breaker=NEVER_OPENS,
+    )
+    more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}
+    more["fleet"] = Fleet(secrets=(SECRET,), pools={"own": Pool(region="here")})
+    with databases.lend() as url, running_house(settings_for(url, redis_url, "", tmp_path / "data", **more)) as house:
+        fleet = FleetSettings(pool="own", redis_url=redis_url, secret=SECRET)
+        scene = Scene(house, write_small_files(tmp_path / "tiny"), fleet)
+        yield scene
+        for stack in scene.running.values():
+            stack.close()
+
+
+def test_replicas_come_and_go(scene: Scene) -> None:
+    """No reload: a pool without a replica is a 503, one that comes is asked, and one that drains is not. An engine that
+    ends as SIGTERM has it fails no call."""
+    before = scene.call()
+    first = scene.start()
+    until(lambda: scene.asked() == {first})
+    second = scene.start()
+    until(lambda: scene.asked() == {first, second})
+    with ThreadPoolExecutor(1) as beside:
+        ending, statuses = beside.submit(scene.stop, second), set[int]()
+        while not ending.done() or second in scene.replicas():
+            statuses.add(scene.call(f"hi {time.monotonic()}"))  # by its words each goes to one of both
+            time.sleep(0.03)
+    with scene.house.client(ENGINE_SECRET) as client:
+        client.post(first + "/drain").raise_for_status()
+    until(lambda: scene.asked() == set())
+    drained, after_drain = scene.replicas()[first]["state"], scene.call()
+    scene.stop(first)
+    until(lambda: first not in scene.replicas())
+
+    assert (before, statuses, drained, after_drain) == (503, {200}, "draining", 503)
+
+
+def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine with another secret is not even shown, one with the right one is, by `tollgate fleet status` too: pool,
+    address, state, version and heartbeat."""
+    monkeypatch.setenv("TOLLGATE_URL", scene.house.url)
+    monkeypatch.setenv("TOLLGATE_KEY", scene.house.admin_key)
+    if not any(group.name == "fleet" for group in gateway.cli.app.registered_groups):
+        gateway.cli.add_commands()
+    stranger = scene.start(secret="a secret of a stranger 0123")
+    url = scene.start()
+    until(lambda: url in scene.asked())
+    shown = scene.replicas()
+    table = CliRunner().invoke(gateway.cli.app, ["fleet", "status"]).stdout
+    with scene.house.client(scene.house.admin_key) as admin:
+        metrics = admin.get("/metrics").text
+    row = shown[url]
+
+    assert stranger not in shown
+    assert (row["pool"], row["state"], row["takes_calls"], row["block_size"]) == ("own", "active", True, 16)
+    assert row["heartbeat_at"] and row["version"] is None and row["reason"] is None
+    assert table.splitlines()[0].split("\t")[:3] == ["pool", "base_url", "state"]
+    assert url in table and stranger not in table
+    assert 'tollgate_fleet_replicas{pool="own",state="active"} 1.0' in metrics
