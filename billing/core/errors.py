@@ -16,44 +16,24 @@ from billing.core.money import to_text
 from protocol.errors import ServiceError
 
 
-class RateLimited(ServiceError):
+class RateLimited(ServiceError, status=429, code="rate_limit_exceeded"):
     """A limit has no room now, and will have some after ``retry-after``."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
 
-
-class QuotaExhausted(ServiceError):
+class QuotaExhausted(ServiceError, status=429, type="insufficient_quota", code="insufficient_quota"):
     """What is settled leaves no room until the limit's period ends or the limit is raised."""
 
-    status = 429
-    type = "insufficient_quota"
-    code = "insufficient_quota"
 
-
-class ExceedsLimit(ServiceError):
+class ExceedsLimit(ServiceError, status=429, code="rate_limit_exceeded"):
     """The request would not fit even into an unused limit; waiting cannot help."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
 
-
-class LimitUnknown(ServiceError):
+class LimitUnknown(ServiceError, status=503, code="overloaded"):
     """What a limit has left cannot be told now, so the call may not begin."""
 
-    status = 503
-    type = "server_error"
-    code = "overloaded"
 
-
-class JournalFull(ServiceError):
+class JournalFull(ServiceError, status=503, code="overloaded"):
     """The call cannot be written down, so it may not begin."""
-
-    status = 503
-    type = "server_error"
-    code = "overloaded"
 
 
 def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError:
@@ -68,7 +48,9 @@ def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError
 
 
 def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
-    whose = "this key" if refused.scope.kind == "key" else f"team {refused.scope.id}"
+    scope = refused.scope
+    team = scope.id.removesuffix(f"/{scope.model}")
+    whose = "this key" if scope.kind == "key" else f"team {team} for {scope.model}" if scope.model else f"team {team}"
     limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
     wanted = _amount(refused, refused.wanted)
     do_not_retry = {"x-should-retry": "false"}
@@ -83,7 +65,7 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     if refused.is_settled and refused.limit in (*DOLLAR_LIMITS, LimitName.TOKENS_PER_DAY):
         return QuotaExhausted(
             f"{limit} has no room for {wanted}: {_amount(refused, refused.used)} are used. {_what_fits(fits)} "
-            "The limit opens again when its period ends; an administrator can raise it.",
+            f"The limit opens again {_opens(refused.limit)}; an administrator can raise it.",
             param="max_tokens" if fits is not None and fits > 0 else None,
             headers=do_not_retry,
         )
@@ -115,6 +97,10 @@ def _amount(refused: RefusedHold, value: int) -> str:
         return f"${to_text(value)}"
     unit = "token" if refused.limit in TOKEN_LIMITS else "request"
     return f"{value:,} {unit}{'' if value == 1 else 's'}"
+
+
+def _opens(limit: LimitName) -> str:
+    return "on the first of the month, 00:00 UTC" if limit is LimitName.USD_PER_MONTH else "at 00:00 UTC"
 
 
 def _per(limit: LimitName) -> str:

@@ -22,11 +22,13 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Scope(Struct, frozen=True):
-    """Whose limits: a team, or one of its keys. All scopes of a team share one hash tag in Redis."""
+    """Whose limits: a team's, one of its keys', or a team's for one model. All scopes of a team share one hash tag in
+    Redis."""
 
-    kind: str  # "team" or "key"
-    id: str
+    kind: str  # "team", "key" or "model"
+    id: str  # of a model "TEAM/MODEL"
     limits: Limits
+    model: str = ""  # whose calls alone count; empty: all of them
 
     @property
     def name(self) -> str:
@@ -40,6 +42,7 @@ class Leg(Struct, frozen=True):
     target: str  # Target.key
     tokens: int
     cost_nanousd: int
+    model: str = ""  # ModelSpec.name
 
 
 class HoldRequest(Struct, frozen=True, kw_only=True):
@@ -62,6 +65,16 @@ class HoldRequest(Struct, frozen=True, kw_only=True):
     def cost_nanousd(self) -> int:
         """Nano-dollars held: the most of any leg."""
         return max((leg.cost_nanousd for leg in self.legs), default=0)
+
+    @property
+    def amounts(self) -> tuple[tuple[int, int], ...]:
+        """Tokens and nano-dollars held of each scope: of a model's, the most of the legs that it would answer."""
+        whole = self.tokens, self.cost_nanousd
+        return tuple([whole if not scope.model else self._most_of(scope.model) for scope in self.scopes])
+
+    def _most_of(self, model: str) -> tuple[int, int]:
+        legs = [leg for leg in self.legs if leg.model == model]
+        return max((leg.tokens for leg in legs), default=0), max((leg.cost_nanousd for leg in legs), default=0)
 
 
 class LimitName(StrEnum):
@@ -126,6 +139,7 @@ class Settlement(Struct, frozen=True):
 
     usage: Usage
     cost_nanousd: int
+    model: str = ""  # that answered, as the call's record names it
 
 
 TOKEN_LIMITS = frozenset({LimitName.TOKENS_PER_MINUTE, LimitName.TOKENS_PER_DAY})

@@ -15,6 +15,8 @@ from billing.core.money import NanoDollars
 from protocol.usage import Usage
 
 MILLION = 1_000_000
+# What is priced by the piece: the count in a usage, and the field of a price.
+UNIT_PRICES = (("web_searches", "web_search"), ("search_units", "search_unit"), ("images", "image"))
 
 
 class Rates(Struct, frozen=True, kw_only=True):
@@ -55,6 +57,9 @@ class Price(Rates, frozen=True, kw_only=True):
     """
 
     request: NanoDollars = NanoDollars(0)  # for each call, whatever its tokens
+    web_search: NanoDollars | None = None  # for each search that the upstream makes; None: not known
+    image: NanoDollars | None = None  # for each picture that is made; None: its tokens alone
+    search_unit: NanoDollars | None = None  # for each query with up to a hundred documents to rank; None: nothing
     steps: tuple[PriceStep, ...] = ()  # by rising ``above``
     batch_discount: float = 1.0  # the factor on everything in tier batch; below 1 at our own engines alone
     later: tuple[LaterPrice, ...] = ()  # announced changes, in their order
@@ -89,6 +94,8 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
         per_million += written * (0 if rates.cache_write is None else rates.cache_write - rates.input)
     if usage.reasoning_tokens and rates.reasoning is not None:
         per_million += min(max(0, usage.reasoning_tokens), output) * (rates.reasoning - rates.output)
+    for count, rate, _ in _units_of(usage, price):
+        per_million += count * rate * MILLION
     return _charge(per_million, discount if batch else 1.0)
 
 
@@ -122,7 +129,17 @@ def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | N
     if price.request:
         fee = _charge(requests * price.request * MILLION, discount)
         lines.append(CostLine("request", requests, price.request, fee))
+    for count, rate, kind in _units_of(usage, price):
+        lines.append(CostLine(kind, count, rate, _charge(count * rate * MILLION, discount)))
     return lines
+
+
+def _units_of(usage: Usage, price: Price) -> Iterator[tuple[int, NanoDollars, str]]:
+    """Yield what is priced by the piece: how many, at what, and which."""
+    for unit, kind in UNIT_PRICES:
+        count: int = getattr(usage, unit)
+        if count > 0 and (rate := getattr(price, kind)):
+            yield count, rate, kind
 
 
 def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:
@@ -156,7 +173,9 @@ def times(price: Price, factor: float) -> Price:
     steps = tuple(replace(step, **_rates_times(step, factor)) for step in price.steps)
     later = tuple(LaterPrice(change.starts, times(change.price, factor)) for change in price.later)
     request = _charge(price.request * MILLION, factor)
-    return replace(price, **_rates_times(price, factor), request=request, steps=steps, later=later)
+    said = ((kind, getattr(price, kind)) for _, kind in UNIT_PRICES)
+    units = {kind: _charge(rate * MILLION, factor) for kind, rate in said if rate is not None}
+    return replace(price, **_rates_times(price, factor), **units, request=request, steps=steps, later=later)
 
 
 def _rates_times(rates: Rates, factor: float) -> dict[str, NanoDollars]:
@@ -196,7 +215,8 @@ def _most_per_million(most: Usage, price: Price) -> int:
         prompt * requests * rates.dearest_input + most.output_tokens * rates.dearest_output
         for rates, prompt in _reachable(-(-most.input_tokens // requests), price)
     )
-    return dearest + price.request * requests * MILLION
+    pieces = sum(count * rate for count, rate, _ in _units_of(most, price))
+    return dearest + (price.request * requests + pieces) * MILLION
 
 
 def _reachable(prompt: int, price: Price) -> Iterator[tuple[Rates, int]]:

@@ -92,6 +92,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_tokens: int = 0
     held_nanousd: int = 0
     price: str = ""  # the edition of the price that the cost was reckoned by
+    held_models: tuple[str, ...] | None = None  # whose own limits the call held; none where its team sets none
 
     @property
     def is_cached(self) -> bool:

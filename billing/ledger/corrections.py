@@ -41,6 +41,9 @@ class Correction(Struct, frozen=True, kw_only=True):
 BOOKED = [name for name in Correction.__struct_fields__ if name not in ("actor", "booked_on", "created_at")]
 
 
+# No limits of a model begin meanwhile: then they would not know of this one.
+OPEN_LEDGER = text("SELECT FROM open_ledger()")
+LIMITED = text("SELECT name FROM limited_models(ARRAY[CAST(:team_id AS text)]) AS name WHERE name = :scope")
 CORRECT = text("SELECT correct_balances(CAST(:scopes AS text[]), :day, :tokens, :nanousd)")
 
 
@@ -51,6 +54,10 @@ async def add_correction(connection: AsyncConnection, correction: Correction) ->
     query = insert(corrections).values(**values).on_conflict_do_nothing().returning(corrections.c.id)
     if (await connection.execute(query)).scalar_one_or_none() is not None:
         scopes = [f"team:{correction.team_id}"] + [f"key:{correction.key_id}"] * (correction.key_id is not None)
+        if correction.model_used is not None:
+            await connection.execute(OPEN_LEDGER)
+            of = {"team_id": correction.team_id, "scope": f"model:{correction.team_id}/{correction.model_used}"}
+            scopes += (await connection.execute(LIMITED, of)).scalars()
         tokens = correction.input_tokens + correction.output_tokens
         counted = {"tokens": tokens, "nanousd": correction.cost_nanousd}
         await connection.execute(CORRECT, {"scopes": scopes, "day": correction.day.isoformat(), **counted})

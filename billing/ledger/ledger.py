@@ -4,6 +4,9 @@
 # A batch goes to Postgres as one JSON document, and one statement does the rest: an array for each column cost the
 # gateway ten times the time, and where all gateways add to one team's daily sum, the time from there to the commit is
 # what bounds them (docs/experiments/money/batch-of-rows.md).
+#
+# A row also spends a lease of its team's limits for its model, where the team has ever set any (limited_models): its
+# owner's, if its call held these limits, and else that of no owner, as the limits were set while it ran.
 
 from __future__ import annotations
 
@@ -85,15 +88,22 @@ INSERT = text(f"""
         ON CONFLICT (day, endpoint) DO UPDATE
         SET gpu_cost_nanousd = endpoint_days.gpu_cost_nanousd + excluded.gpu_cost_nanousd
         RETURNING 1
-    ), charted AS ({series.ADD_NEW}), spent AS (
-        SELECT owner, scope.name AS scope, unit.name AS unit, to_char(day, 'YYYY-MM-DD') AS day,
+    ), charted AS ({series.ADD_NEW}), limited AS MATERIALIZED (
+        SELECT name FROM limited_models(ARRAY(SELECT DISTINCT team_id FROM new)) AS name
+    ), spent AS (
+        SELECT scope.owner, scope.name AS scope, unit.name AS unit, to_char(day, 'YYYY-MM-DD') AS day,
                CAST(sum(unit.amount) AS bigint) AS amount
         FROM new,
-             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             LATERAL (
+                 VALUES ('team:' || team_id, owner), ('key:' || key_id, owner)
+                 UNION ALL
+                 SELECT name, CASE WHEN model_used = ANY (held_models) THEN owner ELSE '' END
+                 FROM limited WHERE name = 'model:' || team_id || '/' || model_used
+             ) AS scope (name, owner),
              LATERAL (VALUES ('tokens', CAST(input_tokens AS bigint) + output_tokens),
                              ('nanousd', cost_nanousd)) AS unit (name, amount)
         WHERE status IN ({", ".join(f"'{status}'" for status in sorted(CHARGED))}) AND unit.amount > 0
-        GROUP BY owner, scope.name, unit.name, day
+        GROUP BY scope.owner, scope.name, unit.name, day
     )
     SELECT (SELECT count(*) FROM summed) AS lines, (SELECT count(*) FROM own) AS endpoints,
            (SELECT count(*) FROM charted) AS charted, (SELECT count(*) FROM new) AS new,

@@ -25,7 +25,8 @@ class GroupBy(StrEnum):
     DAY = "day"
     MONTH = "month"
     USER = "user"  # as callers tag their calls
-    TEAM = "team"  # of a statement of the whole deployment
+    TEAM = "team"  # of a statement of the whole deployment,
+    COST_CENTRE = "cost_centre"  # as is this: what its teams have now
 
 
 class Tag(Struct, frozen=True):
@@ -52,6 +53,7 @@ COLUMNS = {
     GroupBy.DAY: "CAST({book}.day AS text)",
     GroupBy.MONTH: "to_char({book}.day, 'YYYY-MM')",
     GroupBy.TEAM: "{book}.team_id",
+    GroupBy.COST_CENTRE: "(SELECT cost_centre FROM teams WHERE teams.id = {book}.team_id)",
     GroupBy.USER: "{calls}.user_tag",
 }
 # Each sum, what it adds up, and of which rows; once of what came in time, and once, as ``late_…``, of all else.

@@ -16,6 +16,7 @@ from billing.core.edges import Clock, Database
 TOKENS, NANOUSD = "tokens", "nanousd"  # units
 TIGHT_CHANNEL = "tollgate_leases"  # the name of a scope is told there when one of its balances becomes tight
 ALIVE = 10.0  # seconds since an owner was last seen, after which its share goes to the others
+RESERVATIONS = "provider-batch:"  # what the names of owners begin with that are reservations, and no processes
 
 
 class Need(Struct, frozen=True):
@@ -77,10 +78,12 @@ class Beat(Struct, frozen=True):
 
     beat: int
     now: float  # unix seconds
-    living: int  # owners, the one that is told included
+    living: int  # processes, the one that is told included
     found_at: float | None  # when an owner last found that the database forgot; unix seconds
     tight: list[str]  # scopes that have become tight lately
-    server: float = 0.0  # when the server was started that tells this; another one may lack what the last one knew
+    # Which database tells this: when its server was started, and what it and our tables are to that, as one number.
+    # Another one may be a replica or made from a backup, and lack what the last one knew.
+    server: float = 0.0
 
 
 class LeaseStore(Protocol):
@@ -133,6 +136,7 @@ class PostgresLeases:
             "backlog": backlog,
             "moment": self._moment(),
             "alive": ALIVE,
+            "reservations": f"{RESERVATIONS}%",
         }
         async with self._database.in_time() as connection:
             row = (await connection.execute(BEAT, values)).one_or_none()
@@ -188,7 +192,11 @@ class PostgresLeases:
 
     async def found_failover(self, known: float | None) -> float:
         """Note that the database forgot."""
-        values = {"moment": self._moment(), "known": None if known is None else datetime.fromtimestamp(known, UTC)}
+        values = {
+            "moment": self._moment(),
+            "known": None if known is None else datetime.fromtimestamp(known, UTC),
+            "reservations": f"{RESERVATIONS}%",
+        }
         async with self._database.at_once() as connection:
             return float((await connection.execute(FOUND, values)).scalar_one())
 
@@ -217,8 +225,11 @@ BEAT = text("""
     RETURNING beat, extract(epoch FROM now.moment) AS now,
               (SELECT extract(epoch FROM found_at) FROM failovers) AS found_at,
               (SELECT count(*) FROM owners AS other WHERE other.id <> :owner AND other.ended_at IS NULL
-                  AND other.seen_at > now.moment - make_interval(secs => :alive)) + 1 AS living,
-              extract(epoch FROM pg_postmaster_start_time()) AS server,
+                  AND other.seen_at > now.moment - make_interval(secs => :alive)
+                  AND other.id NOT LIKE :reservations) + 1 AS living,
+              extract(epoch FROM pg_postmaster_start_time())
+                  + (SELECT CAST(oid AS bigint) FROM pg_database WHERE datname = current_database())
+                  + CAST(CAST(CAST('owners' AS regclass) AS oid) AS bigint) AS server,
               (SELECT array_agg(DISTINCT scope) FROM balances WHERE tight_since > now.moment - interval '3 s') AS tight
 """)
 # Numbers travel as text: of all array types the driver knows that of texts by itself, and would look the others up in
@@ -236,8 +247,12 @@ TELL = text("""
                        CAST(CAST(:grants AS text[]) AS bigint[]), CAST(CAST(:returns AS text[]) AS bigint[]),
                        :is_all, CAST(:moment AS timestamptz))
 """)
+# A reservation has no process that tells its leases: nothing waits for it.
 FOUND = text("""
-    INSERT INTO failovers (found_at) SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp())
+    WITH now AS MATERIALIZED (SELECT coalesce(CAST(:moment AS timestamptz), clock_timestamp()) AS moment), told AS (
+        UPDATE owners SET set_again_at = moment FROM now WHERE id LIKE :reservations AND ended_at IS NULL
+    )
+    INSERT INTO failovers (found_at) SELECT moment FROM now
     ON CONFLICT (id) DO UPDATE SET found_at =
         CASE WHEN failovers.found_at <= :known THEN excluded.found_at ELSE failovers.found_at END
     RETURNING extract(epoch FROM found_at)

@@ -106,8 +106,8 @@ class Held(Struct, frozen=True, eq=False):
 
     team_id: str
     rooms: tuple[Pair, ...]  # of each scope
-    tokens: int
-    nanousd: int
+    amounts: tuple[tuple[int, int], ...]  # tokens and nano-dollars held of each
+    models: tuple[str, ...]  # whose calls alone each counts
 
 
 class _Waiting(Struct, eq=False):
@@ -180,23 +180,26 @@ class Leases:
         rooms, day = self._rooms_of(request), day_of(request.request_id)
         for scope in request.scopes:
             self._looked_at.setdefault((day, scope.name), self._turned)
-        self._enter(request, rooms)
+        self._enter(request, rooms, request.amounts)
 
-    def settle(self, request_id: str, tokens: int, nanousd: int) -> None:
-        """Put what a call used in place of what it held. Once, however often it is said."""
+    def settle(self, request_id: str, tokens: int, nanousd: int, model: str = "") -> None:
+        """Put what a call used in place of what it held; of limits of a model, only of the one that answered. Once,
+        however often it is said."""
         held = self._held.pop(request_id, None)
         if held is None:
             return
-        if tokens > held.tokens or nanousd > held.nanousd:
+        is_tight = is_exceeded = False
+        for (of_tokens, of_money), amounts, only in zip(held.rooms, held.amounts, held.models, strict=True):
+            of_tokens.held -= amounts[0]
+            of_money.held -= amounts[1]
+            if not only or only == model:
+                of_tokens.used += tokens
+                of_money.used += nanousd
+                is_exceeded = is_exceeded or tokens > amounts[0] or nanousd > amounts[1]
+            is_tight = is_tight or of_tokens.is_tight or of_money.is_tight
+        if is_exceeded:
             self.exceeded += 1
             log.warning("hold_exceeded", request_id=request_id, cost=nanousd)
-        is_tight = False
-        for of_tokens, of_money in held.rooms:
-            of_tokens.held -= held.tokens
-            of_tokens.used += tokens
-            of_money.held -= held.nanousd
-            of_money.used += nanousd
-            is_tight = is_tight or of_tokens.is_tight or of_money.is_tight
         if held.team_id in self._waiting:
             self._serve(self._waiting[held.team_id])
         if is_tight:
@@ -348,24 +351,23 @@ class Leases:
                     self._untold.pop(room, None)
 
     def _try(self, request: HoldRequest) -> bool:
-        tokens, nanousd = request.tokens, request.cost_nanousd
-        rooms = self._rooms_of(request)
-        for of_tokens, of_money in rooms:
+        rooms, amounts = self._rooms_of(request), request.amounts
+        for (of_tokens, of_money), (tokens, nanousd) in zip(rooms, amounts, strict=True):
             if of_tokens.free < tokens or of_money.free < nanousd:
                 return False
-        self._enter(request, rooms)
+        self._enter(request, rooms, amounts)
         return True
 
-    def _enter(self, request: HoldRequest, rooms: tuple[Pair, ...]) -> None:
+    def _enter(self, request: HoldRequest, rooms: tuple[Pair, ...], amounts: tuple[tuple[int, int], ...]) -> None:
         if request.request_id in self._held:
             return
-        tokens, nanousd = request.tokens, request.cost_nanousd
-        for of_tokens, of_money in rooms:
+        for (of_tokens, of_money), (tokens, nanousd) in zip(rooms, amounts, strict=True):
             of_tokens.held += tokens
             of_money.held += nanousd
             of_tokens.hold = max(of_tokens.hold, tokens)
             of_money.hold = max(of_money.hold, nanousd)
-        self._held[request.request_id] = Held(request.team_id, rooms, tokens, nanousd)
+        models = tuple([scope.model for scope in request.scopes])
+        self._held[request.request_id] = Held(request.team_id, rooms, amounts, models)
 
     def _rooms_of(self, request: HoldRequest) -> tuple[Pair, ...]:
         day = day_of(request.request_id)
@@ -510,8 +512,8 @@ class Leases:
         free: dict[Room, int] = {}
         for waiting in asked:
             request, needs = waiting.request, []
-            for of_tokens, of_money in self._rooms_of(request):
-                for room, amount in ((of_tokens, request.tokens), (of_money, request.cost_nanousd)):
+            for pair, amounts in zip(self._rooms_of(request), request.amounts, strict=True):
+                for room, amount in zip(pair, amounts, strict=True):
                     is_first = room not in free
                     room.hold = max(room.hold, amount)
                     left = free.get(room, room.free)
@@ -550,12 +552,12 @@ class Leases:
         found: list[RefusedHold] = []
         left: list[tuple[LimitName, int]] = []
         may_come = True
-        for scope, rooms in zip(request.scopes, self._rooms_of(request), strict=True):
+        for scope, rooms, amounts in zip(request.scopes, self._rooms_of(request), request.amounts, strict=True):
             for balance in taken.balances or ():
                 if balance.scope != scope.name:
                     continue
                 room = rooms[balance.unit == NANOUSD]
-                limit, wanted = limit_of(balance), request.tokens if balance.unit == TOKENS else request.cost_nanousd
+                limit, wanted = limit_of(balance), amounts[balance.unit == NANOUSD]
                 lease = known.get((room.scope, room.unit), NO_LEASE)
                 # What is on its way back counts; below zero where calls cost more than was drawn and no row says so.
                 ours = room.free + max(0, room.returned - lease.returned)
@@ -672,10 +674,11 @@ def refused_hold(scope: Scope, limit: LimitName, balance: Balance, used: int, ou
 def _unknown(request: HoldRequest) -> RefusedHold:
     """Return the refusal of a call whose limits cannot be checked now."""
     scope = next(filter(_is_capped, request.scopes), request.scopes[0])
+    tokens, nanousd = request.amounts[request.scopes.index(scope)]
     limit, cap = next(
         ((limit, cap) for limit, cap in _caps(scope).items() if cap is not None), (LimitName.USD_PER_DAY, 0)
     )
-    wanted = request.tokens if limit is LimitName.TOKENS_PER_DAY else request.cost_nanousd
+    wanted = tokens if limit is LimitName.TOKENS_PER_DAY else nanousd
     return RefusedHold(
         scope=scope, limit=limit, cap=cap, used=0, held=0, wanted=wanted, retry_after=1.0,
         is_settled=False, alone_exceeds=False, is_unknown=True,

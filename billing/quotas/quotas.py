@@ -57,7 +57,7 @@ class Quotas:
         request = hold.request
         if self.leases.is_held(request.request_id):
             tokens, nanousd = bounded_usage(used.usage).total_tokens, bounded_cost(used.cost_nanousd)
-            self.leases.settle(request.request_id, tokens, nanousd)
+            self.leases.settle(request.request_id, tokens, nanousd, used.model)
             self.rates.settle(request, tokens)
 
     def release(self, hold: Hold) -> None:

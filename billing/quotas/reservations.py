@@ -37,8 +37,8 @@ class Reservations:
         """
         asks = tuple(
             Need(scope.name, unit, amount, amount, amount)
-            for scope in request.scopes
-            for unit, amount in ((TOKENS, request.tokens), (NANOUSD, request.cost_nanousd))
+            for scope, amounts in zip(request.scopes, request.amounts, strict=True)
+            for unit, amount in zip((TOKENS, NANOUSD), amounts, strict=True)
         )
         taken = await self._store.take(name, str(date_of(request.request_id)), [asks], 1.0)
         if taken.refused == "ended":
@@ -49,9 +49,9 @@ class Reservations:
         if not capped:  # what is spent is told with refusals alone
             return None
         found, left = list[RefusedHold](), list[tuple[LimitName, int]]()
-        for scope in request.scopes:
+        for scope, (tokens, nanousd) in zip(request.scopes, request.amounts, strict=True):
             for balance in (each for each in capped if each.scope == scope.name):
-                wanted = request.tokens if balance.unit == TOKENS else request.cost_nanousd
+                wanted = tokens if balance.unit == TOKENS else nanousd
                 limit, room = limit_of(balance), balance.cap - max(0, balance.drawn + balance.corrected)
                 left.append((limit, room))
                 if wanted > room:

@@ -103,12 +103,20 @@ LINES = text(f"""
      WHERE was <> has ORDER BY line, name LIMIT :most)
 """)  # noqa: S608  (columns are ours)
 
+# Whose limits a line of the ledger counts against: of a model only where its team has ever set some.
+_SCOPES = """LATERAL (
+                 VALUES ('team:' || team_id), ('key:' || key_id)
+                 UNION ALL
+                 SELECT 'model:' || id || '/' || model_used FROM teams
+                 WHERE id = team_id AND jsonb_exists(model_limits, model_used)
+             )"""
+
 # What charged calls used of a day, by scope and unit, and what its leases say is spent.
 SPENT = text(f"""
     WITH used AS (
         SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, sum(unit.amount) AS spent
         FROM usage_daily,
-             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             {_SCOPES} AS scope (name),
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
         WHERE day = :day AND status = ANY(CAST(:charged AS text[]))
         GROUP BY 1, 2
@@ -138,7 +146,7 @@ DRAWN = text(f"""
         SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, part.period,
                sum(unit.amount) AS corrected
         FROM corrections,
-             LATERAL (VALUES ('team:' || team_id), ('key:' || key_id)) AS scope (name),
+             {_SCOPES} AS scope (name),
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd))
                  AS unit (name, amount),
              LATERAL (VALUES (to_char(day, 'YYYY-MM-DD')), (to_char(day, 'YYYY-MM'))) AS part (period)
@@ -147,7 +155,7 @@ DRAWN = text(f"""
         GROUP BY 1, 2, 3
     ), book AS MATERIALIZED (
         SELECT scope || ' ' || period COLLATE "C" AS place, unit, cap,
-               CAST(coalesce(team.limits, key.limits) ->> (
+               CAST(coalesce(team.limits, key.limits, of_model.limits) ->> (
                    unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END
                ) AS bigint) AS limit_of_row,
                CAST(coalesce(lent.drawn, 0) AS bigint) AS drawn, coalesce(balance.drawn, 0) AS drawn_found,
@@ -158,6 +166,10 @@ DRAWN = text(f"""
         FULL JOIN entry USING (scope, unit, period)
         LEFT JOIN teams AS team ON scope = 'team:' || team.id
         LEFT JOIN api_keys AS key ON scope = 'key:' || key.id
+        LEFT JOIN (
+            SELECT 'model:' || id || '/' || model.name AS name, model.limits
+            FROM teams, jsonb_each(model_limits) AS model (name, limits)
+        ) AS of_model ON scope = of_model.name
     )
     {_COUNT} WHERE is_there
     UNION ALL

@@ -149,7 +149,9 @@ MAKE_ANEW = text("""
         corrected = (
             SELECT coalesce(sum(CASE :unit WHEN 'tokens' THEN input_tokens + output_tokens ELSE cost_nanousd END), 0)
             FROM corrections, span
-            WHERE (:scope = 'team:' || team_id OR :scope = 'key:' || key_id) AND day >= first AND day < first + long
+            WHERE (:scope = 'team:' || team_id OR :scope = 'key:' || key_id
+                   OR :scope = 'model:' || team_id || '/' || model_used)
+              AND day >= first AND day < first + long
         )
     WHERE scope = :scope AND unit = :unit AND period = :period
     RETURNING cap, drawn, corrected

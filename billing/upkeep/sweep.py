@@ -21,6 +21,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_hours
+from billing.quotas.lease_store import RESERVATIONS
 from billing.upkeep.turns import Turns
 
 EVERY = 10.0  # seconds between looks
@@ -131,13 +132,13 @@ class Sweeper:
 async def mark_lost(connection: AsyncConnection, now: datetime) -> list[dict[str, str]]:
     """Mark owners as lost that were not seen for an hour, once each, and return what was last known of their journals.
 
-    Their leases stay reserved. Should such a journal return, what it brings is booked as corrections of the days that
-    were closed without it.
+    Reservations have none. Leases of the lost stay reserved. Should such a journal return, what it brings is booked as
+    corrections of the days that were closed without it.
     """
-    times = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER)}
+    values = {"now": now, "seen": now - timedelta(seconds=LOST_AFTER), "reservations": f"{RESERVATIONS}%"}
     return [
         {name: str(value) for name, value in row.items()}
-        for row in (await connection.execute(MARK_LOST, times)).mappings()
+        for row in (await connection.execute(MARK_LOST, values)).mappings()
     ]
 
 
@@ -181,6 +182,7 @@ def first_month(now: datetime) -> datetime:
 MARK_LOST = text("""
     UPDATE owners SET lost_at = :now
     WHERE ended_at IS NULL AND seen_at < :seen AND (lost_at IS NULL OR lost_at <= seen_at)
+      AND id NOT LIKE :reservations
     RETURNING id AS owner, watermark, backlog, seen_at
 """)
 

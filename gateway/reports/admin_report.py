@@ -19,6 +19,7 @@ from billing.ledger.statements import Line, Totals, period
 from gateway.accounts.serializers import dollars, list_view, team_view
 from gateway.accounts.teams import list_teams
 from gateway.reports.csv_text import csv_of
+from gateway.reports.provider_totals import Invoices, providers_view
 from gateway.reports.usage_analysis import (
     Analysis,
     Choices,
@@ -32,6 +33,7 @@ from gateway.reports.usage_analysis import (
 from gateway.reports.usage_report import corrections_view, total_view
 from router.catalog.catalog import Catalog
 
+NO_INVOICES: Invoices = {}
 DEAREST = 20  # lines of a team and model; the rest is one more
 COLUMNS = (
     "team_id",
@@ -54,12 +56,17 @@ COLUMNS = (
 
 
 async def admin_report(
-    connection: AsyncConnection, analysis: Analysis, catalog: Catalog, first: date, last: date
+    connection: AsyncConnection,
+    analysis: Analysis,
+    catalog: Catalog,
+    first: date,
+    last: date,
+    invoices: Invoices = NO_INVOICES,
 ) -> dict[str, Any]:
     """Return the report of all teams for the UTC days from ``first`` to ``last``, in the shape of GET /admin/report.
 
     Its sums hold calls that came late and corrections; ``corrections_usd`` says how much of a cost these are. The
-    connection's transaction has asked nothing yet.
+    connection's transaction has asked nothing yet. A provider's total stands beside the amount of its invoice.
     """
     await see_one_moment(connection)
     price = analysis.price_on(last)
@@ -78,6 +85,7 @@ async def admin_report(
         "results": [_line(use, shared, late) for use in by_team],
         "teams": [_team(team, by_team, shared, choices) for team in dict.fromkeys(use.groups[0] for use in by_team)],
         "models": mix["models"],
+        **providers_view(by_model, catalog, invoices),
         "total": {**mix["total"], "corrections_usd": dollars(statement.corrections.cost_nanousd)},
         **compare_view(analysis, whole),
         **choices.view(),

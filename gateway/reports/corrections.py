@@ -19,11 +19,10 @@ from billing.ledger.ledger import find_row
 from gateway.accounts.serializers import cost_view, moment
 from gateway.accounts.team_keys import get_key
 from gateway.accounts.teams import get_team
-from gateway.core.clock import Clock
-from gateway.core.days import read_day
+from gateway.core.clock import Clock, read_day
 from gateway.core.errors import Conflict
 from gateway.storage.audit_log import Act, record_act
-from protocol.errors import BadRequest, NotFound, invalid_value
+from protocol.errors import NotFound, invalid_value, missing_param
 
 MOST_USD = 1_000_000
 MOST_TOKENS = 10**12
@@ -133,11 +132,8 @@ async def _of_day(
     """Return what a correction of a team's day is booked under."""
     if new.team_id is None or day is None:
         missing = "team_id" if new.team_id is None else "date"
-        raise BadRequest(
-            f"Missing required parameter: '{missing}'. Only with a 'request_id' it may be left out.",
-            param=missing,
-            code="missing_required_parameter",
-        )
+        words = f"Missing required parameter: '{missing}'. Only with a 'request_id' it may be left out."
+        raise missing_param(missing, words)
     await get_team(connection, new.team_id)
     if new.key_id is not None and (await get_key(connection, new.key_id)).team_id != new.team_id:
         raise invalid_value("key_id", f"names a key of another team than '{new.team_id}'")

@@ -25,9 +25,10 @@ COLUMNS = (
     *("ChargePeriodEnd", "ChargePeriodStart", "ConsumedQuantity", "ConsumedUnit", "ContractedCost", "EffectiveCost"),
     *("HostProviderName", "InvoiceIssuerName", "ListCost", "PricingQuantity", "PricingUnit", "ServiceCategory"),
     *("ServiceName", "ServiceProviderName", "ServiceSubcategory", "SubAccountId", "SubAccountName"),
-    *("x_Tier", "x_Requests", "x_InputTokens", "x_CachedInputTokens", "x_OutputTokens"),
+    *("x_CostCentre", "x_Tier", "x_Requests", "x_InputTokens", "x_CachedInputTokens", "x_OutputTokens"),
 )
 ISSUER = "Tollgate"
+Teams = Mapping[str, tuple[str | None, str | None]]  # names and cost centres, by id
 USUAL = {
     "BillingAccountId": "tollgate",
     "BillingAccountName": ISSUER,
@@ -42,18 +43,19 @@ USUAL = {
 async def focus_day(connection: AsyncConnection, catalog: Catalog, day: date, *, is_first: bool) -> str:
     """Return a UTC day's lines as CSV, after the heading where it is the first of a file."""
     statement = await period(connection, None, day, day, GroupBy.TEAM, GroupBy.MODEL, GroupBy.TIER)
-    names = {team.id: team.name for team in await connection.execute(select(teams.c.id, teams.c.name))}
+    columns = teams.c.id, teams.c.name, teams.c.cost_centre
+    known = {team.id: (team.name, team.cost_centre) for team in await connection.execute(select(*columns))}
     rows = [
         row
         for line in statement.lines
-        for row in (_usage(line, catalog, names, day), _correction(line, catalog, names, day))
+        for row in (_usage(line, catalog, known, day), _correction(line, catalog, known, day))
         if row is not None
     ]
     text = csv_of(COLUMNS, rows)
     return text if is_first else text.partition("\r\n")[2]
 
 
-def _usage(line: Line, catalog: Catalog, names: Mapping[str, str], day: date) -> dict[str, Any] | None:
+def _usage(line: Line, catalog: Catalog, named: Teams, day: date) -> dict[str, Any] | None:
     """Return what was used in time, if anything was."""
     total = line.total
     tokens = total.input_tokens + total.output_tokens
@@ -61,21 +63,22 @@ def _usage(line: Line, catalog: Catalog, names: Mapping[str, str], day: date) ->
         return None
     told = {"ChargeCategory": "Usage", "ChargeFrequency": "Usage-Based", "ConsumedQuantity": tokens}
     words = {"ConsumedUnit": "Tokens", "ChargeDescription": f"{line.groups[1]}: {tokens} tokens"}
-    return _charge(line, total, catalog, names, day) | told | words
+    return _charge(line, total, catalog, named, day) | told | words
 
 
-def _correction(line: Line, catalog: Catalog, names: Mapping[str, str], day: date) -> dict[str, Any] | None:
+def _correction(line: Line, catalog: Catalog, named: Teams, day: date) -> dict[str, Any] | None:
     """Return what was booked after the day's close or by hand, if anything was."""
     if line.corrections == Totals():
         return None
     told = {"ChargeCategory": "Adjustment", "ChargeFrequency": "One-Time"}
     words = {"ChargeDescription": f"Booked late or by hand for {day}"}
-    return _charge(line, line.corrections, catalog, names, day) | told | words
+    return _charge(line, line.corrections, catalog, named, day) | told | words
 
 
-def _charge(line: Line, sums: Totals, catalog: Catalog, names: Mapping[str, str], day: date) -> dict[str, Any]:
+def _charge(line: Line, sums: Totals, catalog: Catalog, named: Teams, day: date) -> dict[str, Any]:
     team, model, tier = line.groups
     known = catalog.models.get(model or "")
+    name, cost_centre = named.get(team or "", (team, None))
     month = day.replace(day=1)
     cost = dollars(sums.cost_nanousd)
     return USUAL | {
@@ -87,7 +90,8 @@ def _charge(line: Line, sums: Totals, catalog: Catalog, names: Mapping[str, str]
         "HostProviderName": known.provider if known is not None else None,
         "ServiceName": model or "(none)",
         "SubAccountId": team,
-        "SubAccountName": names.get(team or "", team),
+        "SubAccountName": name,
+        "x_CostCentre": cost_centre,
         "x_Tier": tier,
         "x_Requests": sums.requests,
         "x_InputTokens": sums.input_tokens,

@@ -8,14 +8,15 @@ from datetime import date, timedelta
 from msgspec import Struct
 
 from billing.ledger.statement_queries import LONGEST_BY_CALL, Group, GroupBy, Tag, reads_calls
-from gateway.core.days import read_day
-from protocol.errors import BadRequest, invalid_param, invalid_value
+from gateway.core.clock import read_day
+from protocol.errors import invalid_param, invalid_value, missing_param
 
 LONGEST_PERIOD = 1100  # days
 LONGEST_TAG = 64  # characters of a key of metadata
 MOST_GROUPS = 3
 MOST_GROUPS_OF_ALL, LONGEST_OF_ALL = 2, 31  # groups and days of all teams: a line for each team and day
-OFFERED = (GroupBy.TEAM, GroupBy.MODEL, GroupBy.KEY, GroupBy.TIER, GroupBy.DAY, GroupBy.MONTH, GroupBy.USER)
+OF_ALL = (GroupBy.TEAM, GroupBy.COST_CENTRE)  # groups that a report of all teams has, and none of one
+OFFERED = (*OF_ALL, GroupBy.MODEL, GroupBy.KEY, GroupBy.TIER, GroupBy.DAY, GroupBy.MONTH, GroupBy.USER)
 
 
 class Period(Struct, frozen=True, kw_only=True):
@@ -29,6 +30,11 @@ class Period(Struct, frozen=True, kw_only=True):
     def is_plain_day(self) -> bool:
         """Tell whether it is one day's sum and nothing more."""
         return not self.group_by and self.first == self.last
+
+    @property
+    def is_of_all(self) -> bool:
+        """Tell whether its lines are for teams, or for their cost centres."""
+        return any(group in OF_ALL for group in self.group_by)
 
     @property
     def days(self) -> int:
@@ -69,7 +75,7 @@ def read_span(said: Mapping[str, str], today: date) -> tuple[date, date]:
         return day, day
     if "from" not in said:
         if "to" in said:
-            raise BadRequest("'to' needs a 'from'.", param="from", code="missing_required_parameter")
+            raise missing_param("from", "'to' needs a 'from'.")
         return today, today
     first = read_day(said["from"], "from")
     last = read_day(said["to"], "to") if "to" in said else today

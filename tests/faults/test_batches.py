@@ -29,8 +29,8 @@ MOST_MEMORY = 200e6  # bytes that a batch may add to a process
 
 @pytest.mark.timeout(280)
 def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
-    """800 lines, and a worker killed in the middle."""
-    play(tmp_path, lines=800, kills=1, seed=1)
+    """400 lines, and a worker killed in the middle."""
+    play(tmp_path, lines=400, kills=1, seed=1)
 
 
 @pytest.mark.soak

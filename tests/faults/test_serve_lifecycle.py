@@ -29,6 +29,7 @@ from protocol.serving.listening import open_socket
 from tests.support.config_text import write_config
 from tests.support.house import make_team
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.talking import talking
 from tests.support.waiting import until
 
 TOLLGATE = Path(sys.executable).with_name("tollgate")
@@ -138,22 +139,29 @@ def serve(
 
 @pytest.mark.parametrize("workers", [ONE_PROCESS, 2])
 def test_streams_end_before_it_does(serve: Callable[..., Gateway], upstream: ScriptedUpstream, workers: int) -> None:
-    """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end."""
+    """SIGTERM in the middle of a stream: the client gets all of it, new ones are refused, then all processes end. So it
+    is over a WebSocket; one on which nothing runs is closed."""
     upstream.script(f"tokens={2 * TOKENS},pace={PACE}")
     gateway = serve(workers)
     lines: list[str] = []
     client = threading.Thread(target=lambda: lines.extend(gateway.stream()))
-    client.start()
-    wait_until_asked(upstream, 1)
-    pids = gateway.workers
-    gateway.process.send_signal(signal.SIGTERM)
-    while not (is_refused := gateway.refuses()) and client.is_alive():
-        time.sleep(0.02)
-    is_refused_meanwhile = is_refused and client.is_alive()
+    with talking(gateway.url, gateway.key) as idle, talking(gateway.url, gateway.key) as busy:
+        client.start()
+        busy.send(input="Slowly.")
+        wait_until_asked(upstream, 2)
+        pids = gateway.workers
+        gateway.process.send_signal(signal.SIGTERM)
+        while not (is_refused := gateway.refuses()) and client.is_alive():
+            time.sleep(0.02)
+        idle_closed_with = idle.told_at_the_end()
+        is_refused_meanwhile = is_refused and client.is_alive()
+        heard, busy_closed_with = busy.hear_all(), busy.told_at_the_end()
     client.join(30)
     status = gateway.process.wait(30)
 
     assert lines[-1] == "data: [DONE]"
+    assert heard[-1]["response"]["usage"]["output_tokens"] == 2 * TOKENS
+    assert (idle_closed_with, busy_closed_with) == (1012, 1012)
     assert is_refused_meanwhile
     assert status == 0
     assert not any(map(is_running, pids))

@@ -154,12 +154,16 @@ class Process:
 
     def request(self, team: str, key: str, tokens: int, nanousd: int) -> HoldRequest:
         """Return what a call asks for."""
-        scopes = tuple(
-            Scope(kind, which, Limits(**self.world.model.limits.get(f"{kind}:{which}", {})))
+        limits = self.world.model.limits
+        scopes = [
+            Scope(kind, which, Limits(**limits.get(f"{kind}:{which}", {})))
             for kind, which in (("team", team), ("key", key))
-        )
+        ]
+        if f"model:{team}/m" in limits:
+            scopes.append(Scope("model", f"{team}/m", Limits(**limits[f"model:{team}/m"]), "m"))
         request_id = uuid7(int(self.clock.now() * 1000), self.world.dice.getrandbits(80))
-        return HoldRequest(request_id=request_id, team_id=team, scopes=scopes, legs=(Leg("m", tokens, nanousd),))
+        legs = Leg("m", tokens, nanousd, "m"), Leg("n", tokens, nanousd, "n")
+        return HoldRequest(request_id=request_id, team_id=team, scopes=tuple(scopes), legs=legs)
 
     async def call(self, team: str, key: str) -> None:
         """Serve one call."""
@@ -173,8 +177,9 @@ class Process:
         request_id = request.request_id
         record = UsageRecord(
             request_id=request_id, team_id=team, key_id=key, endpoint="chat.completions", model_asked="m",
-            model_used="m", provider="p", provider_endpoint="e", status=Status.ANSWERED, owner=leases.owner,
-            held_tokens=tokens, held_nanousd=nanousd,
+            model_used=dice.choice("mn"), provider="p", provider_endpoint="e", status=Status.ANSWERED,
+            owner=leases.owner, held_tokens=tokens, held_nanousd=nanousd,
+            held_models=tuple(scope.model for scope in request.scopes if scope.model),
         )  # fmt: skip
         try:
             self.journal.opened(record)
@@ -207,11 +212,12 @@ class Process:
 
     def _settle(self, record: UsageRecord, used: int, cost: int) -> None:
         held = self.leases._held.get(record.request_id)
-        if held is not None and (used > held.tokens or cost > held.nanousd):
-            for of_tokens, of_money in held.rooms:
-                self.excess[of_tokens] = self.excess.get(of_tokens, 0) + max(0, used - held.tokens)
-                self.excess[of_money] = self.excess.get(of_money, 0) + max(0, cost - held.nanousd)
-        self.leases.settle(record.request_id, used, cost)
+        parts = () if held is None else zip(held.rooms, held.amounts, held.models, strict=True)
+        for pair, amounts, only in parts:
+            for room, more in zip(pair, (used - amounts[0], cost - amounts[1]), strict=True):
+                if more > 0 and only in ("", record.model_used):
+                    self.excess[room] = self.excess.get(room, 0) + more
+        self.leases.settle(record.request_id, used, cost, record.model_used)
 
     def _force_open(self, request: HoldRequest) -> None:
         self._force(request)

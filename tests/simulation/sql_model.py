@@ -423,7 +423,10 @@ class SqlModel:
 def spent_by(record: UsageRecord, day: str) -> Iterator[tuple[LeaseKey, int]]:
     """Yield what a row takes of which leases."""
     if record.status in CHARGED:
-        for scope in (f"team:{record.team_id}", f"key:{record.key_id}"):
+        scopes = [f"team:{record.team_id}", f"key:{record.key_id}"]
+        if record.model_used in (record.held_models or ()):
+            scopes.append(f"model:{record.team_id}/{record.model_used}")
+        for scope in scopes:
             for unit, amount in (
                 (TOKENS, record.input_tokens + record.output_tokens),
                 (NANOUSD, record.cost_nanousd),

@@ -43,8 +43,8 @@ async def story(world: World, plan: Plan) -> None:
     """Play one world from its beginning to its end."""
     dice = world.dice
     world.trouble = plan.trouble
-    for team, keys in TEAMS.items():
-        for scope in (f"team:{team}", *(f"key:{key}" for key in keys)):
+    for team in TEAMS:
+        for scope in _scopes(team):
             change_limits(world, scope, plan.calls)
     for machine in world.machines:
         for _ in range(dice.choice((1, 2))):
@@ -226,8 +226,14 @@ async def _skew(world: World) -> None:
 
 async def _limits(world: World) -> None:
     team = world.dice.choice(tuple(TEAMS))
-    scope = world.dice.choice((f"team:{team}", *(f"key:{key}" for key in TEAMS[team])))
+    scope = world.dice.choice(_scopes(team))
     change_limits(world, scope, max(world.calls, 200))
+
+
+def _scopes(team: str) -> tuple[str, ...]:
+    """Return the scopes of a team that have limits; the first team has some for one of its models, too."""
+    of_model = (f"model:{team}/m",) * (team == next(iter(TEAMS)))
+    return (f"team:{team}", *(f"key:{key}" for key in TEAMS[team]), *of_model)
 
 
 async def _correct(world: World) -> None:

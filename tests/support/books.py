@@ -27,15 +27,20 @@ CHARGED = ("answered", "interrupted", "blocked")
 TOKENS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
 LINE = ("team_id", "day", "key_id", "model_used", "tier", "status")
 EPOCH = date(1970, 1, 1)
-LATER = "Ask again with the same Idempotency-Key."  # what a refusal says whose answer is made and not stored yet
+LATER = "Ask again with the same Idempotency-Key."  # what a refusal says whose answer is made and not stored yet,
+LET_GO = "Send it again with the same Idempotency-Key."  # or whose place was lost, its upstream asked: nothing is owed
 
-# Whether the database was found to have forgotten something since these teams were made.
 FORGOT_SINCE = """
     SELECT EXISTS (SELECT FROM failovers WHERE found_at > (SELECT min(created_at) FROM teams WHERE id = ANY($1)))
 """
 
 Row = dict[str, Any]
 Room = tuple[str, str, str]  # scope, unit, and day or month
+
+
+async def has_forgotten(connection: asyncpg.Connection, teams: Sequence[str]) -> bool:
+    """Whether the database was found to have forgotten something since these teams were made."""
+    return bool(await connection.fetchval(FORGOT_SINCE, teams))
 
 
 async def read_rows(connection: asyncpg.Connection, teams: Sequence[str]) -> list[Row]:
@@ -45,11 +50,12 @@ async def read_rows(connection: asyncpg.Connection, teams: Sequence[str]) -> lis
 
 
 def compare_calls(
-    attempts: Sequence[Attempt], rows: Sequence[Row], was_killed: Callable[[Attempt], bool]
+    attempts: Sequence[Attempt], rows: Sequence[Row], was_killed: Callable[[Attempt], bool], *, forgot: bool
 ) -> Iterator[str]:
     """Hold what clients saw against the ledger: one row for whoever was answered, none for whoever was refused.
 
-    ``was_killed`` tells of a call whose gateway died under it or right after: its progress may be unknown.
+    ``was_killed`` tells of a call whose gateway died under it or right after: its progress may be unknown. A database
+    that ``forgot`` something may not know any more who runs the call of a key: its answer is then none.
     """
     by_attempt: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -62,7 +68,7 @@ def compare_calls(
             by_key[attempt.idempotency_key].append(attempt)
     for same in by_key.values():
         found = [row for attempt in same for row in by_attempt[attempt.id]]
-        if wrong := _wrong_rows_of_one_key(same, found):
+        if wrong := _wrong_rows_of_one_key(same, found, forgot):
             yield f"{wrong}: {same}, rows {[(row['request_id'], row['status']) for row in found]}"
     for attempt in attempts:
         found = by_attempt[attempt.id]
@@ -100,7 +106,7 @@ def _wrong_rows(attempt: Attempt, rows: Sequence[Row], was_killed: Callable[[Att
             return "a call that was begun without its row" if attempt.status == 200 and not rows else ""
 
 
-def _wrong_rows_of_one_key(same: Sequence[Attempt], rows: Sequence[Row]) -> str:
+def _wrong_rows_of_one_key(same: Sequence[Attempt], rows: Sequence[Row], forgot: bool) -> str:
     """Whoever asks again under an Idempotency-Key gets the same answer, and pays once: for a whole one alone."""
     paid = [row for row in rows if row["status"] in CHARGED]
     if len(paid) > 1 or len(rows) > len(same):
@@ -117,6 +123,8 @@ def _wrong_rows_of_one_key(same: Sequence[Attempt], rows: Sequence[Row]) -> str:
                 return wrong
             case Seen.REFUSED if LATER in attempt.error:
                 continue  # it is told to come back for its answer, which may be there
+            case Seen.REFUSED if forgot and LET_GO in attempt.error:
+                continue  # whatever rows there are of it: none of them but one is paid
             case Seen.REFUSED if any(row["client_request_id"] == attempt.id for row in rows):
                 return "a row for a refused call"
     return ""
@@ -165,7 +173,7 @@ async def compare_leases(connection: asyncpg.Connection, rows: Sequence[Row], te
     scopes = [f"team:{team}" for team in teams] + sorted({f"key:{row['key_id']}" for row in rows})
     owed, spent, drawn, found = _owed(rows), Counter[Room](), Counter[Room](), Counter[Room]()
     complaints = []
-    may_overdraw = bool(await connection.fetchval(FORGOT_SINCE, teams))
+    may_overdraw = await has_forgotten(connection, teams)
     balances = await connection.fetch("SELECT * FROM balances WHERE scope = ANY($1)", scopes)
     capped = {(one["scope"], one["unit"]) for one in balances if one["cap"] is not None}
     for lease in await connection.fetch("SELECT * FROM leases WHERE scope = ANY($1)", scopes):

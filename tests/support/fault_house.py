@@ -24,6 +24,7 @@ from tests.support.fault_service import Service
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import as_service
+from tests.support.standby import Standby
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
 MARK = "TOLLGATE_TEST_MARK"
@@ -65,6 +66,7 @@ class FaultHouse:
     ) -> None:
         self.data_dir = folder / "data"
         self.postgres = postgres
+        self.standbys: list[Standby] = []
         self.way = way  # which the services take to Postgres
         self.redis = redis
         self.mark = secrets.token_hex(8)  # in the environment of every service
@@ -115,6 +117,18 @@ class FaultHouse:
         os.kill(server.pid, signal.SIGKILL)
         for pid in pids[1:]:
             wait_until_gone(pid, 10.0)
+
+    def add_standby(self) -> Standby:
+        """Start a replica of Postgres."""
+        standby = Standby(self.postgres)
+        self.standbys.append(standby)
+        standby.start()
+        return standby
+
+    def turn_to(self, standby: Standby) -> None:
+        """Let a replica that was promoted be the Postgres of all services."""
+        self.postgres = standby
+        self.way.turn_to(standby.url)
 
     def forget_redis(self) -> None:
         """Take the data of a dead Redis away."""
@@ -179,6 +193,7 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
         way = stack.enter_context(postgres_proxy(service_url))
         house = FaultHouse(folder, postgres, way, redis, upstream.url, more, gateways, workers)
         house.upstream = upstream
+        stack.callback(lambda: [standby.remove() for standby in house.standbys])
         for service in house.services:
             stack.callback(service.end, 15.0)
         for service in house.services:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -94,3 +96,20 @@ def freeze(pids: list[int], seconds: float) -> subprocess.Popen[bytes]:
     numbers = " ".join(map(str, pids))
     script = f"kill -STOP {numbers}; sleep {seconds:g}; kill -CONT {numbers}"
     return subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True)
+
+
+@contextmanager
+def frozen(pids: list[int]) -> Iterator[None]:
+    """Keep processes stopped inside of the block; a shell lets them go on at its end, or with the end of us."""
+    numbers = " ".join(map(str, pids))
+    script = f"kill -STOP {numbers}; echo; read -r _; kill -CONT {numbers}"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as shell:
+        assert shell.stdin is not None and shell.stdout is not None
+        shell.stdout.readline()
+        try:
+            yield
+        finally:
+            shell.stdin.close()
+            shell.wait()

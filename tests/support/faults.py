@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,8 @@ from gateway.run.processes import descendants_of
 from tests.support.fault_house import FaultHouse
 from tests.support.fault_load import Attempt, Load
 from tests.support.fault_service import Service, freeze
+from tests.support.standby import senders_of
+from tests.support.waiting import until
 
 Fault = Callable[[FaultHouse, Load, random.Random], Iterator[None]]
 FREEZE = 10.0  # seconds that Postgres or Redis stand still
@@ -100,6 +104,21 @@ def _kill_postgres(house: FaultHouse, _: Load, __: random.Random) -> Iterator[No
 
 def _freeze_postgres(house: FaultHouse, _: Load, __: random.Random) -> Iterator[None]:
     yield from _freeze_server(house.postgres)
+
+
+def _demote_postgres(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
+    """A replica that lags takes the place of Postgres, and what it has not heard of is forgotten."""
+    standby = house.add_standby()
+    senders = until(lambda: senders_of(house.postgres))
+    for pid in senders:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(dice.uniform(0.2, 1.5))
+    for pid in senders:
+        os.kill(pid, signal.SIGKILL)
+    house.kill_server(house.postgres)
+    yield
+    standby.promote()
+    house.turn_to(standby)
 
 
 def _lose_commits(house: FaultHouse, _: Load, dice: random.Random) -> Iterator[None]:
@@ -187,6 +206,7 @@ FAULTS: dict[str, Fault] = {
     "gateway frozen": _freeze_gateway,
     "worker killed": _kill_worker,
     "Postgres killed": _kill_postgres,
+    "Postgres demoted": _demote_postgres,
     "Postgres frozen": _freeze_postgres,
     "Postgres unheard": _lose_commits,
     "Redis killed": _kill_redis,

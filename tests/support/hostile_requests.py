@@ -26,8 +26,9 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankRequest
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
@@ -90,6 +91,20 @@ def embeddings() -> Shapes[EmbeddingRequest]:
     }
 
 
+def reranks() -> Shapes[RerankRequest]:
+    """Documents to rank."""
+    return {
+        "one long document": lambda size: RerankRequest(model="m", query="a", documents=("a" * size,)),
+        "documents": lambda size: RerankRequest(model="m", query="a", documents=("a",) * size),
+        "a long query": lambda size: RerankRequest(model="m", query="a" * size, documents=("a", "b")),
+    }
+
+
+def images() -> Shapes[ImageRequest]:
+    """Pictures to make."""
+    return {"one long prompt": lambda size: ImageRequest(model="m", prompt="a" * size)}
+
+
 def messages() -> Shapes[MessagesRequest]:
     """The same conversations as Anthropic's clients send them."""
 
@@ -149,6 +164,8 @@ def replies() -> Shapes[Any]:
         "a long completion": lambda size: CompletionReply(
             choices=(CompletionChoice(index=0, text="a" * size, finish_reason=FinishReason.STOP),)
         ),
+        "pictures": lambda size: msgspec.json.encode({"data": [{"b64_json": "a" * (size // 4)}] * 4}),
+        "ranked": lambda size: msgspec.json.encode({"results": [{"index": 0, "relevance_score": 1.0}] * (size // 36)}),
         "vectors": lambda size: EmbeddingReply(((0.5,) * 8,) * (size // 8)),
     }
 
@@ -231,6 +248,8 @@ def upstream_bodies() -> Shapes[bytes]:
         "blocks": lambda size: msgspec.json.encode(
             {"content": [{"type": "tool_use", "input": {"a": 1}}] * (size // 40)}
         ),
+        "pictures": lambda size: msgspec.json.encode({"data": [{"b64_json": "a" * (size // 4)}] * 4}),
+        "ranked": lambda size: msgspec.json.encode({"results": [{"index": 0, "relevance_score": 1.0}] * (size // 36)}),
         "vectors": lambda size: msgspec.json.encode({"data": [{"embedding": [0.5] * (size // 4)}]}),
         "an error": lambda size: msgspec.json.encode(
             {"error": {"message": "a" * size, "metadata": {"reasons": ["a"] * size}}}

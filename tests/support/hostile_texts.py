@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import re
+from functools import cache
 from re import _constants as signs  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -21,6 +22,7 @@ UNITS = (
 )  # fmt: skip
 
 
+@cache
 def texts() -> dict[str, str]:
     """Return stretches of text by a name; what is asked for is as long as wished, by repeating them."""
     dice = random.Random(7)

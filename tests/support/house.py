@@ -170,10 +170,10 @@ def running_house(settings: Settings, unread: float = UNREAD) -> Iterator[House]
 
 
 @contextlib.contextmanager
-def serving(settings: Settings, unread: float = UNREAD, exempt: Networks = LOOPBACK) -> Iterator[str]:
-    """Run the app of ``settings`` on a free port and give its URL. ``unread``: as in ``open_socket``; ``exempt``: as in
-    ``ConnectionLimit``."""
-    with open_socket("127.0.0.1", 0, unread) as listener:
+def serving(settings: Settings, unread: float = UNREAD, exempt: Networks = LOOPBACK, port: int = 0) -> Iterator[str]:
+    """Run the app of ``settings`` on a port (0: any free one) and give its URL. ``unread``: as in ``open_socket``;
+    ``exempt``: as in ``ConnectionLimit``."""
+    with open_socket("127.0.0.1", port, unread) as listener:
         port = listener.getsockname()[1]
         connections = ConnectionLimit(exempt)
         config = uvicorn.Config(

@@ -37,7 +37,7 @@ def built_of(stream: str) -> dict[str, Any]:
                     block[field] += delta[field]
             case "content_block_stop":
                 assert event["index"] == open_block
-                if message["content"][open_block]["type"] == "tool_use":
+                if message["content"][open_block]["type"] in ("tool_use", "server_tool_use"):
                     message["content"][open_block]["input"] = json.loads(pieces or "{}")
                 open_block = None
             case "message_delta":

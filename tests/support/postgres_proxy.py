@@ -35,6 +35,11 @@ class PostgresProxy:
         port = self._server.sockets[0].getsockname()[1]
         return self._target.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
 
+    def turn_to(self, url: str) -> None:
+        """Lead to another server from now on, with the same user."""
+        there = make_url(url)
+        self._target = self._target.set(host=there.host, port=there.port)
+
     def lose_commit_of(self, words: str) -> None:
         """Break the next connection that commits a statement with ``words``, which it says for the first time, as soon
         as Postgres has done it."""
@@ -70,7 +75,11 @@ class PostgresProxy:
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
+        try:
+            there_reader, there = await asyncio.open_connection(self._target.host, self._target.port)
+        except OSError:
+            writer.transport.abort()
+            return
         self._writers |= {writer, there}
         has_said = is_lost = False
         reaches = COMMIT  # the name of the statement that waits for the disk, once it is known

@@ -24,7 +24,15 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from tests.support import anthropic_answers, anthropic_rules, azure_rules, bedrock_answers, gemini_answers, gemini_rules
-from tests.support.openai_answers import CREATED, ERROR_FRAME, answer_chat, answer_completion, answer_embedding
+from tests.support.openai_answers import (
+    CREATED,
+    ERROR_FRAME,
+    answer_chat,
+    answer_completion,
+    answer_embedding,
+    answer_images,
+    answer_rerank,
+)
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
 from tests.support.upstream_batches import BatchDesk
@@ -247,9 +255,9 @@ class ScriptedUpstream:
             send_json(connection, 200, headers, gemini_answers.answer_embeds(seen.body))
         elif path == COUNT:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
-        elif path == "/v1/embeddings":
+        elif path in WORDLESS:
             is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
-            body = ERROR_FRAME if is_error else answer_embedding(seen.body, script)
+            body = ERROR_FRAME if is_error else WORDLESS[path](seen.body, script)
             await play_whole(connection, headers, body, script)
         else:
             answer = dialect.answers[path](seen.body, script, seen.number)
@@ -305,7 +313,7 @@ class ScriptedUpstream:
             raise Violation("Lines of a batch are not streamed.")
         self._know(model)
         script = self._script_for(model, "")
-        if path == "/v1/embeddings":
+        if path in WORDLESS:
             return script.status, answer(body, script)
         return script.status, spoil(answer(body, script, len(self.requests)), script)
 
@@ -426,8 +434,13 @@ MESSAGE_ANSWERS = {MESSAGES: anthropic_answers.answer_message, COUNT: anthropic_
 ANSWERS: dict[str, Callable[..., Any]] = {
     "/v1/chat/completions": answer_chat,
     "/v1/completions": answer_completion,
-    "/v1/embeddings": answer_embedding,
 }
+WORDLESS = {
+    "/v1/embeddings": answer_embedding,
+    "/v1/rerank": answer_rerank,
+    "/v1/images/generations": answer_images,
+}
+ANSWERS |= WORDLESS
 OPENAI = Dialect(
     headers=house_headers,
     check_headers=check_headers,

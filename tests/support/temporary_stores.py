@@ -18,9 +18,9 @@ ROOM = 4 << 30  # bytes
 
 
 @contextmanager
-def temporary_postgres(*, on_disk: bool = False) -> Iterator[EmbeddedPostgres]:
+def temporary_postgres(*, on_disk: bool = False, **server_settings: str) -> Iterator[EmbeddedPostgres]:
     """Run a Postgres that does not wait for the disk; nothing of it outlives the block. ``on_disk``: for much data."""
-    fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    fast = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", **server_settings}
     place = None if on_disk else _room_in_memory()
     with tempfile.TemporaryDirectory(prefix=f"tollgate-{os.getpid()}-", dir=place) as folder:
         server = EmbeddedPostgres(Path(folder), server_settings=fast)

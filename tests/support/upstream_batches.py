@@ -39,6 +39,7 @@ class BatchFault:
     refuse: list[int] = field(default_factory=list)  # statuses of the next attempts to make a batch
     after_taking: bool = False  # they are told although the batch was made
     cut_results: int = 0  # so many times the results break off in the middle
+    away: bool = False  # nothing is told of any batch: 503
 
 
 @dataclass
@@ -96,6 +97,8 @@ class BatchDesk:
 
     def serve(self, method: str, path: str, headers: Mapping[str, str], raw: bytes) -> tuple[int, bytes]:
         """Return the status and the body of an answer. Raises Violation."""
+        if self.fault.away and method == "GET":
+            return 503, b'{"error":{"message":"scripted"}}'
         if (found := ANTHROPIC.fullmatch(path)) is not None:
             return self._anthropic(method, headers, raw, *found.groups())
         if (found := GEMINI_MAKE.fullmatch(path)) is not None:
@@ -106,6 +109,12 @@ class BatchDesk:
         assert found is not None
         _check_openai(path, headers)
         return self._openai(method, headers, raw, *found.groups())
+
+    def take_from_a_stranger(self, dialect: str, path: str, bodies: list[dict[str, Any]]) -> str:
+        """Take a batch that another program makes with the same account; return its id."""
+        made = self._make(dialect, None, [(f"theirs-{place}", path, _json(body)) for place, body in enumerate(bodies)])
+        assert isinstance(made, Made)
+        return made.id
 
     def _openai(
         self, method: str, headers: Mapping[str, str], raw: bytes, kind: str, ident: str | None, act: str | None
