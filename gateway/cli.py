@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gateway.config.paths import ConfigOption, find_config
 from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_stays
+from gateway.terminal.config_path import ConfigOption, find_config
+from gateway.terminal.printing import Format, FormatOption
 
 if TYPE_CHECKING:
     from gateway.core.settings import Settings
@@ -26,6 +27,7 @@ COMMANDS |= {"admin-keys": ("gateway.commands.keys", "admin_command")}
 COMMANDS |= {name: ("gateway.remote.login", name) for name in ("login", "logout")}
 COMMANDS |= {name: ("gateway.remote.views", name) for name in ("models", "breakers", "limits")}
 COMMANDS |= {"ps": ("gateway.remote.views", "replicas"), "audit-log": ("gateway.remote.views", "audit_log")}
+COMMANDS |= {"fleet": ("gateway.remote.fleet", "command")}
 COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}
 
@@ -218,15 +220,30 @@ def import_config(
 @app.command("complexity")
 def complexity() -> None:
     """Score requests: {"prompt"} or {"messages"} a line in, {"small_suffices": 0..1} a line out."""
-    from gateway.commands.score_lines import score_complexity
+    from gateway.scoring.score_lines import score_complexity
 
     score_complexity(sys.stdin, sys.stdout)
+
+
+@app.command("evaluate")
+def evaluate(
+    outcomes: Annotated[Path, typer.Option(help='JSON lines: {"prompt" or "messages", "small": 0..1, "large": 0..1}')],
+    qualities: Annotated[
+        bool, typer.Option("--qualities", help="A line for each quality that a route may ask")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Judge where `auto` would send prompts of yours, of which you know how a small and a large model did; or, of lines
+    with {"text", "flag": true or false}, which texts of yours the content policy's classifiers flag."""
+    from gateway.scoring.evaluate import evaluate as evaluate_file
+
+    evaluate_file(outcomes, format, qualities)
 
 
 @app.command("moderate")
 def moderate() -> None:
     """Score texts: {"text"} a line in, {"flagged", "categories": {…: 0..1}} a line out."""
-    from gateway.commands.score_lines import score_safety
+    from gateway.scoring.score_lines import score_safety
 
     score_safety(sys.stdin, sys.stdout)
 

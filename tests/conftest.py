@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -34,8 +35,23 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 # Gateways run in threads of a test process: what they log is none of the output of a command that a test reads.
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
+# Of as many threads as there are cores, in each of many processes, all but one wait for the others at full speed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Commands print tables where it is set and lines with tabs into a pipe where it is not: a test says which it reads. It
+# is set in some shells, and by readline wherever that was imported.
+os.environ.pop("COLUMNS", None)
+
 ROOT = Path(__file__).parent
-LONGEST_FIRST = {"faults": 0, "acceptance": 1, "integration": 2, "wire": 3}  # folders; the rest is quick
+# Folders; the rest is quick, but for what looks through all packages.
+LONGEST_FIRST = {
+    "faults": 0,
+    "unit/test_growth.py": 0,
+    "acceptance": 1,
+    "integration": 2,
+    "wire": 3,
+    "unit/test_words.py": 3,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,7 +68,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the folders whose files take longest, so that two processes end at about the same time."""
-    ranks = {path: LONGEST_FIRST.get(path.relative_to(ROOT).parts[0], 4) for path in {item.path for item in items}}
+    places = {path: path.relative_to(ROOT) for path in {item.path for item in items}}
+    ranks = {path: LONGEST_FIRST.get(f"{at}", LONGEST_FIRST.get(at.parts[0], 4)) for path, at in places.items()}
     items.sort(key=lambda item: ranks[item.path])
 
 

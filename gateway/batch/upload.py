@@ -11,7 +11,7 @@ from gateway.batch.limits import check_storage, lock_limits
 from gateway.batch.shapes import LARGEST_FILE
 from gateway.core.settings import BatchLimits
 from gateway.storage.database import Database
-from protocol.errors import BadRequest, ServiceError, TooLarge, invalid_value
+from protocol.errors import BadRequest, ServiceError, TooLarge, invalid_value, missing_param
 
 FORM_ROOM = 64 * 1024  # bytes of a form beside the file
 LONGEST_FIELD = 1024  # bytes
@@ -124,7 +124,7 @@ def _file_of(upload: _Upload) -> str:
     if upload.fields.get("purpose") not in PURPOSES:
         raise invalid_value("purpose", f"is {' or '.join(PURPOSES)}")
     if upload.file_id is None:
-        raise BadRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
+        raise missing_param("file", "Missing required parameter: 'file'.")
     if not upload.size:
         raise invalid_value("file", "is empty")
     return upload.file_id

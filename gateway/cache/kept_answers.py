@@ -13,9 +13,9 @@ from gateway.calls.call import Call
 from gateway.storage.encryption import Sealer, Unsealable
 from protocol.chat import ChatReply, FinishReason
 from protocol.completions import CompletionReply
-from protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
 from protocol.events import Delta, ReplyEnd, UsageReport
-from protocol.inference import WholeReply
+from protocol.inference import Generation, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
 
@@ -41,11 +41,12 @@ class KeptAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chat: ChatReply | None = None
     completion: CompletionReply | None = None
     embedding: EmbeddingReply | None = None
+    rerank: RerankReply | None = None
 
     @property
     def whole(self) -> WholeReply | None:
         """The answer, where it came whole."""
-        return self.chat or self.completion or self.embedding
+        return self.chat or self.completion or self.embedding or self.rerank
 
     def events(self) -> list[Delta | UsageReport | ReplyEnd]:
         """Return the events of an answer that came in pieces; none of one that came whole."""
@@ -56,8 +57,10 @@ class KeptAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def is_repeatable(call: Call) -> bool:
-    """Whether a model is asked for the likeliest answer: vectors, or a temperature of 0. Unsaid it is 1."""
-    return isinstance(call.request, EmbeddingRequest) or call.request.temperature == 0
+    """Whether a model is asked for the likeliest answer: vectors, scores, or a temperature of 0. Unsaid it is 1."""
+    if isinstance(call.request, Generation):
+        return call.request.temperature == 0
+    return isinstance(call.request, EmbeddingRequest | RerankRequest)
 
 
 def may_keep(answer: KeptAnswer) -> bool:

@@ -98,7 +98,7 @@ class CallAccounting:
         if record is None or self.opened is None or record.status not in CHARGED:
             self._quotas.release(self.hold)
         else:
-            self._quotas.settle(self.hold, Settlement(usage_of(record), record.cost_nanousd))
+            self._quotas.settle(self.hold, Settlement(usage_of(record), record.cost_nanousd, record.model_used))
 
 
 def _nothing() -> Settlement:

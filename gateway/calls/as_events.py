@@ -11,7 +11,7 @@ from protocol.chat import ChatReply, Choice, RedactedThinkingBlock, ReplyMessage
 from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
-from protocol.messages import TextBlock, ToolUseBlock
+from protocol.messages import ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock
 from protocol.usage import Usage
 
 
@@ -72,4 +72,6 @@ def _block_deltas(index: int, blocks: tuple[Struct, ...]) -> Iterator[Event]:
                 said = msgspec.json.encode(arguments).decode()
                 yield Delta(index, tool_calls=(ToolCallDelta(calls, said, ident, name),))
                 calls += 1
+            case ServerToolUseBlock() | WebSearchResultBlock():
+                yield Delta(index, server_block=block)
         was_text = isinstance(block, TextBlock)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 from zlib import crc32
 
 from msgspec import Struct
 
-from billing.core.holds import Hold, Scope
+from billing.core.holds import Hold, Leg, Scope
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
@@ -33,7 +33,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     request_id: str  # UUIDv7; the ledger's, to the letter
     caller: Caller
-    endpoint: str  # "chat.completions", "completions", "embeddings", "messages", "responses"
+    endpoint: str  # "chat.completions", as gateway.dialects.table names them
     limit_headers: LimitHeaders = rate_limit_headers  # as its endpoint's clients read them
     request: Request
     native: NativeRequest | None = None  # the same request in its dialect's own form, where it has one
@@ -44,10 +44,11 @@ class Call(Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()  # names of such fields further inside
     size: int = 0  # bytes of the request as it came
     client_request_id: str | None = None
-    traceparent: str | None = None  # the caller's trace, where calls are traced
+    traceparent: str | None = None  # the caller's trace
     fitted_output: int | None = None  # tokens: the output limit that a budget set, where the caller named none
     cache: CacheUse | None = None  # whether it goes by the cache, where the caller or its key says so
     idempotency_key: str | None = None  # the same key and request get the same answer, and pay once
+    without_room: Mapping[str, str] = {}  # models that limits of its team leave no room at, and a Target.key of each
     is_batch_item: bool = False
     is_background: bool = False  # runs to its end without a client, unless its caller cancels it
     is_internal: bool = False  # made by the gateway, for a team that pays: not an act of its key
@@ -119,15 +120,15 @@ class Call(Struct, frozen=True, kw_only=True):
         """Whether its caller can end it, and then owes what was used by then."""
         return self.idempotency_key is None and not self.is_batch_item
 
-    @property
-    def scopes(self) -> tuple[Scope, ...]:
-        """The scopes whose limits the call counts against."""
-        return scopes_of(self.caller)
 
-
-def scopes_of(caller: Caller) -> tuple[Scope, ...]:
-    """Return the scopes whose limits a request of ``caller`` counts against."""
-    return (Scope("team", caller.team.id, caller.team.limits), Scope("key", caller.key_id, caller.key_limits))
+def scopes_of(caller: Caller, legs: Iterable[Leg] = ()) -> tuple[Scope, ...]:
+    """Return the scopes whose limits a request of ``caller`` counts against that may go along these legs."""
+    team = caller.team
+    scopes = (Scope("team", team.id, team.limits), Scope("key", caller.key_id, caller.key_limits))
+    if not team.model_limits:
+        return scopes
+    models = dict.fromkeys(leg.model for leg in legs if leg.model in team.model_limits)
+    return scopes + tuple([Scope("model", f"{team.id}/{name}", team.model_limits[name], name) for name in models])
 
 
 def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
@@ -155,6 +156,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         held_tokens=hold.request.tokens,
         held_nanousd=hold.request.cost_nanousd,
         price=edition_of(target.model.price),
+        held_models=tuple([scope.model for scope in hold.request.scopes if scope.model]) or None,
         **known,
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
 from protocol.events import Delta
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
-from router.prompt_size.bounds import input_tokens_most, requests_made
+from router.prompt_size.bounds import input_tokens_most, output_tokens_most, pieces_likely, requests_made
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES, PromptBound, prompt_tokens_likely
 from router.prompt_size.prompt_lengths import prompt_tokens_least
 
@@ -27,6 +29,21 @@ def charged_prompt_tokens(request: Request, model: ModelSpec, prompt: PromptBoun
     """
     probable = probable_prompt_tokens(request) * requests_made(request, model)
     return min(probable, input_tokens_most(request, model, prompt))
+
+
+def filled_in(request: Request, model: ModelSpec, prompt: PromptBound | None, told: Usage | None) -> Usage:
+    """Return what a call without words in its answer used: what its upstream told, and about what it left unsaid, as
+    far as that is priced. ``prompt`` as in ``charged_prompt_tokens``."""
+    told, likely, price = told or Usage(), pieces_likely(request), model.price
+    tokens = min(likely.output_tokens, output_tokens_most(request, model, prompt))
+    return replace(
+        told,
+        input_tokens=told.input_tokens or charged_prompt_tokens(request, model, prompt),
+        output_tokens=told.output_tokens or tokens,
+        search_units=told.search_units or (likely.search_units if price.search_unit else 0),
+        images=told.images or (likely.images if price.image else 0),
+        extra_requests=requests_made(request, model) - 1,
+    )
 
 
 def tokens_of(delta: Delta) -> int:

@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gateway.batch.shapes import LARGEST_FILE, OPEN
 from gateway.commands.command_line import read_settings
 from gateway.commands.local_batches import LocalBatches
-from gateway.config.paths import ConfigOption
 from gateway.dialects.chat import ENDPOINT as CHAT
 from gateway.dialects.table import FOR_BATCHES
 from gateway.remote.remote_batches import RemoteBatches
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, printable, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 

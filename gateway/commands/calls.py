@@ -12,12 +12,12 @@ import typer
 
 from billing.core.ids import least_id
 from gateway.commands.command_line import read_settings, run
-from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.call_filter import CallFilter, read_filter
 from gateway.reports.call_list import list_calls
 from gateway.terminal.address import ApiKeyOption, UrlOption, is_elsewhere
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, printable, say, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest

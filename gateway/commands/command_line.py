@@ -18,20 +18,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.schemas import LimitsInput
 from gateway.config.file import ConfigFaults, load_settings
-from gateway.config.paths import CONFIG_VARIABLE, find_config
-from gateway.core.clock import Clock
-from gateway.core.durations import read_duration
+from gateway.core.clock import Clock, read_duration
 from gateway.core.settings import Settings
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from gateway.storage.schema import is_without_schema
+from gateway.terminal.address import is_elsewhere
+from gateway.terminal.config_path import CONFIG_VARIABLE, find_config
 from gateway.terminal.printing import fail
+from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
 from protocol.errors import ServiceError
 
 NO_LIMIT = ("none", "off", "unlimited")
 
-T = TypeVar("T")
+ALL = 100_000  # teams or keys that are listed, the most
+View = dict[str, Any]
 
+T = TypeVar("T")
 
 Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Count = Annotated[str | None, typer.Option(metavar="N", help="A whole number, or none")]
@@ -66,6 +69,20 @@ async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], A
         return await act(connection)
 
 
+def carry_out(
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+    over_http: Callable[[RemoteGateway], T],
+    here: Callable[[Settings], T],
+) -> T:
+    """Return what a gateway answers, where one is meant; else what is found on this deployment's own machine."""
+    if not is_elsewhere(config, url, is_change=True):
+        return here(read_settings(config))
+    with remote_gateway(url, key) as gateway:
+        return over_http(gateway)
+
+
 def open_database(settings: Settings, application_name: str = "tollgate cli") -> Database:
     """Return a way to Postgres for one command."""
     url, direct_url = settings.database_url, settings.database_direct_url
@@ -85,17 +102,20 @@ def read_limits(options: Mapping[str, Any]) -> LimitsInput:
     values: dict[str, Any] = {}
     for name in LimitsInput.__struct_fields__:
         said = options[name]
-        if said is None:
-            continue
-        try:
-            words = said.replace("_", "").lower()
-            number = Decimal(words) if name.startswith("usd_") else int(words)
-            values[name] = number
-        except (ValueError, InvalidOperation):
-            if said.lower() not in NO_LIMIT:
-                fail(f"--{name.replace('_', '-')}: expected a number or none, found {said!r}")
-            values[name] = None
+        if said is not None:
+            values[name] = read_limit(f"--{name.replace('_', '-')}", name, said)
     return LimitsInput(**values)
+
+
+def read_limit(option: str, name: str, said: str) -> Decimal | int | None:
+    """Return what an option says of a limit, None for `none`, or say what is wrong and exit 1."""
+    words = said.replace("_", "").lower()
+    try:
+        return Decimal(words) if name.startswith("usd_") else int(words)
+    except (ValueError, InvalidOperation):
+        if said.lower() not in NO_LIMIT:
+            fail(f"{option}: expected a number or none, found {said!r}")
+        return None
 
 
 def read_names(said: str | None) -> list[str] | UnsetType | None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gateway.commands.command_line import read_settings, run
-from gateway.config.paths import ConfigOption
 from gateway.reports.call_list import show_call
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, printable, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 

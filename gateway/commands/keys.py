@@ -1,4 +1,4 @@
-# `tollgate keys` and `tollgate admin-keys`: create, list, rotate and revoke keys, on Postgres directly.
+# `tollgate keys` and `tollgate admin-keys`: create, list, rotate and revoke keys; over HTTP, or on Postgres directly.
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from typing import Annotated
 
 import msgspec
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.schemas import KeyPatch, LimitsInput, NewAdminKey, NewKey, Rotation
-from gateway.accounts.serializers import admin_key_view, key_view, made_view
-from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, revoke_key, rotate_key, update_key
+from gateway.accounts.serializers import admin_key_view, key_view, list_view, made_view
+from gateway.accounts.team_keys import create_key, list_keys, revoke_key, rotate_key, update_key
 from gateway.commands.command_line import (
+    ALL,
     Count,
     Models,
     Usd,
+    View,
+    carry_out,
     cli_actor,
     read_expiry,
     read_limits,
     read_names,
-    read_settings,
     run,
 )
-from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.keys import pepper_name
 from gateway.core.principals import Role
-from gateway.core.settings import CacheUse
+from gateway.core.settings import CacheUse, Settings
+from gateway.terminal.address import ApiKeyOption, UrlOption
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, fail, say, show
+from protocol.errors import BadRequest
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, change, rotate, revoke.")
 
@@ -42,11 +46,16 @@ class Cache(StrEnum):
     OFF = "off"
 
 
+Endpoints = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,chat.completions, or all"),
+]
 From = Annotated[
     str | None,
     typer.Option(metavar="RANGES", help="Whence it may call: addresses or ranges with commas between, or all"),
 ]
 
+BOUNDS = ("limits", "allowed_models", "allowed_endpoints", "allowed_addresses")
 COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
@@ -67,13 +76,16 @@ def create_one_key(
         Cache | None, typer.Option(help="Whether its calls go by the cache; default: as the model they ask for")
     ] = None,
     models: Models = None,
+    endpoints: Endpoints = None,
     allow_from: From = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a key and show it, this once."""
     limits = read_limits(locals())
-    allowed, ranges = read_names(models), read_names(allow_from)
+    allowed, called, ranges = read_names(models), read_names(endpoints), read_names(allow_from)
     use = None if cache is None else msgspec.convert(cache.value, CacheUse)
     new = NewKey(
         team_id=team,
@@ -81,13 +93,18 @@ def create_one_key(
         expires_at=read_expiry(expires),
         limits=limits,
         allowed_models=None if allowed is UNSET else allowed,
+        allowed_endpoints=None if called is UNSET else called,
         allowed_addresses=None if ranges is UNSET else ranges,
         cache=use,
     )
-    settings = read_settings(config)
-    pepper, known = settings.key_pepper, settings.catalog().names()
-    made = run(settings, lambda connection: create_key(connection, pepper, new, cli_actor(), Clock().now(), known))
-    _show_made(made, format)
+
+    def here(settings: Settings) -> View:
+        _check_endpoints(new.allowed_endpoints)
+        pepper, known = settings.key_pepper, settings.catalog().names()
+        made = run(settings, lambda connection: create_key(connection, pepper, new, cli_actor(), Clock().now(), known))
+        return made_view(made, Clock().moment())
+
+    _show_made(carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/keys", new), here), format)
 
 
 @command.command("set")
@@ -96,6 +113,7 @@ def change(
     name: Annotated[str | None, typer.Option(help="For people: where it is used")] = None,
     expires: Annotated[str | None, typer.Option(help="A day, a moment, from now, or never")] = None,
     models: Models = None,
+    endpoints: Endpoints = None,
     allow_from: From = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
@@ -104,6 +122,8 @@ def change(
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Change what is named and leave the rest, at every gateway within a second; a limit of `none` goes."""
@@ -112,36 +132,51 @@ def change(
         expires_at=UNSET if expires is None else None if expires == "never" else read_expiry(expires),
         limits=read_limits(locals()),
         allowed_models=read_names(models),
+        allowed_endpoints=read_names(endpoints),
         allowed_addresses=read_names(allow_from),
     )
     if patch == KeyPatch(limits=LimitsInput()):
         fail("nothing to change; see tollgate keys set --help")
-    settings = read_settings(config)
-    known = settings.catalog().names()
-    record = run(settings, lambda connection: update_key(connection, key_id, patch, cli_actor(), Clock().now(), known))
-    row = key_view(record, Clock().moment())
-    show(format, row, (*COLUMNS, "limits", "allowed_models", "allowed_addresses"), [row], f"Key {key_id}")
+
+    def here(settings: Settings) -> View:
+        _check_endpoints(patch.allowed_endpoints)
+        known, now = settings.catalog().names(), Clock().now()
+        record = run(settings, lambda connection: update_key(connection, key_id, patch, cli_actor(), now, known))
+        return key_view(record, Clock().moment())
+
+    row = carry_out(config, url, api_key, lambda gateway: gateway.patch(f"/admin/keys/{key_id}", patch), here)
+    show(
+        format,
+        row,
+        (*COLUMNS, "limits", "allowed_models", "allowed_endpoints", "allowed_addresses"),
+        [row],
+        f"Key {key_id}",
+    )
 
 
 @command.command("list")
 def list_all_keys(
     team: Annotated[str | None, typer.Option(help="Only this team's")] = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List keys by their beginnings; a whole key cannot be shown again."""
-    settings = read_settings(config)
-    records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=100_000))
-    rows = [key_view(record, Clock().moment()) for record in records]
-    columns: tuple[str, ...] = COLUMNS
-    if settings.other_key_peppers:  # which keys are still stored under one of those?
-        current = pepper_name(settings.key_pepper)
-        rows = [
-            row | {"pepper": "current" if record.pepper == current else "other"}
-            for row, record in zip(rows, records, strict=True)
-        ]
-        columns = (*COLUMNS, "pepper")
-    show(format, {"object": "list", "data": rows, "has_more": False}, columns, rows, "Keys")
+
+    def here(settings: Settings) -> View:
+        records = run(settings, lambda connection: list_keys(connection, team_id=team, limit=ALL))
+        rows = [key_view(record, Clock().moment()) for record in records]
+        if settings.other_key_peppers:  # which keys are still stored under one of those?
+            current = pepper_name(settings.key_pepper)
+            for row, record in zip(rows, records, strict=True):
+                row["pepper"] = "current" if record.pepper == current else "other"
+        return list_view(rows, ALL)
+
+    of_team = {} if team is None else {"team_id": team}
+    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/keys", **of_team), here)
+    columns = COLUMNS + ("pepper",) * any("pepper" in row for row in page["data"])
+    show(format, page, columns, page["data"], "Keys")
 
 
 @command.command("rotate")
@@ -149,36 +184,59 @@ def rotate(
     key_id: KeyId,
     overlap: Annotated[str, typer.Option(help="How long the old key still works; 0s: not at all")] = "24h",
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Make a key like this one, and end this one after the overlap."""
-    settings = read_settings(config)
     rotation = Rotation(overlap=overlap)
-    made = run(
-        settings,
-        lambda connection: rotate_key(connection, settings.key_pepper, key_id, rotation, cli_actor(), Clock().now()),
-    )
-    _show_made(made, format)
+
+    def here(settings: Settings) -> View:
+        pepper, now = settings.key_pepper, Clock().now()
+        made = run(settings, lambda connection: rotate_key(connection, pepper, key_id, rotation, cli_actor(), now))
+        return made_view(made, Clock().moment())
+
+    path = f"/admin/keys/{key_id}/rotate"
+    _show_made(carry_out(config, url, api_key, lambda gateway: gateway.post(path, rotation), here), format)
 
 
 @command.command("revoke")
-def revoke(key_id: KeyId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+def revoke(
+    key_id: KeyId,
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """End a key at once and for ever."""
-    record = run(read_settings(config), lambda connection: revoke_key(connection, key_id, cli_actor()))
-    row = key_view(record, Clock().moment())
+
+    def here(settings: Settings) -> View:
+        record = run(settings, lambda connection: revoke_key(connection, key_id, cli_actor()))
+        return key_view(record, Clock().moment())
+
+    row = carry_out(config, url, api_key, lambda gateway: gateway.delete(f"/admin/keys/{key_id}"), here)
     show(format, row, COLUMNS, [row], f"Key {key_id}")
 
 
-def _show_made(made: NewlyMade, format: Format) -> None:
-    view = made_view(made, Clock().moment())
+def _check_endpoints(names: list[str] | UnsetType | None) -> None:
+    """Print what is wrong with names of endpoints and exit 1."""
+    from gateway.dialects.options import check_endpoints  # with every dialect: the other commands do without
+
+    try:
+        check_endpoints(names)
+    except BadRequest as exc:
+        fail(exc.message)
+
+
+def _show_made(made: View, format: Format) -> None:
     if format is not Format.TABLE:
-        show(format, view, ("key_id", "key", *COLUMNS[1:]), [view], "")
+        show(format, made, ("key_id", "key", *COLUMNS[1:]), [made], "")
         return
-    say(f"{made.record.key_id}, a key of team {made.record.team_id}; it is shown this once:\n\n  {made.key}\n")
-    if made.record.expires_at is not None:
-        say(f"It expires at {view['expires_at']}.")
-    if made.replaces is not None:
-        old = view["replaces"]
+    say(f"{made['key_id']}, a key of team {made['team_id']}; it is shown this once:\n\n  {made['key']}\n")
+    if made["expires_at"] is not None:
+        say(f"It expires at {made['expires_at']}.")
+    if "replaces" in made:
+        old = made["replaces"]
         say(f"{old['key_id']} {'is revoked' if old['revoked_at'] else 'works until ' + old['expires_at']}.")
 
 
@@ -194,36 +252,55 @@ def create_one_admin_key(
     name: Annotated[str, typer.Option(help="For people: who has it")] = "",
     expires: Annotated[str | None, typer.Option(help="A day, a moment, or from now: 2027-01-31, 90d")] = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create an admin key and show it, this once."""
     new = NewAdminKey(role=role, team_id=team, name=name, expires_at=read_expiry(expires))
-    settings = read_settings(config)
-    key, record = run(
-        settings, lambda connection: create_admin_key(connection, settings.key_pepper, new, cli_actor(), Clock().now())
-    )
-    view = {"key_id": record.key_id, "key": key} | admin_key_view(record, Clock().moment())
+
+    def here(settings: Settings) -> View:
+        pepper, now = settings.key_pepper, Clock().now()
+        key, record = run(settings, lambda connection: create_admin_key(connection, pepper, new, cli_actor(), now))
+        return {"key_id": record.key_id, "key": key} | admin_key_view(record, Clock().moment())
+
+    made = carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/admin-keys", new), here)
     if format is Format.TABLE:
-        say(f"{record.key_id}, an admin key of the role {record.role}; it is shown this once:\n\n  {key}\n")
+        say(f"{made['key_id']}, an admin key of the role {made['role']}; it is shown this once:\n\n  {made['key']}\n")
     else:
-        show(format, view, ("key_id", "key", *ADMIN_COLUMNS[1:]), [view], "")
+        show(format, made, ("key_id", "key", *ADMIN_COLUMNS[1:]), [made], "")
 
 
 @admin_command.command("list")
-def list_all_admin_keys(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+def list_all_admin_keys(
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """List admin keys by their beginnings; those of tollgate.yaml are not among them."""
-    records = run(read_settings(config), lambda connection: list_admin_keys(connection, limit=100_000))
-    rows = [admin_key_view(record, Clock().moment()) for record in records]
-    show(format, {"object": "list", "data": rows, "has_more": False}, ADMIN_COLUMNS, rows, "Admin keys")
+
+    def here(settings: Settings) -> View:
+        records = run(settings, lambda connection: list_admin_keys(connection, limit=ALL))
+        return list_view([admin_key_view(record, Clock().moment()) for record in records], ALL)
+
+    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/admin-keys"), here)
+    show(format, page, ADMIN_COLUMNS, page["data"], "Admin keys")
 
 
 @admin_command.command("revoke")
 def revoke_one_admin_key(
     key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, adm_…")],
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """End an admin key at once and for ever."""
-    record = run(read_settings(config), lambda connection: revoke_admin_key(connection, key_id, cli_actor()))
-    row = admin_key_view(record, Clock().moment())
+
+    def here(settings: Settings) -> View:
+        record = run(settings, lambda connection: revoke_admin_key(connection, key_id, cli_actor()))
+        return admin_key_view(record, Clock().moment())
+
+    row = carry_out(config, url, api_key, lambda gateway: gateway.delete(f"/admin/admin-keys/{key_id}"), here)
     show(format, row, ADMIN_COLUMNS, [row], f"Admin key {key_id}")

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.upkeep.owner_list import RETIRED_AFTER, ListedOwner, list_owners, retire_owner
 from gateway.accounts.serializers import dollars, moment
 from gateway.commands.command_line import cli_actor, read_settings, run
-from gateway.config.paths import ConfigOption
 from gateway.storage.audit_log import record_act
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, fail, say, show
 
 command = typer.Typer(help="Gateways and workers: what each holds of budgets, and retiring one that is lost.")

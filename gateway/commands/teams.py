@@ -1,17 +1,18 @@
-# `tollgate teams`: which teams may call, which models, how much. The use cases behind /admin, on Postgres directly, so
-# that they also work while no gateway runs.
+# `tollgate teams`: which teams may call, which models, how much. Over HTTP with an admin key, or, where a deployment is
+# at hand, by the use cases behind /admin on its Postgres: they also work while no gateway runs.
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec import UNSET
 
 from gateway.accounts.schemas import (
     LimitsInput,
+    ModelLimitsInput,
     NewTeam,
     SafetyInput,
     TeamPatch,
@@ -19,24 +20,39 @@ from gateway.accounts.schemas import (
     check_safety,
     with_checked_webhook,
 )
-from gateway.accounts.serializers import team_view
-from gateway.accounts.teams import TeamRecord, create_team, get_team, list_teams, update_team
-from gateway.commands.command_line import Count, Models, Usd, cli_actor, read_limits, read_names, read_settings, run
-from gateway.config.paths import ConfigOption
+from gateway.accounts.serializers import list_view, team_view
+from gateway.accounts.teams import create_team, get_team, list_teams, update_team
+from gateway.commands.command_line import (
+    ALL,
+    Count,
+    Models,
+    Usd,
+    View,
+    carry_out,
+    cli_actor,
+    read_limit,
+    read_limits,
+    read_names,
+    run,
+)
 from gateway.core.settings import Level, Settings
+from gateway.terminal.address import ApiKeyOption, UrlOption
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, fail, show
 from protocol.errors import ServiceError
 
 command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
 
 LEVELS: Mapping[str, Level | None] = {"block": "block", "flag": "flag", "off": "off", "none": None}
-COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "created_at")
+LIMITS_OF_MODELS = ModelLimitsInput.__struct_fields__
+COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "model_limits", "cost_centre", "created_at")
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
 Name = Annotated[str | None, typer.Option(help="For people")]
 Weight = Annotated[float | None, typer.Option(help="Its share where teams compete")]
 Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
 Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
+CostCentre = Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")]
 LevelOption = Annotated[
     str | None,
     typer.Option(metavar="block|flag|off|none", help="Stricter than the deployment; none: as it has it"),
@@ -44,6 +60,11 @@ LevelOption = Annotated[
 Levels = Annotated[
     list[str] | None,
     typer.Option("--safety-level", metavar="NAME=LEVEL", help="Of a group or category"),
+]
+
+ModelLimits = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODEL:LIMIT=N", help="Of its calls to one model, such as gpt-4o:usd_per_day=5, or =none"),
 ]
 
 
@@ -58,13 +79,17 @@ def create(
     safety_output: LevelOption = None,
     safety_level: Levels = None,
     webhook_url: Webhook = None,
+    cost_centre: CostCentre = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
     concurrent_requests: Count = None,
     tokens_per_day: Count = None,
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
+    model_limit: ModelLimits = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Create a team."""
@@ -77,13 +102,18 @@ def create(
         allow_smaller=allow_smaller is not False,
         safety=_safety(safety_input, safety_output, safety_level),
         limits=read_limits(locals()),
+        model_limits=_model_limits(model_limit),
         webhook_url=None if webhook_url == "none" else webhook_url,
+        cost_centre=None if cost_centre == "none" else cost_centre,
     )
-    settings = read_settings(config)
-    new = _checked(new, settings)
-    models_known = settings.catalog().names()
-    record = run(settings, lambda connection: create_team(connection, new, cli_actor(), models_known))
-    _show_teams([record], format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
+
+    def here(settings: Settings) -> View:
+        checked, catalog = _checked(new, settings), settings.catalog()
+        names = catalog.names(), catalog.models
+        return team_view(run(settings, lambda connection: create_team(connection, checked, cli_actor(), *names)))
+
+    made = carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/teams", new), here)
+    _show_team(made, format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
 
 
 @command.command("set")
@@ -97,14 +127,18 @@ def change(
     safety_output: LevelOption = None,
     safety_level: Levels = None,
     webhook_url: Webhook = None,
+    cost_centre: CostCentre = None,
     requests_per_minute: Count = None,
     tokens_per_minute: Count = None,
     concurrent_requests: Count = None,
     tokens_per_day: Count = None,
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
+    model_limit: ModelLimits = None,
     suspended: Annotated[bool | None, typer.Option("--suspend/--resume", help="Shut it out, or let it in")] = None,
     config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Change what is named and leave the rest; a limit of `none` goes."""
@@ -115,36 +149,63 @@ def change(
         allow_smaller=UNSET if allow_smaller is None else allow_smaller,
         safety=_safety(safety_input, safety_output, safety_level) or UNSET,
         limits=read_limits(locals()),
+        model_limits=_model_limits(model_limit) or UNSET,
         webhook_url=UNSET if webhook_url is None else None if webhook_url == "none" else webhook_url,
+        cost_centre=UNSET if cost_centre is None else None if cost_centre == "none" else cost_centre,
         suspended=UNSET if suspended is None else suspended,
     )
     if patch == TeamPatch(limits=LimitsInput()):
         fail("nothing to change; see tollgate teams set --help")
-    settings = read_settings(config)
-    patch = _checked(patch, settings)
-    models_known = settings.catalog().names()
-    record = run(settings, lambda connection: update_team(connection, team_id, patch, cli_actor(), models_known))
-    _show_teams([record], format, f"Team {team_id}")
+
+    def here(settings: Settings) -> View:
+        checked, catalog = _checked(patch, settings), settings.catalog()
+        names = catalog.names(), catalog.models
+        return team_view(
+            run(settings, lambda connection: update_team(connection, team_id, checked, cli_actor(), *names))
+        )
+
+    changed = carry_out(config, url, api_key, lambda gateway: gateway.patch(f"/admin/teams/{team_id}", patch), here)
+    _show_team(changed, format, f"Team {team_id}")
 
 
 @command.command("list")
-def list_all(config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+def list_all(
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """List the teams."""
-    records = run(read_settings(config), lambda connection: list_teams(connection, limit=100_000))
-    _show_teams(records, format, "Teams", as_list=True)
+
+    def here(settings: Settings) -> View:
+        records = run(settings, lambda connection: list_teams(connection, limit=ALL))
+        return list_view([team_view(record) for record in records], ALL)
+
+    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/teams"), here)
+    show(format, page, COLUMNS, page["data"], "Teams")
 
 
 @command.command("show")
-def show_one(team_id: TeamId, config: ConfigOption = None, format: FormatOption = Format.TABLE) -> None:
+def show_one(
+    team_id: TeamId,
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    api_key: ApiKeyOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
     """Show a team."""
-    record = run(read_settings(config), lambda connection: get_team(connection, team_id))
-    _show_teams([record], format, f"Team {team_id}")
+    team = carry_out(
+        config,
+        url,
+        api_key,
+        lambda gateway: gateway.get(f"/admin/teams/{team_id}"),
+        lambda settings: team_view(run(settings, lambda connection: get_team(connection, team_id))),
+    )
+    _show_team(team, format, f"Team {team_id}")
 
 
-def _show_teams(records: list[TeamRecord], format: Format, title: str, as_list: bool = False) -> None:
-    rows = [team_view(record) for record in records]
-    whole: object = {"object": "list", "data": rows, "has_more": False} if as_list else rows[0]
-    show(format, whole, COLUMNS, rows, title)
+def _show_team(team: View, format: Format, title: str) -> None:
+    show(format, team, COLUMNS, [team], title)
 
 
 def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
@@ -165,6 +226,18 @@ def _safety(input: str | None, output: str | None, levels: list[str] | None) -> 
         output=UNSET if output is None else _level("--safety-output", output),
         levels={name: _level("--safety-level", said) for name, said in named.items()} if named else UNSET,
     )
+
+
+def _model_limits(said: list[str] | None) -> dict[str, ModelLimitsInput | None]:
+    """Return the limits that options say for one model each, such as ``gpt-4o:usd_per_day=5``."""
+    by_model: dict[str, dict[str, Any]] = {}
+    for words in said or ():
+        which, _, amount = words.rpartition("=")
+        model, _, limit = which.rpartition(":")  # a model's name may hold colons
+        if not model or limit not in LIMITS_OF_MODELS:
+            fail(f"--model-limit: expected MODEL:LIMIT=N, LIMIT one of {', '.join(LIMITS_OF_MODELS)}; found {words!r}")
+        by_model.setdefault(model, {})[limit] = read_limit(f"--model-limit {which}", limit, amount)
+    return {model: ModelLimitsInput(**limits) for model, limits in by_model.items()}
 
 
 def _level(option: str, said: str) -> Level | None:

@@ -9,16 +9,18 @@ from datetime import date as Day
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from gateway.commands.command_line import read_settings, run
-from gateway.config.paths import ConfigOption
 from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.admin_report import admin_report, report_csv
+from gateway.reports.provider_totals import IN_JSON_ALONE, Invoices, read_invoices
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
-from gateway.reports.usage_period import read_period, read_span
+from gateway.reports.usage_period import OF_ALL, check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
+from gateway.terminal.config_path import ConfigOption
 from gateway.terminal.printing import Format, FormatOption, say, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
@@ -28,6 +30,12 @@ UNSHOWN = ("team_id", "date", "cost_usd_exact")  # in the title, or said: a tabl
 OF_MODELS = ("requests", "input_tokens", "output_tokens", "cost_usd", "usd_per_million_tokens")
 OF_GPUS = ("gpu_cost_usd", "gpu_usd_per_million_tokens")
 SHARES = ("share_of_requests", "share_of_cost")
+OF_PROVIDERS = (
+    *("provider", "requests", "input_tokens", "output_tokens", "cost_usd"),
+    *("invoice_usd", "difference_usd", "difference_percent"),
+)
+INVOICE_OF_ALL = "--invoice is beside the total of all teams: leave --team out, and use an admin's key"
+GROUPS_OF_ALL = "--group-by needs a --team, or team or cost_centre among its groups"
 OF_INSTANCES = ("instance_id", "model", "gpus", "hours", "busy_hours", "cost_usd", "calls_usd", "idle_usd")
 
 
@@ -37,12 +45,17 @@ def command(
     since: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="The first day of several")] = None,
     to: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="The last day; default: today")] = None,
     group_by: Annotated[
-        str | None, typer.Option(metavar="model|key|tier|day|month|user|metadata:KEY", help="A line for each")
+        str | None,
+        typer.Option(metavar="team|cost_centre|model|key|tier|day|month|user|metadata:KEY", help="A line for each"),
     ] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="MODEL", help="What the same tokens would have cost at this model")
     ] = None,
     analysis: Annotated[bool, typer.Option("--analysis", help="Cost per million tokens, and which models")] = False,
+    invoice: Annotated[
+        str | None,
+        typer.Option(metavar="PROVIDER:USD", help="A provider's total beside its invoice; several with commas between"),
+    ] = None,
     config: ConfigOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
@@ -52,7 +65,7 @@ def command(
 
     With a team's key it is that team's, with or without --team.
     """
-    given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare}
+    given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare, "invoice": invoice}
     said = {name: value for name, value in given.items() if value is not None}
     if is_elsewhere(config, url):
         with remote_gateway(url, key) as gateway:
@@ -61,17 +74,28 @@ def command(
     settings = read_settings(config)
     try:
         wanted = read_analysis(said | ({"analysis": "true"} if analysis else {}), settings, settings.catalog())
+        if team is not None and invoice is not None:
+            raise BadRequest(INVOICE_OF_ALL)
+        if format is Format.CSV and invoice is not None:
+            raise BadRequest(f"--invoice {IN_JSON_ALONE}")
         if team is None:
             if group_by is not None:
-                raise BadRequest("--group-by needs a --team")
-            _show_deployment(settings, wanted or Analysis(None), *read_span(said, Clock().today()), format)
+                check_of_all(asked := read_period(said, Clock().today()))
+                if not asked.is_of_all:
+                    raise BadRequest(GROUPS_OF_ALL)
+                _show_team(settings, None, said, wanted, format)
+                return
+            invoices = read_invoices(invoice, settings.catalog())
+            _show_deployment(settings, wanted or Analysis(None), invoices, *read_span(said, Clock().today()), format)
         else:
             _show_team(settings, team, said, wanted, format)
     except BadRequest as exc:
         raise typer.BadParameter(exc.message) from exc
 
 
-def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: Analysis | None, format: Format) -> None:
+def _show_team(
+    settings: Settings, team: str | None, said: Mapping[str, str], wanted: Analysis | None, format: Format
+) -> None:
     asked = read_period(said, Clock().today())
     if format is Format.CSV and wanted is not None and "group_by" in said:
         raise BadRequest("As CSV, the analysis has a line for each model: leave --group-by out.")
@@ -89,15 +113,20 @@ def _show_team(settings: Settings, team: str, said: Mapping[str, str], wanted: A
 def _show_remote(gateway: RemoteGateway, team: str | None, said: Mapping[str, str], format: Format) -> None:
     """Ask for a team's report, or with an admin key and no team for that of all, and print it."""
     is_of_all = team is None and gateway.address.admin_key is not None
-    if is_of_all and "group_by" in said:
-        raise GatewayFault("--group-by needs a --team")
-    path = "/admin/report" if is_of_all else "/v1/usage"
-    query = {name: value for name, value in said.items() if not (is_of_all and name == "analysis")}
+    if not is_of_all and "invoice" in said:
+        raise GatewayFault(INVOICE_OF_ALL)
+    is_report = is_of_all and "group_by" not in said
+    if is_of_all and not is_report:
+        if set(OF_ALL).isdisjoint(said["group_by"].split(",")):
+            raise GatewayFault(GROUPS_OF_ALL)
+        gateway = RemoteGateway(replace(gateway.address, team_key=None))  # a team's key sees its own team alone
+    path = "/admin/report" if is_report else "/v1/usage"
+    query = {name: value for name, value in said.items() if not (is_report and name == "analysis")}
     query |= {} if team is None else {"team_id": team}
     if format is Format.CSV:
         for piece in gateway.content(path, format="csv", **query):
             sys.stdout.write(piece.decode())
-    elif is_of_all:
+    elif is_report:
         _print_deployment(gateway.get(path, **query), *read_span(said, Clock().today()), format)
     else:
         _print_team(gateway.get(path, **query), format)
@@ -113,7 +142,8 @@ def _print_team(usage: Mapping[str, Any], format: Format) -> None:
     else:
         groups = []
     span = usage.get("date") or f"{usage['from']} to {usage['to']}"
-    title = f"Usage of {usage['team_id']}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
+    whose = usage["team_id"] or "all teams"
+    title = f"Usage of {whose}, {span} (UTC){'' if usage['is_closed'] else ', not closed yet'}"
     columns = [name for name in columns if name in (*ALWAYS, *groups) or any(row.get(name) for row in rows)]
     show(format, usage, [name for name in columns if name not in UNSHOWN], rows, title)
     if format is Format.TABLE:
@@ -122,8 +152,11 @@ def _print_team(usage: Mapping[str, Any], format: Format) -> None:
             _show_analysis(usage["analysis"])
 
 
-def _show_deployment(settings: Settings, analysis: Analysis, first: Day, last: Day, format: Format) -> None:
-    report = run(settings, lambda connection: admin_report(connection, analysis, settings.catalog(), first, last))
+def _show_deployment(
+    settings: Settings, analysis: Analysis, invoices: Invoices, first: Day, last: Day, format: Format
+) -> None:
+    catalog = settings.catalog()
+    report = run(settings, lambda connection: admin_report(connection, analysis, catalog, first, last, invoices))
     if format is Format.CSV:
         sys.stdout.write(report_csv(report))
         return
@@ -137,6 +170,9 @@ def _print_deployment(report: Mapping[str, Any], first: Day, last: Day, format: 
     show(format, report, columns, rows, title)
     if format is Format.TABLE:
         _show_analysis(report)
+        if any("invoice_usd" in line for line in report["providers"]):
+            lines = [_named(line, ["provider"]) for line in report["providers"]]
+            show(format, report, OF_PROVIDERS, lines, "By provider, corrections included, beside invoices")
         if report["instances"]:
             lines = [*report["instances"], {"instance_id": "total", **report["instances_total"]}]
             show(format, report, OF_INSTANCES, lines, "What our own engines cost: calls and idle time")

@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config.fields import Faults, Fields, Read, complain
-from gateway.config.models import read_model
+from gateway.config.fleet import pool_names
+from gateway.config.models import name_of, read_model
 from gateway.config.names import read_alias, read_fallbacks, read_route
 from gateway.config.offers import read_offers
 from gateway.config.providers import read_provider
@@ -37,7 +38,13 @@ class Catalogue(Struct, frozen=True, kw_only=True):
 
 def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
     """Read everything that the router chooses from; faulty entries are noted and stand in half-read."""
-    providers = _entries(root, "providers", read_provider, needed="at least one provider, such as openai")
+    pools = pool_names(root)
+    providers = _entries(
+        root,
+        "providers",
+        lambda node, out: read_provider(node, out, is_pool=name_of(node) in pools),
+        needed="at least one provider, such as openai",
+    )
     known = _keys(root, "providers")
 
     def read_one(node: Node, out: Faults) -> ModelSpec | None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from gateway.config.cache import read_cache
-from gateway.config.canaries import read_canaries
+from gateway.config.by_name import read_cache, read_canaries
 from gateway.config.catalog import leave_out, read_catalogue
 from gateway.config.fields import Faults, Fields, Read, complain
+from gateway.config.fleet import fleet_reader
+from gateway.config.identity import read_jwt_auth, read_sign_in
 from gateway.config.presets import with_presets
 from gateway.config.readers import (
     duration,
@@ -98,6 +99,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),
         left_out=left_out,
+        fleet=root.find("fleet", fleet_reader(whole.providers, whole.models)),
         canaries=read_canaries(root, whole, catalogue),
         cache=read_cache(root, (*whole.models, *whole.auto, *whole.aliases)),
         **asdict(catalogue),
@@ -139,7 +141,9 @@ def _tracing(node: Node, faults: Faults) -> Tracing | None:
 
 
 _TRACING = struct_of(
-    Tracing, {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1)}, needed=("url",)
+    Tracing,
+    {"url": url(("http", "https"), "http://collector:4318"), "share": number(0, 1), "metrics": switch},
+    needed=("url",),
 )
 
 
@@ -193,6 +197,8 @@ _SAFETY = struct_of(
 _OPTIONAL: dict[str, Read[Any]] = {
     "database_direct_url": _postgres,
     "metrics_keys": secrets(0, strong_secret),
+    "sign_in": read_sign_in,
+    "jwt_auth": read_jwt_auth,
     "other_key_peppers": secrets(0),
     "safety": _SAFETY,
     "quotas": struct_of(QuotaSettings, {"standalone_share": number(0, 1, above=True)}),

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
-from billing.core.prices import Price, PriceStep, times
+from billing.core.prices import UNIT_PRICES, Price, PriceStep, times
 from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
 from gateway.config.tree import Fault, Items, Node, Section, join, merge
@@ -27,6 +27,8 @@ DEFAULT_MAX_OUTPUT = 16_384
 PROVIDERS_DISCOUNT = 0.5  # of the Batch APIs of OpenAI, Anthropic, Google and Azure, by their pages (November 2026)
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
+WORDLESS = {Capability.EMBEDDINGS, Capability.RERANK}  # answers have no tokens
+PIECES = {Capability.RERANK: "search_unit", Capability.IMAGES: "image"}
 OUTSIDE_CAPABILITIES = (Capability.CHAT, Capability.TOOLS, Capability.JSON)
 
 
@@ -93,7 +95,7 @@ def _read_at_one(
         complain(fields.node("gpu_hour") or node, faults, f"only for our own engine; {provider_name} is no such thing")
     said = fields.find("batch_discount", number(0, 1, above=True))
     own_discount = said if own and said is not None else 1.0
-    price = _price(fields, known_as, set(abilities) == {Capability.EMBEDDINGS}, listed, own_discount)
+    price = _price(fields, known_as, set(abilities), listed, own_discount)
     has_batch_api = provider is not None and provider.batch_api
     batch_price = replace(price, batch_discount=PROVIDERS_DISCOUNT if said is None else said)
     spec = ModelSpec(
@@ -166,19 +168,22 @@ def _listed(upstream: str, provider_name: str, provider: ProviderSettings | None
     return listed_model(upstream, provider=provider_name, base_url=endpoints[0].base_url if endpoints else "")
 
 
-def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel | NoPrice, discount: float) -> Price:
+def _price(
+    fields: Fields, upstream: str, abilities: set[Capability], listed: ListedModel | NoPrice, discount: float
+) -> Price:
     """Return the file's price, else the library's; never a zero that is not written.
 
     ``discount`` is that of tier batch at our own engines: it yields to others there. A commercial provider bills an
     ordinary call in full, whatever its tier; what goes through its Batch API has a price of its own.
     """
     if (node := fields.node("price")) is not None:
-        return _written_price(node, fields.faults, only_embeds, discount)
+        return _written_price(node, fields.faults, abilities, discount)
     match listed:
-        case ListedModel(has_output=has_output) if has_output or only_embeds:
+        case ListedModel(has_output=has_output) if has_output or abilities <= WORDLESS:
             return replace(listed.price, batch_discount=discount)
         case ListedModel():
-            why = f"the price library has no price for answers of {upstream}; if it only embeds, say so in `abilities`"
+            why = f"the price library has no price for answers of {upstream}; if it only embeds"
+            why += " or ranks, say so in `abilities`"
         case NoPrice(why):
             pass
     if fields.section is not None:
@@ -189,17 +194,18 @@ def _price(fields: Fields, upstream: str, only_embeds: bool, listed: ListedModel
     return NOTHING
 
 
-def _written_price(node: Node, faults: Faults, only_embeds: bool, discount: float) -> Price:
+def _written_price(node: Node, faults: Faults, abilities: set[Capability], discount: float) -> Price:
     """Read what the file says. A tier names every kind that the price below it names: a gap would be a guess."""
     fields = Fields(node, node.path, faults)
     kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning"), dollars)
-    needed = ("input",) if only_embeds else ("input", "output")
+    needed = _needed(fields, abilities)
     named = [kind for kind in kinds if kind in needed or fields.has(kind)]
     given = {kind: fields.need(kind, dollars, NOTHING.input, "every price needs it") for kind in named}
-    make_step = partial(PriceStep, output=NOTHING.output)  # of a model that only embeds
+    make_step = partial(PriceStep, output=NOTHING.output)  # of a model without words
     read_step = struct_of(make_step, {"above": integer(1), **kinds}, needed=("above", *named))
     steps: tuple[PriceStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
     request = fields.get("request", dollars, NOTHING.request)
+    units: dict[str, Any] = {kind: fields.get(kind, dollars, None) for _, kind in UNIT_PRICES}
     fields.asked += kinds
     fields.close()
     for lower, upper in pairwise(steps):
@@ -208,8 +214,15 @@ def _written_price(node: Node, faults: Faults, only_embeds: bool, discount: floa
             complain(
                 at, faults, f"tiers rise, and {upper.above} does not come after {lower.above} tokens of the prompt"
             )
-    rates: dict[str, Any] = {"output": NOTHING.output, **given}
-    return Price(**rates, request=request, steps=steps, batch_discount=discount)
+    rates: dict[str, Any] = {"input": NOTHING.input, "output": NOTHING.output, **given}
+    return Price(**rates, **units, request=request, steps=steps, batch_discount=discount)
+
+
+def _needed(fields: Fields, abilities: set[Capability]) -> tuple[str, ...]:
+    """Return the kinds that a price must name: models without words may be priced by the piece alone."""
+    if abilities <= PIECES.keys() and all(fields.has(PIECES[each]) for each in abilities):
+        return ()
+    return ("input",) if abilities <= WORDLESS else ("input", "output")
 
 
 def name_in(known: Iterable[str], what: str) -> Read[str]:

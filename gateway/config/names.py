@@ -14,7 +14,13 @@ from gateway.config.tree import Node
 from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.catalog.targets import Capability, ModelSpec
 
-KINDS = {Capability.CHAT, Capability.COMPLETIONS, Capability.EMBEDDINGS}  # of requests: each needs one of these
+WORDS = {Capability.CHAT, Capability.COMPLETIONS}
+ONLY = {  # what models without words do
+    Capability.EMBEDDINGS: "embeds",
+    Capability.RERANK: "ranks",
+    Capability.IMAGES: "makes pictures",
+}
+KINDS = WORDS | ONLY.keys()  # of requests: each needs one of these
 
 Models = Mapping[str, ModelSpec]  # those that the file has right
 Names = Mapping[str, str]  # every model by its own name, and by its aliases
@@ -33,9 +39,10 @@ def read_route(node: Node, faults: Faults, names: Names, models: Models) -> Auto
         complain(node, faults, "there is a model or an alias of this name; a route needs a name of its own")
 
     def why_never(model: ModelSpec) -> str | None:
-        if model.capabilities & KINDS != {Capability.EMBEDDINGS}:
+        if model.capabilities & WORDS:
             return None
-        return f"a route chooses who answers, and {model.name} only embeds; requests name it themselves"
+        only = " and ".join(ONLY[kind] for kind in ONLY if kind in model.capabilities)
+        return f"a route chooses who answers, and {model.name} only {only}; requests name it themselves"
 
     read_models = list_of(_model_in(names, models, why_never), what="models", least=1)
     fields = Fields(node, node.path, faults)

@@ -10,7 +10,7 @@ from gateway.config.fields import Faults
 from gateway.config.models import read_model
 from gateway.config.tree import Fault, Node, Section, tree_of
 from gateway.core.settings import ProviderSettings
-from gateway.model_facts.known_abilities import embeds, is_offered, sees
+from gateway.model_facts.listed_models import embeds, is_offered, sees
 from router.catalog.targets import Capability, ModelSpec
 
 ALL = "*"

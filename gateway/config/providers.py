@@ -45,6 +45,7 @@ from gateway.core.settings import (
     Retries,
     Timeouts,
 )
+from protocol.serving.prompt_marks import PROMPT_MARKS
 from router.catalog.targets import Endpoint
 
 # Hosts of Batch APIs that give a discount: lines go there unless the file says otherwise.
@@ -56,7 +57,7 @@ HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
 OWN_HEADERS = frozenset(
     {"host", "connection", "content-type", "content-length", "transfer-encoding", "accept-encoding", "cookie"}
     | {"authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key"}
-    | {"anthropic-version", "anthropic-beta", "x-tenant", "x-weight", "x-tier", "x-fails-over"}
+    | {"anthropic-version", "anthropic-beta", "x-tenant", "x-weight", "x-tier", "x-fails-over", PROMPT_MARKS}
 )
 _OAUTH = struct_of(
     OAuthClient,
@@ -79,8 +80,8 @@ _BREAKER = {
 }
 
 
-def read_provider(node: Node, faults: Faults) -> ProviderSettings:
-    """Read one provider; what is faulty stands in half-read."""
+def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> ProviderSettings:
+    """Read one provider; what is faulty stands in half-read. A pool needs no endpoints: replicas announce theirs."""
     fields = Fields(node, node.path, faults)
     formats = get_args(Format)
     right = (
@@ -90,9 +91,10 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
     read_url = _base_url(wire, is_azure=fields.has("api_version"))
     read_endpoint = struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url"))
     read_endpoints = list_of(read_endpoint, what="endpoints", least=1)
-    endpoints: tuple[Endpoint, ...] = fields.need(
-        "endpoints", read_endpoints, (), "where it answers: [{region: us, base_url: https://…}]"
-    )
+    endpoints: tuple[Endpoint, ...] = ()
+    if fields.has("endpoints") or not is_pool:
+        right = "where it answers: [{region: us, base_url: https://…}]"
+        endpoints = fields.need("endpoints", read_endpoints, (), right)
     if len(set(endpoints)) < len(endpoints):
         complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
     nothing: tuple[str, ...] = ()
@@ -116,7 +118,7 @@ def read_provider(node: Node, faults: Faults) -> ProviderSettings:
     if parallel_n and self_hosted:
         complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
     # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
-    usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and len(endpoints) > 1 else Timeouts()
+    usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and (is_pool or len(endpoints) > 1) else Timeouts()
     read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
     provider = ProviderSettings(
         name=name_of(node),

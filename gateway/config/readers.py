@@ -15,7 +15,7 @@ from billing.core.money import NanoDollars, to_nano
 from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, is_empty, kind_of
 from gateway.config.tree import Items, Node, Scalar
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
-from gateway.core.durations import read_duration
+from gateway.core.clock import read_duration
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, cast
 
 import structlog
 import uvicorn
@@ -29,6 +29,13 @@ HURRIED = 0.5  # both, when asked twice
 CLOSE_WITHIN = 2.0  # seconds for closing the gateway, when asked twice
 
 log = structlog.get_logger()
+
+
+class LongConnection(Protocol):
+    """A connection that speaks another protocol than HTTP."""
+
+    def end_when_idle(self) -> None:
+        """Close it if nothing is answered on it; what answers closes it else."""
 
 
 class Drain:
@@ -130,7 +137,9 @@ class DrainingServer(uvicorn.Server):
     def _let_go(self, *, spares_new: bool) -> None:
         """Close idle connections; busy ones are closed after their response."""
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, HttpToolsProtocol)
+            if not isinstance(connection, HttpToolsProtocol):
+                cast(LongConnection, connection).end_when_idle()
+                continue
             cycle = connection.cycle
             if cycle is not None and not cycle.response_complete:
                 cycle.keep_alive = False

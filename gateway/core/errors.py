@@ -3,9 +3,11 @@
 #   ServiceError
 #   ├── Forbidden             403
 #   │   ├── TeamSuspended          team_suspended
-#   │   └── AddressNotAllowed      address_not_allowed: the key is for calls from elsewhere
+#   │   ├── AddressNotAllowed      address_not_allowed: the key is for calls from elsewhere
+#   │   └── EndpointNotAllowed     endpoint_not_allowed: the key is for other endpoints
 #   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
 #   ├── EncodedBody           415  unsupported_encoding
+#   ├── UpgradeRequired       426  upgrade_required: a WebSocket is spoken here
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
 #   │   ├── IdempotencyKeyReused   idempotency_key_reused: it stands for another request
 #   │   ├── IdempotencyKeyInUse    idempotency_key_in_use: its call runs for longer than we wait
@@ -29,144 +31,89 @@ DO_NOT_RETRY = {"x-should-retry": "false"}
 RETRY_SOON = {"retry-after": "1"}
 
 
-class Forbidden(ServiceError):
+class Forbidden(ServiceError, status=403, type="permission_error", code="permission_denied"):
     """A known caller may not do this."""
 
-    status = 403
-    type = "permission_error"
-    code = "permission_denied"
 
-
-class TeamSuspended(Forbidden):
+class TeamSuspended(Forbidden, code="team_suspended"):
     """The team exists and may not call."""
 
-    code = "team_suspended"
 
-
-class AddressNotAllowed(Forbidden):
+class AddressNotAllowed(Forbidden, code="address_not_allowed"):
     """The key is right, and may not be used from where the request comes."""
 
-    code = "address_not_allowed"
+
+class EndpointNotAllowed(Forbidden, code="endpoint_not_allowed"):
+    """The key is right, and is for calls to other endpoints."""
 
 
-class ContentPolicyViolation(ServiceError):
+class ContentPolicyViolation(ServiceError, status=400, code="content_policy_violation"):
     """The content policy forbids the request, or the answer to it."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "content_policy_violation"
 
-
-class EncodedBody(ServiceError):
+class EncodedBody(ServiceError, status=415, code="unsupported_encoding"):
     """The body comes compressed."""
 
-    status = 415
-    type = "invalid_request_error"
-    code = "unsupported_encoding"
+
+class UpgradeRequired(ServiceError, status=426, code="upgrade_required", usual_headers={"upgrade": "websocket"}):
+    """The path is for a WebSocket, and none was asked for."""
 
 
-class Conflict(ServiceError):
+class Conflict(ServiceError, status=409, code="conflict"):
     """What is asked for contradicts what is there."""
 
-    status = 409
-    type = "invalid_request_error"
-    code = "conflict"
 
-
-class IdempotencyKeyReused(Conflict):
+class IdempotencyKeyReused(Conflict, code="idempotency_key_reused", usual_headers=DO_NOT_RETRY):
     """The key came with another request before. Trying again cannot help, and SDKs are told so."""
 
-    code = "idempotency_key_reused"
-    usual_headers = DO_NOT_RETRY
 
-
-class IdempotencyKeyInUse(Conflict):
+class IdempotencyKeyInUse(Conflict, code="idempotency_key_in_use", usual_headers=RETRY_SOON):
     """The call of this key runs for longer than a repeat waits."""
 
-    code = "idempotency_key_in_use"
-    usual_headers = RETRY_SOON
 
-
-class AnswerNotKept(Conflict):
+class AnswerNotKept(Conflict, code="idempotency_answer_not_kept", usual_headers=DO_NOT_RETRY):
     """The key's call was answered, and charged, at greater length than is kept. It is not run, or paid, again."""
 
-    code = "idempotency_answer_not_kept"
-    usual_headers = DO_NOT_RETRY
 
-
-class CallTakenOver(ServiceError):
+class CallTakenOver(ServiceError, status=503, code="service_unavailable"):
     """Another gateway took this one for dead and runs the call now: the answer from here does not count."""
 
-    status = 503
-    code = "service_unavailable"
 
-
-class StoredAnswerUnreadable(ServiceError):
+class StoredAnswerUnreadable(
+    ServiceError, status=500, code="idempotency_answer_unreadable", usual_headers=DO_NOT_RETRY
+):
     """A stored answer was changed, or sealed under another pepper. It is not run again: that would be paid again."""
 
-    status = 500
-    code = "idempotency_answer_unreadable"
-    usual_headers = DO_NOT_RETRY
 
-
-class StoredResponseUnreadable(ServiceError):
+class StoredResponseUnreadable(ServiceError, status=500, code="stored_response_unreadable", usual_headers=DO_NOT_RETRY):
     """A stored response was changed, or sealed under another pepper."""
 
-    status = 500
-    code = "stored_response_unreadable"
-    usual_headers = DO_NOT_RETRY
 
-
-class Gone(ServiceError):
+class Gone(ServiceError, status=410, code="results_erased"):
     """What is asked for was here and has been erased."""
 
-    status = 410
-    type = "invalid_request_error"
-    code = "results_erased"
 
-
-class BatchQueueFull(ServiceError):
+class BatchQueueFull(ServiceError, status=429, code="token_limit_exceeded", usual_headers=DO_NOT_RETRY):
     """A team's batches have as many tokens waiting as they may. Trying again at once cannot help."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "token_limit_exceeded"
-    usual_headers = DO_NOT_RETRY
 
-
-class TooManyInBackground(ServiceError):
+class TooManyInBackground(ServiceError, status=429, code="rate_limit_exceeded", usual_headers=RETRY_SOON):
     """As many responses of a team run in the background as may at once."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
-    usual_headers = RETRY_SOON
 
-
-class StorageFull(ServiceError):
+class StorageFull(ServiceError, status=429, code="storage_limit_exceeded", usual_headers=DO_NOT_RETRY):
     """A team's files, or its stored responses, have as many bytes as they may."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "storage_limit_exceeded"
-    usual_headers = DO_NOT_RETRY
 
-
-class Unavailable(ServiceError):
+class Unavailable(ServiceError, status=503, code="service_unavailable"):
     """The gateway closes, or a part that this request needs, other than a store, does not answer."""
-
-    status = 503
-    type = "server_error"
-    code = "service_unavailable"
 
     def __init__(self, message: str, retry_after: int = 2) -> None:
         super().__init__(message, headers={"retry-after": str(retry_after)})
 
 
-class ContentUnchecked(Unavailable):
+class ContentUnchecked(Unavailable, code="content_check_failed"):
     """The external checker failed, and what it has not judged may not pass."""
-
-    code = "content_check_failed"
 
     def __init__(self, message: str = "The content of this request could not be checked. Try again later.") -> None:
         super().__init__(message, retry_after=1)

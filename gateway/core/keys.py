@@ -9,6 +9,9 @@ import secrets
 
 KEY_PREFIX = "tg-"
 ADMIN_KEY_PREFIX = "tgadmin-"
+JWT_PREFIX = "eyJ"  # '{"' in base64: every JWT begins so, and no key of ours does
+NO_SECRET = "jwt"  # in the place of a secret's beginning, of a key that tokens stand for
+SESSION_PREFIX = "tgsession-"  # of what the cookie of a person holds who has signed in
 
 _SHOWN = 8  # characters of the secret part that may be shown, so that keys can be told apart
 
@@ -21,6 +24,11 @@ def new_key() -> str:
 def new_admin_key() -> str:
     """Return a fresh admin key: ``tgadmin-`` and 43 URL-safe characters."""
     return ADMIN_KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def new_session_token() -> str:
+    """Return the fresh secret of a session: ``tgsession-`` and 43 URL-safe characters."""
+    return SESSION_PREFIX + secrets.token_urlsafe(32)
 
 
 def key_digest(pepper: str, key: str) -> bytes:

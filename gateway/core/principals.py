@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ class Team(Struct, frozen=True, kw_only=True):
     allow_smaller: bool = True  # overload may move its requests to smaller models
     safety: TeamSafety | None = None  # its own levels; None: the deployment's
     limits: Limits = Limits()
+    model_limits: Mapping[str, Limits] = {}  # for one model each; one whose limits were taken away stays, with none
     is_suspended: bool = False
 
 
@@ -36,6 +38,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     key_name: str = ""
     key_limits: Limits = Limits()
     key_models: frozenset[str] | None = None  # what it may ask for, of what the team may; None: all
+    key_endpoints: frozenset[str] | None = None  # which inference endpoints it may call; None: all
     addresses: Networks | None = None  # whence it may call; None: from everywhere
     expires_at: float | None = None  # unix seconds
     cache: CacheUse | None = None  # of calls that do not say; None: as the name that they ask for
@@ -52,10 +55,49 @@ class Role(StrEnum):
 
 
 class Admin(Struct, frozen=True):
-    """A holder of an admin key. ``fingerprint`` tells which key in the audit log, without the key: of a stored one it
-    is the id."""
+    """A holder of an admin key, or a person who has signed in. ``fingerprint`` tells which key, without the key: of a
+    stored one it is the id."""
 
     fingerprint: str
     role: Role = Role.ADMIN
     team_id: str | None = None  # whose admin it is; none: not of one team
     expires_at: float | None = None  # unix seconds
+    name: str = ""  # of the key
+    person: str | None = None  # who has signed in, as the identity provider knows them; none: a key
+
+    @property
+    def actor(self) -> str:
+        """Who acts, for the audit log."""
+        return f"admin:{self.fingerprint}" if self.person is None else f"person:{self.person}"
+
+    @property
+    def sees_costs(self) -> bool:
+        """Whether it may know what the operator's own GPUs cost: a team's admin sees what its team does."""
+        return self.team_id is None
+
+
+class Person(Struct, frozen=True, kw_only=True):
+    """Who has signed in, and as what."""
+
+    subject: str  # as the issuer knows them, for ever
+    email: str | None
+    role: Role
+    team_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The person in the audit log. The subject alone tells who it is: an address may pass to another."""
+        return self.subject if self.email is None else f"{self.email} ({self.subject})"
+
+
+class TokenKey(Struct, frozen=True):
+    """The key that a token stands for: one for each issuer, team and value of the claim."""
+
+    issuer: str
+    team_id: str
+    value: str
+
+    @property
+    def secret(self) -> str:
+        """What the key is stored by in the place of a secret. No request can carry it: no key looks so."""
+        return f"jwt\0{self.issuer}\0{self.team_id}\0{self.value}"

@@ -92,7 +92,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     egress: Egress = DIRECT
     models: tuple[str, ...] = ()  # offered as NAME/model, beside those of the file; "*": all that have a known price
     api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[Endpoint, ...]  # those that the file names, and of a pool the replicas that announced themselves
     self_hosted: bool = False
     optional: bool = False  # left out, with its models, while it has no key
     concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
@@ -103,6 +103,20 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     parallel_n: bool = False  # takes no ``n``: several replies are asked for by as many requests at once
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """A self-hosted provider whose replicas may announce themselves."""
+
+    region: str = "local"  # of those that do
+
+
+class Fleet(Struct, frozen=True, kw_only=True):
+    """Which replicas are found, and whose announcements are believed."""
+
+    secrets: tuple[str, ...]  # an announcement is signed with one of these
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # that announced addresses lie in; none: any
+    pools: Mapping[str, Pool]  # by the name of their provider
 
 
 Level = Literal["block", "flag", "off"]
@@ -199,11 +213,38 @@ class LeftOut(Struct, frozen=True):
         return f"provider {self.provider} is left out, for none of its api_keys is set: without {gone or 'any model'}"
 
 
-class Tracing(Struct, frozen=True, kw_only=True):
-    """Where traces of calls go."""
+class SignIn(Struct, frozen=True, kw_only=True):
+    """How people sign in to the console: at an identity provider, by OpenID Connect."""
 
-    url: str  # of an OpenTelemetry collector, without /v1/traces
+    issuer: str
+    client_id: str
+    client_secret: str | None = None  # None: a public client, which PKCE alone protects
+    public_url: str  # where browsers find this gateway, without a path
+    name: str = "your company"  # on the button
+    scopes: tuple[str, ...] = ("openid", "email", "profile")
+    claim: str = "groups"  # of the ID token, which tells what a person may do
+    roles: Mapping[str, str] = {}  # a value of the claim: a role. The first that a person has counts
+    team_admins: Mapping[str, str] = {}  # a value of the claim: the team that the person administers; after the roles
+    session: float = 8 * 3600.0
+
+
+class TokenIssuer(Struct, frozen=True, kw_only=True):
+    """An issuer whose JWTs stand for keys of teams."""
+
+    issuer: str
+    audience: tuple[str, ...]  # a token names one of these
+    jwks_url: str | None = None  # None: as the issuer's discovery document says
+    claim: str = "groups"
+    teams: Mapping[str, str] | None = None  # a value of the claim: a team's id; None: the value is the team's id
+    leeway: float = 30.0  # by which clocks may differ
+
+
+class Tracing(Struct, frozen=True, kw_only=True):
+    """Where traces of calls go, and metrics with them."""
+
+    url: str  # of an OpenTelemetry collector, without /v1/traces or /v1/metrics
     share: float = 1.0  # of the calls that come without a traceparent
+    metrics: bool = False  # whether metrics are sent there, too
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -215,9 +256,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_dir: Path
     admin_keys: tuple[str, ...]
     metrics_keys: tuple[str, ...] = ()  # that open /metrics and nothing else
+    sign_in: SignIn | None = None
+    jwt_auth: tuple[TokenIssuer, ...] = ()
     key_pepper: str
     other_key_peppers: tuple[str, ...] = ()  # those that were, or will be
     providers: dict[str, ProviderSettings]
+    fleet: Fleet | None = None
     models: dict[str, ModelSpec]
     auto: dict[str, AutoRoute] = field(default_factory=dict)  # route name, usually "auto"
     fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -85,7 +85,7 @@ def stack_config(
     providers = file.entries.get("providers") if file is not None else None
     taken = providers.entries if isinstance(providers, Section) else {}
     provider = next(name for name in DEMO_PROVIDERS if name not in taken)
-    context = context_of(checkpoint)
+    context = int(json.loads((checkpoint / "config.json").read_bytes())["max_position_embeddings"])
     return {
         **stores,
         "admin_keys": [known.admin_key],
@@ -118,11 +118,6 @@ def stack_config(
 def with_keys(env: Mapping[str, str]) -> list[str]:
     """Return the providers of the catalogue whose keys stand in the usual environment variables."""
     return [name for name, preset in presets().items() if any(env.get(variable) for variable in preset.keys)]
-
-
-def context_of(checkpoint: Path) -> int:
-    """Return the most tokens the checkpoint's model takes, prompt and reply together."""
-    return int(json.loads((checkpoint / "config.json").read_bytes())["max_position_embeddings"])
 
 
 def joined(stack: Mapping[str, Any], file: Section | None, data_dir: Path) -> Section:

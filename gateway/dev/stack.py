@@ -186,7 +186,8 @@ class Stack:
 
     def _start_engine(self, port: int) -> None:
         command: list[str | Path] = [sys.executable, "-m", "gpu_backend", "--model", CHECKPOINT]
-        command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu"]
+        # Steps of so small a model need no measuring, which would take longer than all else of its start.
+        command += ["--served-model-name", DEMO_MODEL, "--port", str(port), "--device", "cpu", "--step-cost", "off"]
         engine, secret = StackClient(port), self.known.engine_secret
         # Anything on this machine that has the secret may drain it, and then it answers nothing for ever.
         self._start_child(

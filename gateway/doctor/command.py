@@ -13,18 +13,18 @@ import typer
 
 from gateway.config.file import ConfigFaults, load_settings
 from gateway.config.offers import all_priced
-from gateway.config.paths import CONFIG_VARIABLE, ConfigOption, find_config
 from gateway.core.settings import Settings
 from gateway.doctor.findings import Finding, State, fault, ok, warning
 from gateway.doctor.machine import look_at_machine
 from gateway.doctor.stores import look_at_postgres, look_at_redis
-from gateway.doctor.upstreams import look_at_upstreams
+from gateway.doctor.upstreams import look_at_issuers, look_at_upstreams
 from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
+from gateway.terminal.config_path import CONFIG_VARIABLE, ConfigOption, find_config
 from gateway.terminal.printing import fail, printable, say
 from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
 
 LOOKS: tuple[Callable[[Settings], Coroutine[Any, Any, list[Finding]]], ...]
-LOOKS = (look_at_postgres, look_at_redis, look_at_upstreams)
+LOOKS = (look_at_postgres, look_at_redis, look_at_upstreams, look_at_issuers)
 
 
 def command(

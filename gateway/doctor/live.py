@@ -27,8 +27,8 @@ from gateway.terminal.printing import fail
 from gateway.upstreams.client import LONGEST_REPLY, UpstreamClient, UpstreamResponse
 from gateway.upstreams.registry import FORMATS, ProviderRegistry
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
-from gateway.upstreams.wire.droppable import without_fields
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamRefused
+from gateway.upstreams.wire.unsayable import without_fields
 from protocol.chat import ChatReply
 from protocol.events import Delta, UsageReport
 from protocol.usage import Usage
@@ -245,7 +245,7 @@ def _cheapest(settings: Settings, provider: ProviderSettings, named: str | None)
     ]
     fitting: list[ModelSpec] = [one for one in everywhere if Capability.CHAT in one.capabilities]
     fitting = [one for one in fitting if named in (None, one.name)]
-    if not fitting:
+    if not fitting or not provider.endpoints:
         return None
     cheapest = min(fitting, key=lambda one: (one.price.output + one.price.input, one.name))
     return Target(cheapest, provider.endpoints[0])

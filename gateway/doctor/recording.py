@@ -15,9 +15,10 @@ from gateway.config.presets import presets
 
 HEADERS = ("content-type", "retry-after")  # that are kept
 GONE = "REDACTED"
-# What names an account where it is not asked to: keys, organisations, projects, users, addresses.
+# What names an account where it is not asked to: keys, organisations, projects, users, addresses, what lies at AWS.
 ACCOUNT = re.compile(
     r"\b(?:sk|pk|rk|gsk|xai|key|org|proj|user|acct|req_org)[-_][\w*-]{6,}|\bAIza[\w-]{20,}|\bya29\.[\w.-]+"
+    r"|\barn:[\w.:/+=@*-]+|\barn%3A[\w.%+=@*-]+|(?<=projects/)[^/\s\"']+"
     r"|[\w.+-]+@[\w-]+\.[\w.-]+|\beyJ[\w-]+\.[\w-]+\.[\w-]*"
 )
 KNOWN_HOSTS = frozenset(urlsplit(row.base_url).hostname for row in presets().values())

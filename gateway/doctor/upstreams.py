@@ -8,10 +8,17 @@ import time
 
 from msgspec.structs import replace
 
+from billing.quotas.rate_wire import REDIS_AWAY
+from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Settings
 from gateway.doctor.findings import Finding, fault, ok, warning
+from gateway.fleet.discovery import admissions, announced_in, joined
 from gateway.fleet.instances import ask_load, replicas_of
+from gateway.fleet.membership import Membership
+from gateway.identity.issuer import Issuer, IssuerAway
+from gateway.storage.redis_client import open_redis
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.issuers import ask_by
 from gateway.upstreams.registry import FORMATS, ProviderRegistry
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -25,6 +32,7 @@ GREETING = ChatRequest(model="any", messages=(Message("user", "Hi"),), max_token
 
 async def look_at_upstreams(settings: Settings) -> list[Finding]:
     """Return what each provider, with each of its keys, and each replica of our own engine says."""
+    settings, announced = await _with_announced(settings)
     client, registry = UpstreamClient(), ProviderRegistry(settings.providers)
     try:
         looks = [
@@ -34,7 +42,7 @@ async def look_at_upstreams(settings: Settings) -> list[Finding]:
             for target in _one_at_each_endpoint(settings, provider)
             for number in range(max(1, len(provider.api_keys)))
         ]
-        return [*await asyncio.gather(*looks), *await _look_at_engines(client, registry, settings)]
+        return [*await asyncio.gather(*looks), *announced, *await _look_at_engines(client, registry, settings)]
     finally:
         await client.close()
 
@@ -91,6 +99,33 @@ async def _look_at_key(client: UpstreamClient, registry: ProviderRegistry, targe
             )
 
 
+async def _with_announced(settings: Settings) -> tuple[Settings, list[Finding]]:
+    """Return the settings with the replicas that announce themselves, and what is wrong with their announcements."""
+    found: list[Finding] = []
+    pools = [Membership(admission) for admission in admissions(settings)]
+    if not pools:
+        return settings, found
+    async with open_redis(settings.redis_url, timeout=WITHIN) as redis:
+        try:
+            announced = await announced_in(redis, [pool.admission.pool for pool in pools])
+        except REDIS_AWAY:
+            return settings, found  # which is said of Redis
+    for pool, heard in zip(pools, announced, strict=True):
+        pool.hear(heard, time.monotonic(), time.time())
+        part = f"pool {pool.admission.pool}"
+        for member in pool.members():
+            if member.refused is not None:
+                words = f"{member.said.base_url} is not asked: {member.refused}"
+                found.append(fault(part, words, "docs/operations/fleet.md says who may announce"))
+        if pool.unsigned:
+            words = f"{pool.unsigned} announcements are signed with none of fleet.secrets"
+            found.append(fault(part, words, "give those engines one of them as TOLLGATE_FLEET_SECRET"))
+        if not pool.members():
+            remedy = "start engines with --fleet-pool; until then its endpoints and fallbacks answer"
+            found.append(warning(part, "no replica announces itself", remedy))
+    return joined(settings, {pool.admission.pool: pool.base_urls() for pool in pools}), found
+
+
 async def _look_at_engines(client: UpstreamClient, registry: ProviderRegistry, settings: Settings) -> list[Finding]:
     found = []
     for replica in replicas_of(settings.providers.values()):
@@ -116,3 +151,25 @@ def _one_at_each_endpoint(settings: Settings, provider: ProviderSettings) -> lis
     """Return a target for each endpoint, with a model of the provider, if it has one."""
     models = [one for model in settings.models.values() for one in model.everywhere if one.provider == provider.name]
     return [Target(models[0], endpoint) for endpoint in provider.endpoints] if models else []
+
+
+async def look_at_issuers(settings: Settings) -> list[Finding]:
+    """Return what each issuer of `sign_in` and `jwt_auth` says."""
+    named = {(each.issuer, each.jwks_url): "jwt_auth" for each in settings.jwt_auth}
+    if settings.sign_in is not None:
+        named[settings.sign_in.issuer, None] = "sign_in"
+    client = UpstreamClient()
+    try:
+        asked = ((part, Issuer(name, ask_by(client), Clock(), url)) for (name, url), part in named.items())
+        return await asyncio.gather(*(_look_at(part, issuer) for part, issuer in asked))
+    finally:
+        await client.close()
+
+
+async def _look_at(part: str, issuer: Issuer) -> Finding:
+    try:
+        await issuer.read_keys()
+    except IssuerAway as exc:
+        remedy = "is its URL letter by letter the issuer's, and may this machine go there?"
+        return fault(part, f"{issuer.name}: {exc}", remedy)
+    return ok(part, f"{issuer.name} answers; keys that it signs with: {issuer.number_of_keys}")

@@ -10,6 +10,7 @@ import math
 
 from gateway.core.clock import Clock
 from gateway.fleet.instances import EngineLoad, Replica, ask_load, replicas_of
+from gateway.fleet.kv_events import KvEvents
 from gateway.inference.edition import Edition
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import SlotPool
@@ -53,9 +54,12 @@ def _queue_wanted(report: EngineLoad) -> int:
 class EngineWatch:
     """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
 
-    def __init__(self, edition: Edition, limiter: TargetLimiter, client: UpstreamClient, clock: Clock) -> None:
+    def __init__(
+        self, edition: Edition, limiter: TargetLimiter, client: UpstreamClient, clock: Clock, kv_events: KvEvents
+    ) -> None:
         self._limiter = limiter
         self._client = client
+        self._kv_events = kv_events
         self._clock = clock
         self._looked: dict[SlotPool, float] = {}  # monotonic seconds
         self.follow(edition)
@@ -66,6 +70,7 @@ class EngineWatch:
         rooms, replicas = self._limiter.engines, replicas_of(edition.settings.providers.values())
         self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
         self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
+        self._kv_events.keep({one.endpoint.base_url for one, _ in self._watched if len(one.provider.endpoints) > 1})
 
     async def run(self) -> None:
         """Look every second where there are calls."""
@@ -89,6 +94,9 @@ class EngineWatch:
             report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure:
             self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
+            self._kv_events.lose(replica.endpoint.base_url)
         else:
             slots = slots_from(report, len(room.held), room.limit)
             self._limiter.resize(room, slots, is_full=is_full(report))
+            if len(replica.provider.endpoints) > 1:
+                self._kv_events.note(replica.endpoint.base_url, report.instance_id, report.kv_events)

@@ -17,6 +17,7 @@ from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
+from gateway.fleet.kv_events import KvAddress
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -61,6 +62,7 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     uptime_seconds: Seconds = 0
     busy_seconds: Seconds = 0
     request_seconds: Seconds = 0
+    kv_events: KvAddress | None = None
 
 
 class Replica(Struct, frozen=True):

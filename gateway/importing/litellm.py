@@ -10,7 +10,13 @@ from gateway.config.presets import presets
 from gateway.importing.draft import Draft, kinds, usual_variable
 from gateway.importing.source import Part
 
-KINDS = {"chat": None, "completion": ["completions"], "embedding": ["embeddings"]}
+KINDS = {
+    "chat": None,
+    "completion": ["completions"],
+    "embedding": ["embeddings"],
+    "rerank": ["rerank"],
+    "image_generation": ["images"],
+}
 HINTS = {
     "rpm": "an upstream's own limits are learned from its answers; limit teams with `tollgate teams set`",
     "tpm": "an upstream's own limits are learned from its answers; limit teams with `tollgate teams set`",

@@ -20,14 +20,22 @@ from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
 from gateway.core.clock import Clock
 from gateway.core.principals import Caller
 from protocol.completions import CompletionRequest
-from protocol.embeddings import EmbeddingRequest
 from protocol.errors import ServiceError
+from protocol.inference import Generation
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target, Tier
 from router.prompt_size.bounds import COMPLETION_LIMIT, limit_within, usage_most, with_output_limit, worthwhile_limit
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
 
 FITTINGS = 3  # times that a call is made to fit: others may take the room between
+
+
+class WithoutRoom(Exception):
+    """A limit of the team for one model has no room for the call, which may go to the others of its route."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.key)
+        self.target = target  # the first one of the model
 
 
 class Admission:
@@ -43,7 +51,8 @@ class Admission:
         """Hold the call's largest cost on ``route``; return the call as it goes on, and its open account.
 
         Where its caller named no output limit and a budget has no room for the model's own, it goes on with the limit
-        that fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
+        that fits. Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it, or WithoutRoom
+        when that is a limit for one model, and the route has others.
         """
         prompt, legs = await off_loop(call.size, partial(_bound, call, route))
         request = _request_of(call, legs)
@@ -60,7 +69,11 @@ class Admission:
             legs = await off_loop(call.size, partial(legs_of, call, route, prompt))
             hold = await self._quotas.open(replace(request, legs=legs))
         if isinstance(hold, RefusedHold):
-            raise self._refusal(hold, call.limit_headers, _limit_within(call, route, prompt, hold.headroom))
+            refusal = self._refusal(hold, call.limit_headers, _limit_within(call, route, prompt, hold.headroom))
+            full = {*call.without_room, hold.scope.model}
+            if hold.scope.model and any(target.model.name not in full for target in route.targets):
+                raise WithoutRoom(next(one for one in route.targets if one.model.name == hold.scope.model)) from refusal
+            raise refusal
         account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts, prompt=prompt)
         self._open_calls.add(account)
         return call, account
@@ -83,7 +96,8 @@ class Admission:
 
         Raises RateLimited or QuotaExhausted when a limit has no room for it.
         """
-        request = HoldRequest(request_id=call.request_id, team_id=call.caller.team.id, scopes=call.scopes, legs=())
+        team = call.caller.team.id
+        request = HoldRequest(request_id=call.request_id, team_id=team, scopes=scopes_of(call.caller), legs=())
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold):
             raise self._refusal(hold, call.limit_headers)
@@ -128,7 +142,7 @@ def _request_of(call: Call, legs: tuple[Leg, ...]) -> HoldRequest:
     return HoldRequest(
         request_id=call.request_id,
         team_id=call.caller.team.id,
-        scopes=call.scopes,
+        scopes=scopes_of(call.caller, legs),
         legs=legs,
         is_internal=call.is_internal,
     )
@@ -142,7 +156,7 @@ def _at_live_price(target: Target) -> Target:
 def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:
     """Return what the prompt comes to, looked at closely where it is long and counts, and what each target may use."""
     prompt = bound_prompt(call.request)
-    if not prompt.is_short and any(map(_is_metered, call.scopes)):
+    if not prompt.is_short and (call.caller.team.model_limits or any(map(_is_metered, scopes_of(call.caller)))):
         prompt = prompt.closely()
     return prompt, legs_of(call, route, prompt)
 
@@ -162,7 +176,7 @@ def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold)
     client waits for takes no less than the whole while waiting may bring it.
     """
     request = call.request
-    if isinstance(request, EmbeddingRequest) or request.output_limit not in (None, call.fitted_output):
+    if not isinstance(request, Generation) or request.output_limit not in (None, call.fitted_output):
         return None
     may_wait = (call.is_batch_item or call.is_internal) and not (refused.is_settled or refused.alone_exceeds)
     if may_wait or refused.limit not in TOKEN_LIMITS | DOLLAR_LIMITS:
@@ -179,7 +193,7 @@ def _fitted(call: Call, route: Route, prompt: PromptBound, refused: RefusedHold)
 
 def _limit_within(call: Call, route: Route, prompt: PromptBound, headroom: Headroom) -> int | None:
     """Return the largest output limit for which there is room on every target of ``route``; ``None``: it has none."""
-    if isinstance(call.request, EmbeddingRequest):
+    if not isinstance(call.request, Generation):
         return None
     models = {(target.model.name, target.model.provider): target.model for target in route.targets}
     batch = call.routing.tier is Tier.BATCH
@@ -194,5 +208,5 @@ def legs_of(call: Call, route: Route, prompt: PromptBound | None = None) -> tupl
     for target in route.targets:
         most = usage_most(call.request, target.model, prompt)
         cost = most_cost(most, target.model.price, batch=batch, at=call.created_at)
-        legs.append(Leg(target.key, most.total_tokens, cost))
+        legs.append(Leg(target.key, most.total_tokens, cost, target.model.name))
     return tuple(legs)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from billing.core.holds import Hold
 from billing.core.records import Status
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.answering import Answering
@@ -12,7 +16,7 @@ from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker, KeepEnding
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
-from gateway.inference.admission import Admission
+from gateway.inference.admission import Admission, WithoutRoom
 from gateway.inference.attempt import AttemptContext, AttemptLog
 from gateway.inference.cached_answers import AnswerCache, Looked
 from gateway.inference.call_closer import CallCloser
@@ -30,24 +34,15 @@ from protocol.serving.leaving import Client
 STAYS = Client()  # for calls that no client's leaving ends
 
 
-class Replies:
+class Replies(Struct, eq=False):
     """Opens the replies of calls whose first token is there."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        closer: CallCloser,
-        hooks: Sequence[HookMaker],
-        cache: AnswerCache,
-        clock: Clock,
-        metrics: Metrics,
-    ) -> None:
-        self.cache = cache
-        self._dispatcher = dispatcher
-        self._closer = closer
-        self._hooks = hooks
-        self._clock = clock
-        self._metrics = metrics
+    _dispatcher: Dispatcher
+    _closer: CallCloser
+    _hooks: Sequence[HookMaker]
+    cache: AnswerCache
+    _clock: Clock
+    _metrics: Metrics
 
     def open(
         self,
@@ -71,29 +66,17 @@ class Replies:
             raise
 
 
-class Inference:
+class Inference(Struct, eq=False):
     """Answers calls."""
 
-    def __init__(
-        self,
-        chooser: RouteChooser,
-        limiter: TargetLimiter,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        replies: Replies,
-        closer: CallCloser,
-        moderator: Moderator,
-        early_leaves: EarlyLeaves,
-    ) -> None:
-        self.chooser = chooser
-        self.admission = admission
-        self._limiter = limiter
-        self.dispatcher = dispatcher
-        self.replies = replies
-        self._closer = closer
-        self.moderator = moderator
-        self._early_leaves = early_leaves
-        self._cache = replies.cache
+    chooser: RouteChooser
+    _limiter: TargetLimiter
+    admission: Admission
+    dispatcher: Dispatcher
+    replies: Replies
+    _closer: CallCloser
+    moderator: Moderator
+    _early_leaves: EarlyLeaves
 
     async def answer(self, call: Call, client: Client = STAYS, keep_ending: KeepEnding[Reply] | None = None) -> Reply:
         """Return the open reply to ``call``, its first token read. The caller closes it.
@@ -101,7 +84,24 @@ class Inference:
         ``keep_ending`` keeps how the reply ends, before its accounting closes. Raises a ServiceError when no target
         may, can or does answer; then nothing is held and nothing is owed. Cancelled because ``client`` has left, the
         prompt is owed once a commercial upstream had all of it.
+
+        A model for which a limit of the team has no room is left out of the route, as long as another is on it.
         """
+        while True:
+            try:
+                return await self._answer_along(call, client, keep_ending)
+            except WithoutRoom as exc:
+                call = replace(call, without_room={**call.without_room, exc.target.model.name: exc.target.key})
+
+    async def warm_up(self, call: Call) -> Hold:
+        """Count a call that is not made, and route it; it costs nothing. Raises as ``answer`` does until then."""
+        self.moderator.refuse_paused(call)
+        async with self.admission.counted(call.request_id, call.caller, call.limit_headers) as hold:
+            await self.chooser.choose(call, self.chooser.health())
+        return hold
+
+    async def _answer_along(self, call: Call, client: Client, keep_ending: KeepEnding[Reply] | None) -> Reply:
+        """Answer a call along the route that it has now. Raises as ``answer`` does, and WithoutRoom."""
         turn, looked = await self._turn_of(call)
         check: InputCheck[Answering] | None = None
         try:
@@ -137,7 +137,7 @@ class Inference:
             call, account = await self.admission.admit(call, turn.route)
         else:
             account = await self.admission.admit_free(call)
-        context = self.dispatcher.begin(call, turn.route, AttemptLog(turn.waited))
+        context = self.dispatcher.begin(call, turn.route, AttemptLog(turn.waited, call.without_room.values()))
 
         def send() -> Awaitable[Answering]:
             if kept is not None:
@@ -161,7 +161,7 @@ class Inference:
             self._early_leaves.refuse(call.caller.key_id)
         health = self.chooser.health()
         route = await self.chooser.choose(call, health)
-        looked = await self._cache.look(call, route) if self._cache.takes(call) else None
+        looked = await self.replies.cache.look(call, route) if self.replies.cache.takes(call) else None
         if looked is not None and looked.kept is not None:
             return SlotGrant(route), looked
         away = self.dispatcher.refusal(call, route, health)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -20,25 +20,32 @@ from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
 from gateway.upstreams.resilience.retry import Deadline, RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
-from gateway.upstreams.wire.droppable import without_fields
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks
-from protocol.embeddings import EmbeddingRequest
+from gateway.upstreams.wire.unsayable import without_fields
 from protocol.events import Delta, Event, ReplyEnd
-from protocol.inference import Request
+from protocol.inference import Generation, Request
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
+
+TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its model's own limit has no room for the call
 
 
 class AttemptLog:
     """What was tried for one call, and how long was spent waiting: for a turn, and for upstreams."""
 
-    def __init__(self, queued: float = 0.0) -> None:
+    def __init__(self, queued: float = 0.0, without_room: Iterable[str] = ()) -> None:
         self.attempts: list[Attempt] = []
+        self._left_out = [Attempt(target, TEAM_LIMIT, 0.0) for target in without_room]
         self.queued = queued  # seconds
         self.waited = 0.0  # seconds
         self.was_left_waiting = False  # the call was cancelled while an upstream had all of it, and had refused nothing
+
+    @property
+    def told(self) -> tuple[Attempt, ...]:
+        """What a record tells: the targets that limits of the team left out, and the attempts."""
+        return (*self._left_out, *self.attempts)
 
     @property
     def has_answered(self) -> bool:
@@ -106,6 +113,7 @@ def asking_of(
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.routing.tier.value,
+        priority=call.priority,
         time_left=context.deadline.left(now),
         fails_over=len(provider.endpoints) > 1,
         seed=int(call.request_id[-8:], 16),
@@ -116,7 +124,7 @@ def asking_of(
 def streams_from(call: Call, provider: ProviderSettings) -> bool:
     """Whether the upstream is asked for a stream. Our own engine always is: a reply that breaks can then be continued,
     and is charged by its tokens."""
-    return call.streams or (provider.self_hosted and not isinstance(call.request, EmbeddingRequest))
+    return call.streams or (provider.self_hosted and isinstance(call.request, Generation))
 
 
 async def read_answer(

@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.records import Status, UsageRecord
+from billing.core.records import Status, UsageRecord, usage_of
 from gateway.cache.kept_answers import (
     HEAVY,
     KeptAnswer,
@@ -33,10 +33,11 @@ from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from protocol.chat import ChatReply
 from protocol.completions import CompletionReply
+from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
 from protocol.inference import WholeReply
+from protocol.media.images import ImageReply
 from protocol.serving.off_loop import in_parallel, off_loop
-from protocol.usage import Usage
 from router.catalog.targets import ModelSpec, Route, Target
 
 SHARED = "shared"  # the scope of teams that share
@@ -149,14 +150,7 @@ class _Keeper(ReplyHook):
         """Keep it if it ended well, and with the output limit that its caller asked for."""
         if record.status is not Status.ANSWERED or self._call.fitted_output is not None or self._left < 0:
             return
-        usage = Usage(
-            record.input_tokens,
-            record.cached_input_tokens,
-            record.output_tokens,
-            record.reasoning_tokens,
-            record.cache_write_tokens,
-        )
-        answer = KeptAnswer(usage=usage, dropped=self._dropped, pieces=tuple(self._pieces))
+        answer = KeptAnswer(usage=usage_of(record), dropped=self._dropped, pieces=tuple(self._pieces))
         match self._whole:
             case ChatReply() as chat:
                 answer = replace(answer, chat=chat)
@@ -164,8 +158,12 @@ class _Keeper(ReplyHook):
                 answer = replace(answer, completion=completion)
             case None:
                 pass
-            case embedding:
+            case EmbeddingReply() as embedding:
                 answer = replace(answer, embedding=embedding)
+            case RerankReply() as rerank:
+                answer = replace(answer, rerank=rerank)
+            case ImageReply():
+                return  # drawn anew each time
         self._cache.keep(self._call, self._looked, self._model, answer)
 
 

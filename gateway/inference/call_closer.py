@@ -3,53 +3,53 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.prices import cost_of
 from billing.core.records import Status, UsageRecord, units_of
 from gateway.calls.accounting import CallAccounting
 from gateway.calls.call import Call, record_for
-from gateway.calls.estimate import charged_prompt_tokens
+from gateway.calls.estimate import filled_in
 from gateway.core.clock import Clock
 from gateway.inference.admission import Admission
 from gateway.inference.attempt import AttemptContext
 from gateway.moderation.moderator import Moderator
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.pace import Pace
 from gateway.telemetry.tracing import Tracer
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.quirks import Quirks
-from protocol.usage import Usage
 from router.catalog.targets import Target, Tier
-from router.prompt_size.bounds import output_tokens_most, requests_made
+from router.prompt_size.bounds import output_tokens_most
 from router.prompt_size.prompt_bounds import PromptBound
 
 
-class CallCloser:
+class CallCloser(Struct, eq=False):
     """Hears how calls end."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        providers: ProviderRegistry,
-        moderator: Moderator,
-        metrics: Metrics,
-        tracer: Tracer | None,
-        clock: Clock,
-    ) -> None:
-        self._admission = admission
-        self._providers = providers
-        self._moderator = moderator
-        self._metrics = metrics
-        self._tracer = tracer
-        self._clock = clock
+    _admission: Admission
+    _providers: ProviderRegistry
+    _moderator: Moderator
+    _metrics: Metrics
+    _tracer: Tracer | None
+    _clock: Clock
 
     def settle(self, account: CallAccounting) -> None:
         """Settle the hold of a call whose account is closed."""
         self._admission.settle(account)
 
+    def count(self, record: UsageRecord, pace: Pace | None) -> None:
+        """Count a reply that has ended, and how its stream came."""
+        self._metrics.gen_ai.count(record, pace)
+
     def note_filtered(self, call: Call) -> None:
         """Note that an upstream's own content filter ended a reply."""
         self._moderator.note_filtered(call)
+
+    def note_hit(self, record: UsageRecord, expected: float) -> None:
+        """Note what share of a prompt was expected to be cached where it was answered."""
+        self._metrics.count_hit(record, expected)
 
     def learn(self, call: Call, target: Target, found: Quirks, record: UsageRecord) -> None:
         """Ask a target that gave a whole answer so from now on, unless it went past the limit that it was told under
@@ -64,7 +64,7 @@ class CallCloser:
         tried = {target.key: target for target in route.targets}
         target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
         spent = round((self._clock.monotonic() - call.started) * 1000, 3)
-        attempts = tuple(log.attempts)
+        attempts = log.told
         record = record_for(
             call, account.hold, route, target, status, queue_ms=log.queue_ms, total_ms=spent, attempts=attempts
         )
@@ -73,6 +73,7 @@ class CallCloser:
         account.close(record)
         if log.attempts:
             self._metrics.close(record)
+            self._metrics.gen_ai.count(record)
             if self._tracer is not None:
                 self._tracer.note(call, record)
         self._admission.settle(account)
@@ -85,8 +86,8 @@ class CallCloser:
         call = context.call
         if not context.log.has_answered and self._providers.settings(target.model.provider).self_hosted:
             return replace(record, status=Status.FAILED)
-        prompt = charged_prompt_tokens(call.request, target.model, held)
         batch = call.routing.tier is Tier.BATCH
-        usage = Usage(prompt, extra_requests=requests_made(call.request, target.model) - 1)
+        usage = filled_in(call.request, target.model, held, None)
         cost = cost_of(usage, target.model.price, batch=batch, at=call.created_at)
-        return replace(record, input_tokens=prompt, units=units_of(usage), cost_nanousd=cost)
+        tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+        return replace(record, **tokens, units=units_of(usage), cost_nanousd=cost)

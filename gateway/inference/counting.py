@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from msgspec import Struct
+
 from gateway.calls.estimate import probable_prompt_tokens
 from gateway.calls.image_urls import ImageUrls, is_outside
 from gateway.core.principals import Caller
@@ -27,24 +29,15 @@ from router.choose import permitted_name
 PATIENCE = 3.0  # seconds; an estimate now is worth more than a count later
 
 
-class PromptCounter:
+class PromptCounter(Struct, eq=False):
     """Counts prompts, under limits of its own."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        providers: ProviderRegistry,
-        client: UpstreamClient,
-        breakers: Breakers,
-        moderator: Moderator,
-        images: ImageUrls,
-    ) -> None:
-        self._catalog = catalog
-        self._providers = providers
-        self._client = client
-        self._breakers = breakers
-        self._moderator = moderator
-        self._images = images
+    _catalog: Catalog
+    _providers: ProviderRegistry
+    _client: UpstreamClient
+    _breakers: Breakers
+    _moderator: Moderator
+    _images: ImageUrls
 
     async def count(self, caller: Caller, asked: CountRequest, size: int) -> int:
         """Return the tokens of a prompt: the upstream's own count where it has one and is well, else about how many.

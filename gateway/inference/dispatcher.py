@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from random import random
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.records import CACHED
@@ -55,26 +56,16 @@ from router.prompt_size.prompt_lengths import prompt_characters
 LESSONS = 2  # that one call may find out of a target's quirks
 
 
-class Dispatcher:
+class Dispatcher(Struct, eq=False):
     """Sends calls to upstreams, in three rungs: along the route, with retries at one target, once."""
 
-    def __init__(
-        self,
-        providers: ProviderRegistry,
-        client: UpstreamClient,
-        breakers: Breakers,
-        budgets: RetryBudgets,
-        limiter: TargetLimiter,
-        first_tokens: FirstTokens,
-        clock: Clock,
-    ) -> None:
-        self._providers = providers
-        self._client = client
-        self._breakers = breakers
-        self._budgets = budgets
-        self._limiter = limiter
-        self._first_tokens = first_tokens
-        self._clock = clock
+    _providers: ProviderRegistry
+    _client: UpstreamClient
+    _breakers: Breakers
+    _budgets: RetryBudgets
+    _limiter: TargetLimiter
+    _first_tokens: FirstTokens
+    _clock: Clock
 
     def begin(self, call: Call, route: Route, log: AttemptLog) -> AttemptContext:
         """Return what the attempts of a call share."""
@@ -222,6 +213,8 @@ class Dispatcher:
         token = await self._providers.token_for(target, self._client, self._clock.monotonic())
         now = self._clock.monotonic()
         asking = asking_of(context, target, provider, permit.api_key, quirks, limit, now, token)
+        if marks := self._limiter.header_for(call, target):
+            asking = replace(asking, marks=marks)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, now)
         ends = asyncio.get_running_loop().time() + patience
@@ -270,11 +263,13 @@ class Dispatcher:
 
     def _in_slot(self, answering: Answering, slot: Slot | None) -> Answering:
         """Have an answer keep its slot for as long as it comes."""
+        if slot is None:
+            return answering
+        expected = self._limiter.note_first_token(slot)
         if answering.whole is not None:
             self._limiter.release(slot)
-        elif slot is not None:
-            return replace(answering, let_go=partial(self._limiter.release, slot))
-        return answering
+            return answering
+        return replace(answering, let_go=partial(self._limiter.release, slot), expected_hit=expected)
 
     def _has_sibling(self, route: Route, place: int) -> bool:
         """Whether the model has another endpoint further along the route that may be asked."""

@@ -28,14 +28,18 @@ class Edition(Struct, frozen=True, eq=False, kw_only=True):
 
 Build = Callable[[Settings, ProviderRegistry], Edition]
 Follow = Callable[[Edition], None]
+Join = Callable[[Settings], Settings]
 
 
 class Editions:
     """The edition of calls that begin now, and all that goes by it."""
 
-    def __init__(self, first: Edition, build: Build) -> None:
+    def __init__(self, first: Edition, build: Build, join: Join = lambda said: said) -> None:
+        """``join``: adds to what tollgate.yaml says the replicas that are found beside it."""
         self.current = first
+        self.said = first.settings  # what tollgate.yaml says alone
         self._build = build
+        self._join = join
         self._followers: list[Follow] = []
 
     def follow(self, follow: Follow) -> None:
@@ -44,6 +48,15 @@ class Editions:
 
     def change(self, settings: Settings) -> None:
         """Go by another configuration from now on, and have everything that is shared follow."""
+        self._go_by(settings)
+        self.said = settings
+
+    def renew(self) -> None:
+        """Go by the same configuration with the replicas that there are now."""
+        self._go_by(self.said)
+
+    def _go_by(self, said: Settings) -> None:
+        settings = self._join(said)
         providers = ProviderRegistry(settings.providers, before=self.current.providers)
         edition = self._build(settings, providers)
         for follow in self._followers:

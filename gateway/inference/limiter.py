@@ -15,6 +15,7 @@ from gateway.calls.call import Call
 from gateway.calls.unanswered import names_for
 from gateway.core.clock import Clock
 from gateway.core.settings import QueueSettings
+from gateway.overload.placement import Placement
 from gateway.overload.slots import QueuedCall, Slot, SlotPool, SlotQueues
 from gateway.telemetry.meters import counter_of, histogram_of
 from gateway.telemetry.metrics import Metrics
@@ -50,7 +51,9 @@ class TargetLimiter:
         queue: QueueSettings,
         clock: Clock,
         metrics: Metrics,
+        placement: Placement | None = None,
     ) -> None:
+        self._placement = placement or Placement()
         self._registry = registry
         self._breakers = breakers
         self._queue = queue
@@ -88,6 +91,7 @@ class TargetLimiter:
                 continue
             self._pools[target.key] = pool
             self._targets.setdefault(pool, target)
+        self._placement.keep(self.engines)
         self._note_full()
 
     def enter(self, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> SlotGrant | None:
@@ -100,7 +104,7 @@ class TargetLimiter:
             if pool is None:
                 return SlotGrant(_beginning_with(target, route))
             if pool.has_free:
-                return SlotGrant(_beginning_with(target, route), self._give(pool, call))
+                return SlotGrant(_beginning_with(target, route), self._give(pool, call, target))
         return None if able else SlotGrant(route)
 
     def can_wait(self, route: Route) -> bool:
@@ -141,7 +145,9 @@ class TargetLimiter:
             histogram_of(self._metrics.queue_wait, *labels).observe(waited)
         if queued.slot is None:
             raise self._shed(call, route, targets, "expired")
-        return SlotGrant(_beginning_with(targets[queued.slot.pool], route), queued.slot, waited)
+        target = targets[queued.slot.pool]
+        self._place(queued.slot, call, target)
+        return SlotGrant(_beginning_with(target, route), queued.slot, waited)
 
     def take(self, call: Call, target: Target, *, goes_on: bool = False) -> Slot | None:
         """Return a slot for another attempt, or ``None`` where none is needed. Raises TargetAway when all are held.
@@ -153,7 +159,7 @@ class TargetLimiter:
             return None
         if not pool.has_free and not goes_on:
             raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
-        return self._give(pool, call)
+        return self._give(pool, call, target)
 
     def is_full(self, target: Target) -> bool:
         """Whether all slots of a target are held."""
@@ -163,9 +169,19 @@ class TargetLimiter:
     def release(self, slot: Slot | None) -> None:
         """Give a slot back, if there is one; the call whose turn it is then goes on. Twice is once."""
         if slot is not None:
+            self._placement.end(slot)
             if slot.pool.has_waiting and (target := self._targets.get(slot.pool)) is not None:
                 self._let_rest(target)
             self._wake(self._queues.release(slot, self._clock.monotonic()))
+
+    def header_for(self, call: Call, target: Target) -> str:
+        """Return what a replica that tells what it has cached is told of a call's prompt."""
+        return self._placement.header_for(call.request, call.caller.team.id, target)
+
+    def note_first_token(self, slot: Slot) -> float | None:
+        """Note that the prompt of the call that holds a slot is computed. Return the share of it that was expected to
+        be cached, where its replica tells."""
+        return self._placement.note_first_token(slot, self._clock.monotonic())
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return our own engines that say they are full, by ``Target.key``."""
@@ -205,7 +221,9 @@ class TargetLimiter:
             replicas = list(run)
             if place is not None and len(replicas) > 1:
                 loads = [len(self._pools[replica.key].held) for replica in replicas]
-                replicas = by_beginning(replicas, call.beginning, loads)
+                homes = by_beginning(replicas, call.beginning, loads)
+                is_told = self._placement.tells(*homes)
+                replicas = self._placement.by_work(homes, call.request, call.caller.team.id) if is_told else homes
             ordered += replicas
         return tuple(ordered)
 
@@ -236,9 +254,15 @@ class TargetLimiter:
             pool.is_resting = True
             asyncio.get_running_loop().call_later(PACE, self._after_rest, target, pool)
 
-    def _give(self, pool: SlotPool, call: Call) -> Slot:
+    def _give(self, pool: SlotPool, call: Call, target: Target) -> Slot:
         team = call.caller.team
-        return pool.give(team.id, team.weight, call.routing.tier is Tier.BATCH, self._clock.monotonic())
+        slot = pool.give(team.id, team.weight, call.routing.tier is Tier.BATCH, self._clock.monotonic())
+        self._place(slot, call, target)
+        return slot
+
+    def _place(self, slot: Slot, call: Call, target: Target) -> None:
+        if target.key in self._peers and self._placement.is_told:
+            self._placement.begin(slot, target, call.request, call.caller.team.id, self._clock.monotonic())
 
     def _wake(self, admitted: Iterable[QueuedCall]) -> None:
         for queued in admitted:

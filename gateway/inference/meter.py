@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from billing.core.holds import Settlement
 from billing.core.prices import Price, cost_of
 from gateway.calls.call import Call
-from gateway.calls.estimate import charged_prompt_tokens, probable_usage, tokens_of
+from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage, tokens_of
 from gateway.inference.failover import FailoverStream
-from protocol.embeddings import EmbeddingReply
 from protocol.events import Delta
-from protocol.inference import WholeReply
+from protocol.inference import Generation, WholeReply
+from protocol.messages import WebSearchResultBlock
 from protocol.usage import Usage
 from router.catalog.targets import Tier
 from router.prompt_size.bounds import output_tokens_most, requests_made
@@ -26,6 +26,7 @@ class Meter:
         self.output_seen = 0  # tokens, by what went past
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen
+        self._searches = 0  # of the web, by what went past
         self._tier: str | None = None  # of service, by its upstream
         self._call = call
         self._source = source
@@ -37,6 +38,8 @@ class Meter:
     def take(self, delta: Delta) -> None:
         """Count a delta that goes past."""
         self.output_seen += tokens_of(delta)
+        if isinstance(delta.server_block, WebSearchResultBlock):
+            self._searches += delta.server_block.has_found
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
 
@@ -49,10 +52,12 @@ class Meter:
         """Count a reply that came whole, unless its upstream has."""
         told = self._told
         self._tier = getattr(whole, "service_tier", None)
-        if told is None:
+        if not isinstance(self._call.request, Generation):
+            self._told = filled_in(self._call.request, self._source.answering.target.model, self._prompt, told)
+        elif told is None:
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
-        elif not told.output_tokens and not isinstance(whole, EmbeddingReply):
+        elif not told.output_tokens:
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(told, output_tokens=probable.output_tokens)
 
@@ -71,9 +76,16 @@ class Meter:
             self._most = self._output_most()
         seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
         if told is not None:
-            return replace(told, output_tokens=max(told.output_tokens, seen))
+            searches = max(told.web_searches, self._searches)
+            return replace(told, output_tokens=max(told.output_tokens, seen), web_searches=searches)
         gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
-        return Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=gpu_seconds, extra_requests=extra)
+        return Usage(
+            self._prompt_seen,
+            output_tokens=seen,
+            gpu_seconds=gpu_seconds,
+            extra_requests=extra,
+            web_searches=self._searches,
+        )
 
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""

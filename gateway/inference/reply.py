@@ -20,6 +20,7 @@ from gateway.inference.attempt import AttemptContext
 from gateway.inference.call_closer import CallCloser
 from gateway.inference.failover import FailoverStream
 from gateway.inference.meter import Meter
+from gateway.telemetry.pace import Pace
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamFiltered, UpstreamRefused
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
@@ -68,6 +69,8 @@ class Reply:
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
         self._was_sent = False
+        is_stream = answering.whole is None and not self.is_kept and bool(self.log.attempts)
+        self._pace = Pace(self.log.attempts[-1].ms / 1000) if is_stream else None
         self._is_counted = answering.usage is not None  # by its upstream
         self._failure: UpstreamFailure | None = None  # how its upstream broke it
         self._violation: ContentPolicyViolation | None = None  # why the rest may not go out
@@ -126,6 +129,8 @@ class Reply:
         fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
+            if self._has_grown and self._pace is not None:
+                self._pace.grow()
             if is_whole and self._keep_ending is None:  # the account closes at once: all of it may go out together
                 yield [*out, *held, UsageReport(self.meter.usage()), ReplyEnd()]
                 return
@@ -135,8 +140,7 @@ class Reply:
                 yield [*held, UsageReport(self.meter.usage()), ReplyEnd()]
                 return
             try:
-                fresh = await self._source.next_events(has_grown=self._has_grown)
-                self._has_grown = False
+                fresh = await self._next_events()
             except UpstreamFailure as exc:
                 self._failure = exc
                 if isinstance(exc, UpstreamFiltered):
@@ -150,6 +154,15 @@ class Reply:
                         yield rest
                 self._end(self._broken)
                 raise
+
+    async def _next_events(self) -> list[Event]:
+        """Return what came next, and together. Raises UpstreamFailure when the reply breaks."""
+        since = self._clock.monotonic()
+        fresh = await self._source.next_events(has_grown=self._has_grown)
+        if self._pace is not None:
+            self._pace.wait(self._clock.monotonic() - since)
+        self._has_grown = False
+        return fresh
 
     def close(self) -> None:
         """Close the account if nothing else did, settle the hold, and let the upstream go."""
@@ -287,7 +300,7 @@ class Reply:
             prefill_ms=usage.prefill_ms or None,
             decode_ms=usage.decode_ms or None,
             total_ms=round((self._clock.monotonic() - self.call.started) * 1000, 3),
-            attempts=tuple(self.log.attempts),
+            attempts=self.log.told,
         )
 
     def _edition(self, begun: UsageRecord) -> str:
@@ -303,6 +316,9 @@ class Reply:
         self.account.close(record)
         if (found := self._source.answering.found) is not None and status is Status.ANSWERED and self._is_counted:
             self._closer.learn(self.call, self.target, found, record)
+        if (expected := self._source.answering.expected_hit) is not None:
+            self._closer.note_hit(record, expected)
+        self._closer.count(record, self._pace)
         for hook in self._hooks:
             hook.close(record)
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.calls.call import Call
-from gateway.calls.foreign_fields import refuse_not_honoured
 from gateway.calls.image_urls import ImageUrls
 from gateway.inference.limiter import TargetLimiter
 from gateway.upstreams.registry import ProviderRegistry
@@ -26,28 +27,17 @@ from router.ranking import Health
 from router.sampling import is_sampled, judge_named
 
 
-class RouteChooser:
+class RouteChooser(Struct, eq=False):
     """Chooses the routes of calls."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        providers: ProviderRegistry,
-        complexity: Complexity,
-        limiter: TargetLimiter,
-        breakers: Breakers,
-        first_tokens: FirstTokens,
-        images: ImageUrls,
-        canaries: CanaryWatch,
-    ) -> None:
-        self._catalog = catalog
-        self._providers = providers
-        self._complexity = complexity
-        self._limiter = limiter
-        self._breakers = breakers
-        self._first_tokens = first_tokens
-        self._images = images
-        self._canaries = canaries
+    _catalog: Catalog
+    _providers: ProviderRegistry
+    _complexity: Complexity
+    _limiter: TargetLimiter
+    _breakers: Breakers
+    _first_tokens: FirstTokens
+    _images: ImageUrls
+    _canaries: CanaryWatch
 
     def health(self) -> Mapping[str, TargetHealth]:
         """Return what is known of targets in trouble; a target that is missing is healthy."""
@@ -71,7 +61,8 @@ class RouteChooser:
             at=call.created_at,
             withdrawn=self._canaries.withdrawn,
         )
-        return route if call.service_tier is None else _in_tier(route, call.service_tier)
+        route = route if call.service_tier is None else _in_tier(route, call.service_tier)
+        return _with_room(route, call.without_room) if call.without_room else route
 
     async def choose(self, call: Call, health: Mapping[str, TargetHealth]) -> Route:
         """Return the route of a call that is to be made, without targets that may not be shown its images. Raises as
@@ -94,6 +85,15 @@ class RouteChooser:
         return catalog if call.service_tier is None else catalog.at_tier(call.service_tier)
 
 
+def _with_room(route: Route, without: Collection[str]) -> Route:
+    """Return a route without the targets of some models; the whole, where none is left."""
+    targets = tuple(target for target in route.targets if target.model.name not in without)
+    if not targets or targets == route.targets:
+        return route
+    is_other = targets[0].model.name != route.targets[0].model.name and route.reason in ("named", "alias")
+    return replace(route, targets=targets, reason="fallback" if is_other else route.reason)
+
+
 def _in_tier(route: Route, tier: str) -> Route:
     """Return a route with the targets alone that have a price for a service tier. Raises UnsupportedParameter."""
     targets = tuple(target for target in route.targets if target.model.price_in(tier) is not None)
@@ -102,3 +102,31 @@ def _in_tier(route: Route, tier: str) -> Route:
         words = f'{words} Leave it out, or send "auto" or "default".'
         raise UnsupportedParameter(words, param="service_tier")
     return replace(route, targets=targets)
+
+
+# What cannot be honoured, and what to do in its place. A provider whose `allow_fields` names it gets it all the same.
+REFUSED: Mapping[str, str] = {
+    "mock_response": "Answers come from models; ask 'tollgate-demo' of `tollgate dev` for one that costs nothing",
+    "mock_tool_calls": "Answers come from models",
+    "api_key": "Providers' keys are the operator's, in tollgate.yaml",
+    "api_base": "Providers' addresses are the operator's, in tollgate.yaml",
+    "base_url": "Providers' addresses are the operator's, in tollgate.yaml",
+    "custom_llm_provider": "Name one of GET /v1/models, or 'provider': {\"only\": […]}",
+    "guardrails": "The content policy is the operator's and the team's, for every call alike",
+    "plugins": "Leave it out: nothing is added to a prompt here",
+    "drop_params": "Leave it out: what changes no meaning is left out and told in x-tollgate-dropped, all else refused",
+    "transforms": "A prompt goes as it is; name a model with a longer context in 'models' for one that is too long",
+    "provider.require_parameters": "What a provider lacks and changes no meaning is told in x-tollgate-dropped",
+    "provider.data_collection": "Name the providers that may be asked in 'provider.only'",
+    "provider.zdr": "Name the providers that may be asked in 'provider.only'",
+    "provider.max_price": "Send x-max-cost-usd",
+    "provider.quantizations": "Name the models that may be asked",
+}
+
+
+def refuse_not_honoured(extra: Mapping[str, Any], understood: frozenset[str], allowed: frozenset[str]) -> None:
+    """Refuse fields that cannot be honoured, unless a provider of the route is ``allowed`` to be sent them. Raises
+    UnsupportedParameter."""
+    for name in REFUSED.keys() & extra.keys():
+        if name not in understood and name.partition(".")[0] not in allowed:
+            raise UnsupportedParameter(f"'{name}' is not supported by this gateway. {REFUSED[name]}.", param=name)

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from billing.core.money import NanoDollars, to_nano
 from billing.core.prices import LaterPrice, Price, PriceStep, Rates
-from gateway.model_facts.known_abilities import embeds
-from gateway.model_facts.listed_models import ListedModel, NoPrice
+from gateway.model_facts.listed_models import ListedModel, NoPrice, embeds
 
 # Our name of a rate, the library's, and the one that stands in where a listing has no rate of that kind.
 KINDS = (
@@ -28,6 +27,7 @@ KINDS = (
     ("reasoning", "output_reasoning_mtok", "output_mtok"),
 )
 REQUESTS = "requests_kcount"  # dollars per thousand calls
+SEARCHES = "web_searches_kcount"  # and per thousand searches that a model asked for
 # What a model may charge for without being asked to, and our usage does not tell apart.
 UNCOUNTED = (
     "output_citation_mtok",
@@ -37,6 +37,8 @@ UNCOUNTED = (
     "input_mchars",
     "input_text_messages_kcount",
 )
+# Models that make pictures and nothing else.
+PICTURES = re.compile(r"gpt-image-")
 # Models that search the web at every call: a fee beside their tokens, which the library has for few of them.
 SEARCHING = re.compile(r"(^|[-/])(search|sonar|online|deep-research)($|[-/:])")
 
@@ -92,11 +94,14 @@ def read_listing(model: ModelInfo, today: date) -> ListedModel | NoPrice:
     all_listings = [listing for several in listings.values() for listing in several]
     if not all(_says(listing, "input_mtok") for listing in all_listings):
         return NoPrice(f"the price library lists {model.id} as free, or without a price for prompts")
-    if uncounted := [kind for kind in UNCOUNTED if any(_says(listing, kind) for listing in all_listings)]:
+    counted = {"input_image_mtok"} if PICTURES.match(model.id) else set[str]()  # its prompts are words here
+    kinds = [kind for kind in UNCOUNTED if kind not in counted]
+    if uncounted := [kind for kind in kinds if any(_says(listing, kind) for listing in all_listings)]:
         return NoPrice(f"the price library has a price for {model.id} that no usage tells: {', '.join(uncounted)}")
     if SEARCHING.search(model.id.lower()) and not all(_says(listing, REQUESTS) for listing in all_listings):
         return NoPrice(f"{model.id} searches the web, at a price per call that the price library does not know")
-    changes = tuple(LaterPrice(_midnight(day), _price(listings[day])) for day in later)
+    starts = {day: datetime.combine(day, time(tzinfo=UTC)).timestamp() for day in later}
+    changes = tuple(LaterPrice(starts[day], _price(listings[day])) for day in later)
     price = _price(listings[today], later=changes)
     price = _with_hours(price) if "claude" in model.id.lower() else price
     has_output = all(_says(listing, "output_mtok") for listing in all_listings)
@@ -126,9 +131,11 @@ def _price(listings: Sequence[ModelPrice], later: tuple[LaterPrice, ...] = ()) -
     values = [value for listing in listings for value in vars(listing).values()]
     starts = sorted({tier.start for value in values if isinstance(value, TieredPrices) for tier in value.tiers})
     requests = max(_rate(listing, REQUESTS, 0) for listing in listings)
+    searches = max(_rate(listing, SEARCHES, 0) for listing in listings)
     return Price(
         **_rates(listings, 0),
         request=to_nano(requests / 1000),
+        web_search=to_nano(searches / 1000) if searches else None,
         steps=tuple(PriceStep(above=start, **_rates(listings, start + 1)) for start in starts),
         later=later,
     )
@@ -174,7 +181,3 @@ def _says(listing: ModelPrice, kind: str) -> bool:
     """Whether the listing has a price above zero for a kind: a zero is a gap in the data until the file says it."""
     value: Decimal | TieredPrices | None = getattr(listing, kind, None)
     return bool(value.base if isinstance(value, TieredPrices) else value)
-
-
-def _midnight(day: date) -> float:
-    return datetime.combine(day, time(tzinfo=UTC)).timestamp()

@@ -29,7 +29,14 @@ from gateway.telemetry.metrics import Metrics
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
 
-PARAMS = {"embeddings": "input", "responses": "input", "completions": "prompt"}  # else "messages"
+# Of a call by its endpoint; of others "messages".
+PARAMS = {
+    "embeddings": "input",
+    "rerank": "documents",
+    "images": "prompt",
+    "responses": "input",
+    "completions": "prompt",
+}
 
 log = structlog.get_logger()
 

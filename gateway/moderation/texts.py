@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request, WholeReply
+from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
 JUDGED = ("user", "tool")  # roles; what the operator of the team or a model wrote is not judged
@@ -46,6 +47,12 @@ def texts_of(
         case EmbeddingRequest():
             yield from _prompts(request.input)
             rest = replace(request, input="")
+        case RerankRequest():
+            yield from (request.query, *request.texts)
+            rest = replace(request, query="", documents=())
+        case ImageRequest():
+            yield request.prompt
+            rest = replace(request, prompt="")
     yield _unescaped(msgspec.json.encode(rest))  # tools, schemas, stop words, labels
     if extra:
         yield _unescaped(msgspec.json.encode(extra))
@@ -67,7 +74,8 @@ def ids_of(request: Request) -> str:
 def judged_texts(request: Request) -> list[str]:
     """Return what the classifier reads: what users and tools say, one text per run of turns between answers.
 
-    Nothing of an embedding, which asks a model for nothing.
+    Of documents to rank the query: what stands in them is what is searched. Nothing of an embedding, which asks a model
+    for nothing.
     """
     match request:
         case ChatRequest():
@@ -80,6 +88,10 @@ def judged_texts(request: Request) -> list[str]:
             return ["\n".join(run) for run in runs if run]
         case CompletionRequest():
             return _prompts(request.prompt)
+        case RerankRequest():
+            return [request.query]
+        case ImageRequest():
+            return [request.prompt]
         case _:
             return []
 

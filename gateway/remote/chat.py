@@ -139,9 +139,9 @@ def _summary(told: dict[str, Any]) -> str:
         parts.append(f"{usage.get('prompt_tokens')} tokens in, {usage['completion_tokens']} out")
     if "cost_usd" in usage:
         parts.append(f"${usage['cost_usd']}")
-    return printable(", ".join(filter(None, parts)))
+    return ", ".join(filter(None, parts))
 
 
 def _note(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
+    sys.stderr.write(printable(words, "\n") + "\n")
     sys.stderr.flush()

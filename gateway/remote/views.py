@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from gateway.terminal.address import KeyOption, UrlOption
 from gateway.terminal.printing import Format, FormatOption, say, show
-from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
+from gateway.terminal.remote_gateway import PAGE, RemoteGateway, remote_gateway
 
 MODELS = ("id", "owned_by", "input", "output", "context", "max_output", "abilities")
 REPLICAS = (
@@ -17,8 +19,8 @@ REPLICAS = (
 )
 BREAKERS = ("id", "model", "provider", "endpoint", "state", "failures", "requests", "reason", "retry_at", "keys")
 LIMITS = ("scope", "limit", "value", "used", "held", "left")
-AUDITED = ("created_at", "actor", "action", "team_id", "subject", "details", "request_id")
-PAGE = 1000  # lines that one request may ask for
+AUDITED = ("created_at", "actor", "action", "team_id", "subject", "details", "address", "reason", "request_id")
+FOLLOW_EVERY = 2.0  # seconds
 
 Limit = Annotated[int, typer.Option(min=1, max=PAGE, help="How many, the newest")]
 
@@ -68,6 +70,9 @@ def limits(
     with remote_gateway(url, key) as gateway:
         whole = _team(gateway, team)
     rows = _limits_of(f"team {whole['id']}", whole)
+    for name, limits in whole.get("model_limits", {}).items():  # none from a gateway of an earlier version
+        budgets = (whole["model_budgets"] or {}).get(name)
+        rows += _limits_of(f"team {whole['id']} at {name}", {"limits": limits, "budgets": budgets})
     if "key" in whole:
         rows += _limits_of(f"key {whole['key']['key_id']}", whole["key"])
     show(format, whole, LIMITS, rows, f"Limits of {whole['id']} (none where empty; a day and a month are UTC)")
@@ -82,11 +87,34 @@ def audit_log(
     action: Annotated[str | None, typer.Option(help="Such as key.revoked")] = None,
     limit: Limit = 50,
     format: FormatOption = Format.TABLE,
+    ocsf: Annotated[
+        int | None, typer.Option(min=0, help="Events of OCSF, a line each: those after this entry's id; 0 for all")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="With --ocsf: go on with those that come")] = False,
 ) -> None:
     """Show what admins did and what the safety checks found, newest first. Needs an admin key."""
     with remote_gateway(url, key) as gateway:
+        if ocsf is not None:
+            _stream_events(gateway, ocsf, follow, team_id=team, action=action)
+            return
         page = gateway.get("/admin/audit-log", team_id=team, action=action, limit=limit)
     show(format, page, AUDITED, page["data"], "Audit log, newest first (UTC)")
+
+
+def _stream_events(gateway: RemoteGateway, after: int, follow: bool, **named: str | None) -> None:
+    """Print events in their order, each once, until there are no more; or for as long as the command runs."""
+    said = {name: value for name, value in named.items() if value is not None}
+    while True:
+        pieces = gateway.content("/admin/audit-log", format="ocsf", after=after, limit=PAGE, **said)
+        page = b"".join(pieces).splitlines()
+        for line in page:
+            print(line.decode(), flush=True)  # noqa: T201
+        if page:
+            after = int(msgspec.json.decode(page[-1])["metadata"]["uid"])
+        elif not follow:
+            return
+        else:
+            time.sleep(FOLLOW_EVERY)
 
 
 def _team(gateway: RemoteGateway, team: str | None) -> Any:

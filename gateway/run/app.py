@@ -67,6 +67,7 @@ def create_app(
                     edition.inference.answer,
                     edition.answered_once.answer,
                     partial(BackgroundResponse, parts.get(BackgroundResponses)),
+                    edition.inference.warm_up,
                     metrics.in_flight,
                     refusals.note,
                 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from msgspec.structs import asdict
@@ -25,8 +25,10 @@ from gateway.core.draining import Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings, Tracing
 from gateway.dialects.table import ENDPOINTS, FIELDS
+from gateway.fleet.discovery import Discovery
 from gateway.fleet.engines import EngineWatch
 from gateway.fleet.instances import InstanceWatcher
+from gateway.fleet.kv_events import KvEvents
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.admission import Admission
 from gateway.inference.answer import Inference, Replies
@@ -46,7 +48,9 @@ from gateway.moderation.moderator import Moderator
 from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
+from gateway.overload.placement import Placement
 from gateway.overload.read_limit import ReadLimit
+from gateway.run.identity import open_identity
 from gateway.shadow.sampler import Sampler
 from gateway.storage.books import open_books
 from gateway.storage.database import Database
@@ -57,6 +61,7 @@ from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.background_store import BackgroundStore
+from gateway.stored_responses.conversations import ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import ResponseStore
 from gateway.telemetry.live_events import LiveEvents
@@ -72,6 +77,10 @@ from gateway.upstreams.resilience.retry import RetryBudgets
 from router.catalog.catalog import Catalog
 from router.complexity.classifier import Complexity
 from router.prompt_size.text_bounds import shared_by_vocabularies
+from router.team_score import team_score
+
+if TYPE_CHECKING:
+    from gateway.telemetry.metrics_export import MetricsExport
 
 log = structlog.get_logger()
 
@@ -110,7 +119,10 @@ class _Process:
         stack.push_async_callback(self.redis.aclose)
         self.client = UpstreamClient()
         stack.push_async_callback(self.client.close)
+        self.kv_events = KvEvents()
+        stack.callback(self.kv_events.close)
         providers = ProviderRegistry(settings.providers)
+        self.identity = open_identity(settings, self.database, self.client, clock)
         self._make_resilience(catalog, providers)
         await self.breakers.sync()  # what is open is known before the first call
         self._make_kept_answers()
@@ -121,10 +133,15 @@ class _Process:
         self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
         self._make_watchers(catalog)
-        self.editions = Editions(self.edition_of(settings, providers), self.edition_of)
+        self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json")
+        self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
         self.editions.follow(self.follow)
         self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
-        self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock)
+        self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock, self.kv_events)
+        self.discovery.begin(self.editions)
+        self.metrics.targets.follow_fleet(self.discovery.count_replicas)
+        if settings.fleet is not None:
+            await self.discovery.look_once()  # its replicas are known before the first call
 
     def edition_of(self, settings: Settings, providers: ProviderRegistry) -> Edition:
         """Build what calls go by that begin under these settings."""
@@ -179,8 +196,12 @@ class _Process:
             self.canaries,
         )
         of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
-        watchers = (self.metrics, self.refusals, self.live, self.watcher, self.engines)
-        return [part.run for part in (*of_books, *of_calls, *of_policy, *watchers)]
+        watchers = (self.metrics, self.refusals, self.live, self.discovery, self.watcher, self.engines)
+        exports = () if self.metrics_export is None else (self.metrics_export,)
+        return [
+            *(part.run for part in (*of_books, *of_calls, *of_policy, *watchers, *exports)),
+            *(issuer.run for issuer in self.identity.issuers),
+        ]
 
     def parts(self) -> Parts:
         """Return what routes and commands may ask for."""
@@ -195,10 +216,13 @@ class _Process:
                 ReadLimit(self.clock.monotonic),
                 self.idempotency,
                 self.memory,
+                self.conversations,
                 self.backgrounds,
+                self.discovery,
             ),
             *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
             *(() if self.tracer is None else (self.tracer,)),
+            *(() if self.identity.sign_in is None else (self.identity.sign_in,)),
         )
 
     async def finish(self) -> None:
@@ -210,16 +234,20 @@ class _Process:
         for rows in (self.policy_events, self.refused, self.refused_counts, self.auth.uses):
             with suppress(Exception):
                 await rows.flush()
-        if self.tracer is not None:
-            with suppress(Exception):
-                await self.tracer.close()
+        for export in (self.tracer, self.metrics_export):
+            if export is not None:
+                with suppress(Exception):
+                    await export.close()
 
     def _make_resilience(self, catalog: Catalog, providers: ProviderRegistry) -> None:
         targets, clock = catalog.targets(), self.clock
         self.breakers, self.budgets = Breakers(providers, targets, clock, self.background, self.redis), RetryBudgets()
         self.first_tokens = FirstTokens(clock)
-        self.limiter = TargetLimiter(providers, targets, self.breakers, self.settings.queue, clock, self.metrics)
-        self.metrics.targets.follow(self.breakers, self.budgets, self.limiter.slot_pools)
+        self.limiter = TargetLimiter(
+            *(providers, targets, self.breakers, self.settings.queue, clock, self.metrics),
+            Placement(self.kv_events.cached),
+        )
+        self.metrics.targets.follow(self.breakers, self.budgets, self.limiter.slot_pools, self.kv_events.cached)
 
     def _make_kept_answers(self) -> None:
         settings = self.settings
@@ -232,7 +260,9 @@ class _Process:
         responses = ResponseStore(
             self.database, self.clock, response_sealer, self.body_room, settings.retention.responses
         )
-        self.memory = ResponseMemory(responses, self.clock, settings.responses_stored_bytes)
+        stores = (self.database, self.clock, response_sealer, self.body_room)
+        self.conversations = ConversationStore(responses, *stores)
+        self.memory = ResponseMemory(responses, self.conversations, self.clock, settings.responses_stored_bytes)
         background_store = BackgroundStore(responses, self.idempotency, self.database, self.clock, response_sealer)
         self.backgrounds = BackgroundResponses(self.memory, background_store, self.background)
         self.drain.runs_more = lambda: self.backgrounds.is_busy
@@ -249,7 +279,7 @@ class _Process:
         self.complexity = Complexity.load()
         shared_by_vocabularies()  # no call waits for the reading
         self.sampler = Sampler(catalog, self.database, self.background, self.clock, self.complexity.version)
-        self.recalibrations = Recalibrations(catalog, self.database)
+        self.recalibrations = Recalibrations(catalog, self.database, partial(team_score, self.complexity))
         turns = Turns(self.database, self.clock)
         self.canaries = CanaryWatch(catalog, self.database, turns, self.clock, self.metrics.count_rollback)
 
@@ -263,7 +293,7 @@ class _Process:
             self.metrics, catalog, endpoints, FIELDS, self.refused.add, count=self.refused_counts.add
         )
         self.live = LiveEvents(books.journal, self.refusals, self.redis, self.clock)
-        self.tracer = _open_tracer(settings.tracing)
+        self.tracer, self.metrics_export = _open_exports(settings.tracing, self.metrics)
         hooks: tuple[HookMaker, ...] = (
             self.metrics.watch,
             partial(output_watch_of, self.moderator),
@@ -271,19 +301,28 @@ class _Process:
         )
         self.hooks = hooks if self.tracer is None else (*hooks, self.tracer.watch)
         others, scrapers = settings.other_key_peppers, settings.metrics_keys
-        self.auth = Authenticator(self.database, self.clock, settings.key_pepper, settings.admin_keys, others, scrapers)
+        self.auth = Authenticator(
+            *(self.database, self.clock, settings.key_pepper, settings.admin_keys, others, scrapers),
+            tokens=self.identity.tokens,
+        )
         self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])
         self.metrics.books.follow(books)
         self.metrics.follow_rows(self.policy_events, self.refused, self.refused_counts)
         self.metrics.config_loaded.set(self.clock.now())
 
 
-def _open_tracer(settings: Tracing | None) -> Tracer | None:
+def _open_exports(settings: Tracing | None, metrics: Metrics) -> tuple[Tracer | None, MetricsExport | None]:
+    """Open what sends traces and metrics to a collector, as far as that is asked for."""
     if settings is None:
-        return None
+        return None, None
     from gateway.telemetry.trace_export import TraceExport  # the SDK: an extra, and 50 ms to import
 
-    return Tracer(TraceExport(settings.url), settings.share)
+    tracer = Tracer(TraceExport(settings.url), settings.share)
+    if not settings.metrics:
+        return tracer, None
+    from gateway.telemetry.metrics_export import MetricsExport
+
+    return tracer, MetricsExport(metrics, settings.url)
 
 
 async def _keep_going(loop: Loop) -> None:

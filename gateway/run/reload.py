@@ -20,6 +20,7 @@ from gateway.telemetry.metrics import Metrics
 UNTIL_RESTART = (
     *("database_url", "database_direct_url", "redis_url", "data_dir", "admin_keys", "metrics_keys", "key_pepper"),
     *("other_key_peppers", "journal_fsync", "tracing", "cors_origins", "drain", "lame_duck"),
+    *("sign_in", "jwt_auth"),
 )
 
 Read = Callable[[], Settings]  # raises ConfigFaults
@@ -44,7 +45,7 @@ class Reloader:
         async with self._one_at_a_time:
             assert self._parts is not None
             editions, metrics, clock = self._parts
-            known = editions.current.settings
+            known = editions.said
             settings = await read_again(self._read, known)
             metrics.count_reload(settings is not None, clock.now())
             if settings is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -34,21 +35,14 @@ CALLBACKS = text("""
 log = structlog.get_logger(__name__)
 
 
-class WorkMetrics:
+class WorkMetrics(Struct, eq=False):
     """Everything that a worker shows. ``running``: batch requests that run in this process; ``budgets``: the share of
     each team's budgets that is used, by team and limit."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        database: Database,
-        running: Callable[[], int],
-        budgets: Callable[[], Mapping[tuple[str, str], float]],
-    ) -> None:
-        self._metrics = metrics
-        self._database = database
-        self._running = running
-        self._budgets = budgets
+    _metrics: Metrics
+    _database: Database
+    _running: Callable[[], int]
+    _budgets: Callable[[], Mapping[tuple[str, str], float]]
 
     @asynccontextmanager
     async def served_at(self, address: tuple[str, int] | None) -> AsyncIterator[None]:

@@ -15,7 +15,14 @@ from billing.core.store_errors import POSTGRES_AWAY
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.inference.edition import Editions
-from gateway.inference.recalibrations import Recalibration, keep_recalibration, recalibrating, recalibrations
+from gateway.inference.recalibrations import (
+    Recalibration,
+    keep_recalibration,
+    learned_scores,
+    learns,
+    recalibrating,
+    recalibrations,
+)
 from gateway.shadow.judging import are_same, judge_request, verdict_of
 from gateway.shadow.store import (
     AT_ONCE,
@@ -31,6 +38,7 @@ from gateway.storage.database import Database
 from protocol.chat import ChatRequest
 from protocol.decoding import decode_with_extra
 from router.catalog.catalog import AutoRoute, Catalog
+from router.learning import own_scores
 from router.recalibration import recalibrated
 
 COMPARE_EVERY = 10.0  # seconds
@@ -85,11 +93,24 @@ class Comparer:
                     now = before.applied if before is not None and before.quality == route.quality else None
                     comparisons = await comparisons_of(connection, team_id, name, route, self._scores)
                     applied = recalibrated(comparisons, route.quality, now)
-                    if applied is None or applied == now:
+                    if applied is None:
                         continue
-                    found = Recalibration(team_id=team_id, route=name, quality=route.quality, applied=applied)
-                    await keep_recalibration(connection, self._clock, found, len(comparisons))
-                    log.info("route_recalibrated", team_id=team_id, route=name, before=now, applied=applied)
+                    own = None
+                    if learns(route, team_id):
+                        own = await asyncio.to_thread(own_scores, comparisons, self._scores)
+                    if applied == now and own == await learned_scores(connection, team_id, name):
+                        continue
+                    found = Recalibration(
+                        team_id=team_id,
+                        route=name,
+                        quality=route.quality,
+                        applied=applied,
+                        has_learned=own is not None,
+                        changed_at=self._clock.moment(),
+                    )
+                    await keep_recalibration(connection, found, len(comparisons), own)
+                    moved = {"before": now, "applied": applied, "has_learned": own is not None}
+                    log.info("route_recalibrated", team_id=team_id, route=name, **moved)
 
     async def compare(self) -> None:
         """Compare what was answered."""

@@ -18,6 +18,7 @@ from gateway.calls.call import Call
 from gateway.calls.hooks import ReplyHook
 from gateway.core.background import Background
 from gateway.core.clock import Clock
+from gateway.inference.recalibrations import learns
 from gateway.shadow.judging import longest_judge_request
 from gateway.shadow.store import ShadowCall, note_call
 from gateway.storage.database import Database
@@ -28,6 +29,7 @@ from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Target, Tier
 from router.eligibility import can_serve, needs_of
+from router.learning import packed_form
 from router.prompt_size.bounds import cost_most
 
 LARGEST_BODY = 256 * 1024  # bytes of a request that is noted
@@ -186,6 +188,7 @@ def shadow_call(
         key_id=record.key_id,
         route=name,
         score=record.complexity,
+        form=packed_form(asked) if learns(route, record.team_id) else None,
         scored_by=scored_by,
         is_explored=is_explored,
         small_model=None if is_explored else record.model_used,

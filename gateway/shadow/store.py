@@ -34,6 +34,7 @@ class ShadowCall(Struct, frozen=True, kw_only=True):
     route: str
     score: float
     scored_by: str  # version of the complexity model
+    form: bytes | None  # the numbers of form that it read, where a team's own scores are learned
     is_explored: bool
     small_model: str | None  # the one that answered; None until it has
     large_model: str | None
@@ -126,7 +127,7 @@ async def comparisons_of(
     """
     values = {"team_id": team_id, "route": name, "small": list(route.small), "large": list(route.large)}
     rows = await connection.execute(COMPARISONS, values | {"scored_by": scored_by, "limit": MOST_COMPARISONS})
-    return [Comparison(row.score, row.suffices, row.small_nanousd, row.large_nanousd) for row in rows]
+    return [Comparison(**row) for row in rows.mappings()]
 
 
 async def counts_of(connection: AsyncConnection, team_id: str, route: str, clock: Clock) -> tuple[dict[str, int], int]:
@@ -145,10 +146,11 @@ async def purge_shadow_calls(connection: AsyncConnection, clock: Clock, keep: fl
 
 LOCK = text("SELECT pg_advisory_xact_lock(hashtext('held_back ' || CAST(:team_id AS text)))")
 NOTE = text("""
-    INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, is_explored, small_model, large_model,
-                           status, body, answer, small_nanousd, large_nanousd, reserved_nanousd, created_at)
-    SELECT CAST(:request_id AS uuid), :team_id, :key_id, :route, :score, :scored_by, :is_explored, :small_model,
-           :large_model, 'waiting', :body, :answer, :small_nanousd, :large_nanousd,
+    INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, form, is_explored, small_model,
+                           large_model, status, body, answer, small_nanousd, large_nanousd, reserved_nanousd,
+                           created_at)
+    SELECT CAST(:request_id AS uuid), :team_id, :key_id, :route, :score, :scored_by, :form, :is_explored,
+           :small_model, :large_model, 'waiting', :body, :answer, :small_nanousd, :large_nanousd,
            CAST(:reserved_nanousd AS bigint), :now
     WHERE CAST(:reserved_nanousd AS bigint) + (
         SELECT coalesce(sum(reserved_nanousd), 0) FROM held_back
@@ -195,7 +197,7 @@ KEEP = text("""
     WHERE request_id = :request_id
 """)
 COMPARISONS = text("""
-    SELECT score, suffices, small_nanousd, large_nanousd FROM held_back
+    SELECT score, suffices, small_nanousd, large_nanousd, is_explored, form FROM held_back
     WHERE team_id = :team_id AND route = :route AND status = 'compared' AND scored_by = :scored_by
         AND small_model = ANY(:small) AND large_model = ANY(:large)
     ORDER BY created_at DESC LIMIT :limit

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,10 +16,12 @@ from gateway.storage.tables import audit_log
 
 
 class Act(Struct, frozen=True):
-    """Who acts: an admin key's fingerprint, ``cli:<user>`` or ``system``; and in which request, if in one."""
+    """Who acts: an admin key's fingerprint, ``cli:<user>`` or ``system``; in which request, from where, and why."""
 
     actor: str
     request_id: str | None = None
+    address: str | None = None
+    reason: str | None = None
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
@@ -31,6 +34,8 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     team_id: str | None
     subject: str | None
     request_id: str | None
+    address: str | None
+    reason: str | None
     details: Any
 
 
@@ -44,8 +49,9 @@ async def record_act(
     details: dict[str, Any] | None = None,
 ) -> None:
     """Write down that ``act.actor`` did ``action``, such as ``key.revoked``, to ``subject``."""
-    row = {"actor": act.actor, "action": action, "request_id": act.request_id}
-    await connection.execute(insert(audit_log).values(**row, team_id=team_id, subject=subject, details=details))
+    await connection.execute(
+        insert(audit_log).values(**asdict(act), action=action, team_id=team_id, subject=subject, details=details)
+    )
 
 
 async def record_healing(connection: AsyncConnection, healed: Healed) -> None:
@@ -64,10 +70,19 @@ async def list_acts(
     team_id: str | None = None,
     action: str | None = None,
     before: int | None = None,
+    after: int | None = None,
     limit: int = 100,
 ) -> list[AuditEntry]:
-    """Return the newest entries first; ``before`` is the id of the last entry already seen."""
-    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
+    """Return the newest entries first; ``before`` is the id of the last entry already seen.
+
+    With ``after``, an id already seen, the entries that came next, the oldest first. No entry comes later with an id
+    among those: transactions that are adding one are waited for.
+    """
+    order = audit_log.c.id.desc() if after is None else audit_log.c.id.asc()
+    query = select(audit_log).order_by(order).limit(limit)
+    if after is not None:
+        await connection.execute(WAIT)
+        query = query.where(audit_log.c.id > after)
     if team_id is not None:
         query = query.where(audit_log.c.team_id == team_id)
     if action is not None:
@@ -82,4 +97,5 @@ async def purge_outcomes(connection: AsyncConnection, keep: float) -> int:
     return int((await connection.execute(PURGE, {"keep": timedelta(seconds=keep)})).scalar_one())
 
 
+WAIT = text("SELECT pg_advisory_xact_lock(hashtext('audit_log'))")
 PURGE = text("SELECT delete_safety_outcomes(CAST(:keep AS interval), 5000)")

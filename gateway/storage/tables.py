@@ -49,8 +49,11 @@ teams = Table(
     Column("allow_smaller", Boolean, nullable=False, server_default=text("true")),
     Column("safety", JSONB),  # gateway.core.settings.TeamSafety; null: the deployment's
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
+    # Its own limits for one model each. A model that was named once stays, if without limits: leases know it from then.
+    Column("model_limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
     moment("suspended_at"),
     Column("webhook_url", Text),  # where its events go; null: nowhere
+    Column("cost_centre", Text),  # to which its cost goes, as finance names it
     since(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
 )
@@ -69,6 +72,7 @@ api_keys = Table(
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     Column("allowed_models", ARRAY(Text)),  # of those that the team may use; null: all
     Column("allowed_addresses", ARRAY(Text)),  # ranges; null: everywhere
+    Column("allowed_endpoints", ARRAY(Text)),  # names of gateway.dialects.table; null: all
     Column("cache", Text),  # "on", "all" or "off"; null: as the model that is asked for
     since(),
     moment("expires_at"),
@@ -87,6 +91,7 @@ admin_keys = Table(
     Column("pepper", Text, nullable=False),  # its name, see gateway.core.keys.pepper_name
     Column("prefix", Text, nullable=False),
     Column("created_by", Text, nullable=False),  # an actor, as in the audit log
+    Column("person", Text),  # who has signed in, and uses this by a cookie; null: a key
     since(),
     moment("expires_at"),
     moment("revoked_at"),
@@ -285,6 +290,8 @@ audit_log = Table(
     Column("subject", Text),  # the id of what was acted on
     Column("request_id", Text),
     Column("details", JSONB),
+    Column("address", Text),  # of the client, as connections are counted by
+    Column("reason", Text),  # that the client gave
     Index("audit_log_created_at_idx", "created_at"),
     Index("audit_log_team_id_created_at_idx", "team_id", "created_at"),
 )
@@ -340,6 +347,32 @@ stored_responses = Table(
     Index("stored_responses_created_at_idx", "created_at"),
 )
 
+# Items that teams keep here for responses to go on from; each response adds its own.
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("id", Text, primary_key=True),  # "conv_…"
+    Column("team_id", Text, ForeignKey("teams.id", ondelete="CASCADE"), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),  # its metadata, compressed and encrypted
+    Column("items", BigInteger, nullable=False, server_default=ZERO),
+    Column("bytes", BigInteger, nullable=False, server_default=ZERO),  # of its items in JSON
+    Column("last_position", BigInteger, nullable=False, server_default=ZERO),
+    Column("touched_at", DateTime(timezone=True), nullable=False),  # when something was last done with it
+    since(),
+    Index("conversations_team_id_touched_at_idx", "team_id", "touched_at"),
+    Index("conversations_touched_at_idx", "touched_at"),
+)
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("conversation_id", Text, ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", BigInteger, primary_key=True),  # from 1 on, with gaps where items were deleted
+    Column("id", Text, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),  # the item as it is told, compressed and encrypted
+    Column("size", BigInteger, nullable=False),  # bytes in JSON
+    Index("conversation_items_id_idx", "conversation_id", "id", unique=True),
+)
+
 # What the streams of responses in the background said, for those who listen from any gateway.
 response_events = Table(
     "response_events",
@@ -376,6 +409,7 @@ recalibrations = Table(
     Column("applied", Double, nullable=False),  # the score asked for in its place
     Column("outcomes", Integer, nullable=False),  # that it rests on
     Column("changed_at", DateTime(timezone=True), nullable=False),
+    Column("learned", LargeBinary),  # the team's own scores, as router.learning packs them; null: none that pay
 )
 
 # Calls that a small model answered and that are asked of a large one too, or the other way round (explored). What they
@@ -389,6 +423,7 @@ held_back = Table(
     Column("route", Text, nullable=False),
     Column("score", Double, nullable=False),
     Column("scored_by", Text),  # version of the complexity model
+    Column("form", LargeBinary),  # the text statistics that it read, float16, where the team's own scores are learned
     Column("is_explored", Boolean, nullable=False, server_default=false()),  # a large model answered
     Column("small_model", Text),  # the one that answered
     Column("large_model", Text),  # likewise

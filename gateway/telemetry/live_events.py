@@ -16,8 +16,9 @@ from redis.asyncio import Redis
 from billing.core.records import TOKENS, UsageRecord
 from billing.journal.journal import Journal
 from billing.quotas.rate_wire import REDIS_AWAY
-from gateway.accounts.serializers import cost_view, moment, moment_of, to_json
+from gateway.accounts.serializers import cost_view, moment, moment_of
 from gateway.core.clock import Clock
+from gateway.core.json_text import to_json
 from gateway.telemetry.refusals import Refusals
 
 WATCHED, STREAM = "tollgate:{live}:watched", "tollgate:{live}:events"  # Redis: there while one watches; what is told
@@ -113,8 +114,7 @@ class LiveEvents:
                     continue
             except REDIS_AWAY as exc:
                 log.warning("live_events_alone", error=repr(exc))
-                self._tell_watchers(self._gathered, self._dropped)
-                self._gathered, self._dropped = [], 0
+                self._tell_watchers(*self._take_gathered())
             self._wake.clear()
             await _first(self._wake, LOOK_EVERY if not self._watchers else TELL_EVERY)
 
@@ -128,20 +128,26 @@ class LiveEvents:
                 self._seen = _text(last[0][0]) if last else "0-0"
         else:
             self._seen = ""
-        is_watched = bool(self._watchers) or bool(await self._redis.exists(WATCHED))
+        is_watched = bool(await self._redis.exists(WATCHED)) or bool(self._watchers)  # one may have come meanwhile
         self._follow(is_watched)
         return is_watched
 
     async def _tell_for_a_while(self) -> None:
         for _ in range(round(LOOK_EVERY / TELL_EVERY)):
             await asyncio.sleep(TELL_EVERY)
+            if self._watchers and not self._seen:
+                return  # one has come: from where it reads is looked up before more is told
             if self._gathered or self._dropped:
-                message = to_json({"events": self._gathered, "dropped": self._dropped})
-                async with self._redis.pipeline(transaction=False) as pipeline:
-                    pipeline.xadd(STREAM, {"said": message}, maxlen=MESSAGES_KEPT, approximate=False)
-                    pipeline.expire(STREAM, KEPT_FOR)
-                    await pipeline.execute()
-                self._gathered, self._dropped = [], 0
+                events, dropped = self._take_gathered()  # what happens while Redis is told is for the next message
+                message = to_json({"events": events, "dropped": dropped})
+                try:
+                    async with self._redis.pipeline(transaction=False) as pipeline:
+                        pipeline.xadd(STREAM, {"said": message}, maxlen=MESSAGES_KEPT, approximate=False)
+                        pipeline.expire(STREAM, KEPT_FOR)
+                        await pipeline.execute()
+                except REDIS_AWAY:
+                    self._gathered, self._dropped = events + self._gathered, dropped + self._dropped
+                    raise
             if self._watchers and self._seen:
                 await self._read()
 
@@ -160,7 +166,12 @@ class LiveEvents:
         self._journal.on_record = self._note_call if is_watched else None
         self._refusals.on_kept = self._note_refusal if is_watched else None
         if not is_watched:
-            self._gathered, self._dropped = [], 0
+            self._take_gathered()
+
+    def _take_gathered(self) -> tuple[list[LiveEvent], int]:
+        events, dropped = self._gathered, self._dropped
+        self._gathered, self._dropped = [], 0
+        return events, dropped
 
     def _note_call(self, record: UsageRecord) -> None:
         if self._has_room():

@@ -1,44 +1,29 @@
-# The kinds of metric that a gateway has, and how they follow what is counted elsewhere. With several worker processes
-# prometheus-client's multiprocess mode adds them up.
+# The kinds of metric that a gateway has, rows of the tables that name them, and how they follow what is counted
+# elsewhere. With several worker processes prometheus-client's multiprocess mode adds them up.
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import lru_cache, partial
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+ALL, WORST, LEAST = "livesum", "livemax", "livemin"  # what a gauge shows: their sum, the largest, the smallest
+
 Labels = tuple[str, ...]
+M = TypeVar("M")
+H = TypeVar("H", bound=Histogram)
 
 
 class Meters(CollectorRegistry):
-    """A registry that makes what it holds."""
+    """A registry of metrics."""
 
     def __init__(self) -> None:
         super().__init__()
         disable_created_metrics()  # a second series for each counter and histogram, which is not used
-
-    def counter(self, name: str, words: str, *labels: str) -> Counter:
-        """Return a counter."""
-        return Counter(name, words, labels, registry=self)
-
-    def histogram(self, name: str, words: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        """Return a histogram with these upper bounds."""
-        return Histogram(name, words, labels, buckets=buckets, registry=self)
-
-    def gauge_of_all(self, name: str, words: str, *labels: str) -> Gauge:
-        """Return a gauge that shows the sum over all worker processes."""
-        return Gauge(name, words, labels, registry=self, multiprocess_mode="livesum")
-
-    def gauge_of_worst(self, name: str, words: str, *labels: str) -> Gauge:
-        """Return a gauge that shows the largest of all worker processes."""
-        return Gauge(name, words, labels, registry=self, multiprocess_mode="livemax")
-
-    def gauge_of_least(self, name: str, words: str, *labels: str) -> Gauge:
-        """Return a gauge that shows the smallest of all worker processes."""
-        return Gauge(name, words, labels, registry=self, multiprocess_mode="livemin")
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format, of all worker processes together."""
@@ -47,6 +32,58 @@ class Meters(CollectorRegistry):
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
         return generate_latest(registry)
+
+
+class Row(Generic[M]):
+    """A metric in a table, which is a class: ``make_rows`` makes it for each object. Labels are parted by spaces."""
+
+    def __init__(self, kind: Callable[..., M], name: str, words: str, labels: str = "", **told: object) -> None:
+        self._make = partial(kind, name, words, labels.split(), **told)
+
+    def __get__(self, table: object, of: type | None = None) -> M:
+        raise AttributeError("make_rows makes it")  # and then that stands before this
+
+    def make(self, meters: Meters) -> M:
+        """Return the metric, in this registry."""
+        return self._make(registry=meters)
+
+
+def counter(name: str, words: str, labels: str = "") -> Row[Counter]:
+    """Return the row of a counter."""
+    return Row(Counter, name, words, labels)
+
+
+def histogram(name: str, words: str, labels: str = "", *, buckets: Sequence[float]) -> Row[Histogram]:
+    """Return the row of a histogram with these upper bounds."""
+    return Row(Histogram, name, words, labels, buckets=buckets)
+
+
+def gauge(name: str, words: str, labels: str = "", *, of: str) -> Row[Gauge]:
+    """Return the row of a gauge, ``of`` ALL worker processes, the WORST of them, or the LEAST."""
+    return Row(Gauge, name, words, labels, multiprocess_mode=of)
+
+
+def levels(name: str, words: str, labels: str, *, of: str) -> Row[Levels]:
+    """Return the row of a gauge with labels, which shows what is the case elsewhere."""
+    return Row(Levels, name, words, labels, multiprocess_mode=of)
+
+
+def make_rows(table: object, meters: Meters) -> None:
+    """Make the metrics of the rows of an object's class, in their order."""
+    for name, row in vars(type(table)).items():
+        if isinstance(row, Row):
+            vars(table)[name] = row.make(meters)
+
+
+class WholeHistogram(Histogram):
+    """A histogram that takes in what was counted by its buckets elsewhere."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add as many observations to each bucket, of ``total`` in sum; the last is above every bound."""
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(total)
 
 
 # ``labels()`` checks and locks anew each time; the same few combinations come with every call.
@@ -59,7 +96,7 @@ def counter_of(metric: Counter, *labels: str) -> Counter:
 
 
 @lru_cache(10_000)
-def histogram_of(metric: Histogram, *labels: str) -> Histogram:
+def histogram_of(metric: H, *labels: str) -> H:
     """Return the histogram of one combination of labels."""
     return metric.labels(*labels)
 
@@ -78,18 +115,17 @@ class Rises:
         self._seen[counter, labels] = count
 
 
-class Levels:
+class Levels(Gauge):
     """A gauge with labels that shows what is the case elsewhere. What it is told of no more shows 0."""
 
-    def __init__(self, gauge: Gauge) -> None:
-        self._gauge = gauge
-        self._shown: set[Labels] = set()
+    _shown: Set[Labels] = frozenset()
 
     def show(self, levels: Iterable[tuple[Labels, float]]) -> None:
         """Show these and no others."""
-        gone, self._shown = self._shown, set()
+        gone, shown = self._shown, set[Labels]()
         for labels, level in levels:
-            self._gauge.labels(*labels).set(level)
-            self._shown.add(labels)
-        for labels in gone - self._shown:
-            self._gauge.labels(*labels).set(0)
+            self.labels(*labels).set(level)
+            shown.add(labels)
+        for labels in gone - shown:
+            self.labels(*labels).set(0)
+        self._shown = shown

@@ -1,4 +1,5 @@
-# Prometheus metrics of a gateway: those of calls are counted here, those of accounting and targets in the files beside.
+# Metrics of a gateway: a table of those that are counted here; those of accounting, targets and OpenTelemetry's
+# conventions are in the files beside.
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ from gateway.calls.hooks import ReplyHook
 from gateway.core.principals import Caller
 from gateway.storage.rows_behind import RowsBehind
 from gateway.telemetry.book_metrics import BookMetrics
-from gateway.telemetry.meters import Meters, Rises, counter_of, histogram_of
+from gateway.telemetry.gen_ai import GenAIMetrics
+from gateway.telemetry.meters import (
+    ALL,
+    LEAST,
+    Meters,
+    Rises,
+    counter,
+    counter_of,
+    gauge,
+    histogram,
+    histogram_of,
+    make_rows,
+)
 from gateway.telemetry.target_metrics import TargetMetrics
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import ServiceError
@@ -25,84 +38,80 @@ REFRESH = 5.0  # seconds between looks at what others count
 class Metrics(ReplyHook):
     """Every metric of the gateway; as a hook it counts how replies end."""
 
+    # name, what it says; labels; upper bounds of a histogram's buckets
+    requests = counter("tollgate_http_requests_total", "Answers by path and status", "path status")
+    request_seconds = histogram("tollgate_http_request_seconds", "Whole time of a request", "path", buckets=SECONDS)
+    refused = counter(
+        "tollgate_refused_total", "Answers that refuse what was asked, by whose and why", "team code limit"
+    )
+    calls = counter("tollgate_calls_total", "Calls that reached an upstream", "team model endpoint status reason")
+    route_score = histogram(
+        "tollgate_route_score", "Chance that a small model suffices, of calls to auto routes", "reason", buckets=SCORES
+    )
+    tokens = counter("tollgate_tokens_total", "Tokens charged", "team model kind")
+    cost = counter("tollgate_cost_nanousd_total", "Charged, in billionths of a dollar", "team model")
+    attempts = counter("tollgate_attempts_total", "Tries at targets", "target outcome")
+    first_token = histogram("tollgate_first_token_seconds", "Until the first token", "model", buckets=SECONDS)
+    overhead = histogram(
+        "tollgate_overhead_seconds", "Time until the first token that was ours, not the upstream's", buckets=OVERHEAD
+    )
+    in_flight = gauge("tollgate_calls_in_flight", "Calls being answered", of=ALL)
+    idempotent = counter(
+        "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
+    )
+    cache = counter("tollgate_cache_total", "Calls that go by the cache, and what became of their answers", "outcome")
+    cache_saved = counter(
+        "tollgate_cache_saved_nanousd_total", "What answers from the cache would have cost", "team model"
+    )
+    kv_prompt_tokens = counter(
+        "tollgate_kv_prompt_tokens_total",
+        "Prompt tokens at replicas that tell what they have cached: all, expected to be found, and found",
+        "model kind",
+    )
+    canary_rollbacks = counter(
+        "tollgate_canary_rollbacks_total", "Canaries that were withdrawn, by what they did worse", "name reason"
+    )
+    continuations = counter(
+        "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model outcome"
+    )
+    safety_findings = counter(
+        "tollgate_safety_findings_total",
+        "What the content policy found, by where and by what became of it",
+        "stage outcome finding",
+    )
+    safety_refused = counter(
+        "tollgate_safety_refused_total", "Calls of paused keys, and answers that models refused to give", "reason"
+    )
+    safety_checker = counter(
+        "tollgate_safety_checker_calls_total", "Questions to the outside checker, by how they ended", "outcome"
+    )
+    safety_reader = counter(
+        "tollgate_safety_reader_texts_total", "Windows of texts for the encoder, by how they ended", "outcome"
+    )
+    safety_wait = histogram(
+        "tollgate_safety_wait_seconds", "A first token's wait for the verdict on its request", buckets=OVERHEAD
+    )
+    queue_wait = histogram(
+        "tollgate_queue_wait_seconds", "Waited for a turn, by how it ended", "model tier outcome", buckets=SECONDS
+    )
+    shed = counter("tollgate_shed_total", "Calls refused because every target was busy", "model tier reason")
+    connections_refused = counter(
+        "tollgate_connections_refused_total", "Connections closed at once: too many of one client were open"
+    )
+    config_reloads = counter("tollgate_config_reloads_total", "Times that the configuration was read again", "outcome")
+    config_loaded = gauge(
+        "tollgate_config_loaded_timestamp_seconds",
+        "When the configuration was read that is gone by; of several workers the oldest",
+        of=LEAST,
+    )
+    rows_lost = counter(
+        "tollgate_rows_lost_total", "Rows of tables beside the accounting that were never written", "rows"
+    )
+
     def __init__(self) -> None:
         self.registry = meters = Meters()
-        self.books = BookMetrics(meters)
-        self.targets = TargetMetrics(meters)
-        self.requests = meters.counter("tollgate_http_requests_total", "Answers by path and status", "path", "status")
-        self.request_seconds = meters.histogram(
-            "tollgate_http_request_seconds", "Whole time of a request", SECONDS, "path"
-        )
-        self.refused = meters.counter(
-            "tollgate_refused_total", "Answers that refuse what was asked, by whose and why", "team", "code", "limit"
-        )
-        self.calls = meters.counter(
-            "tollgate_calls_total", "Calls that reached an upstream", "team", "model", "endpoint", "status", "reason"
-        )
-        self.route_score = meters.histogram(
-            "tollgate_route_score", "Chance that a small model suffices, of calls to auto routes", SCORES, "reason"
-        )
-        self.tokens = meters.counter("tollgate_tokens_total", "Tokens charged", "team", "model", "kind")
-        self.cost = meters.counter("tollgate_cost_nanousd_total", "Charged, in billionths of a dollar", "team", "model")
-        self.attempts = meters.counter("tollgate_attempts_total", "Tries at targets", "target", "outcome")
-        self.first_token = meters.histogram("tollgate_first_token_seconds", "Until the first token", SECONDS, "model")
-        self.overhead = meters.histogram(
-            "tollgate_overhead_seconds", "Time until the first token that was ours, not the upstream's", OVERHEAD
-        )
-        self.in_flight = meters.gauge_of_all("tollgate_calls_in_flight", "Calls being answered")
-        self.idempotent = meters.counter(
-            "tollgate_idempotent_calls_total", "Calls with an Idempotency-Key, by what became of them", "outcome"
-        )
-        self.cache = meters.counter(
-            "tollgate_cache_total", "Calls that go by the cache, and what became of their answers", "outcome"
-        )
-        self.cache_saved = meters.counter(
-            "tollgate_cache_saved_nanousd_total", "What answers from the cache would have cost", "team", "model"
-        )
-        self.canary_rollbacks = meters.counter(
-            "tollgate_canary_rollbacks_total", "Canaries that were withdrawn, by what they did worse", "name", "reason"
-        )
-        self.continuations = meters.counter(
-            "tollgate_continuations_total", "Replies of our own engine that broke in mid-stream", "model", "outcome"
-        )
-        self.safety_findings = meters.counter(
-            "tollgate_safety_findings_total",
-            "What the content policy found, by where and by what became of it",
-            *("stage", "outcome", "finding"),
-        )
-        self.safety_refused = meters.counter(
-            "tollgate_safety_refused_total", "Calls of paused keys, and answers that models refused to give", "reason"
-        )
-        self.safety_checker = meters.counter(
-            "tollgate_safety_checker_calls_total", "Questions to the outside checker, by how they ended", "outcome"
-        )
-        self.safety_reader = meters.counter(
-            "tollgate_safety_reader_texts_total",
-            "Windows of texts for the encoder, by how they ended",
-            "outcome",
-        )
-        self.safety_wait = meters.histogram(
-            "tollgate_safety_wait_seconds", "A first token's wait for the verdict on its request", OVERHEAD
-        )
-        self.queue_wait = meters.histogram(
-            "tollgate_queue_wait_seconds", "Waited for a turn, by how it ended", SECONDS, "model", "tier", "outcome"
-        )
-        self.shed = meters.counter(
-            "tollgate_shed_total", "Calls refused because every target was busy", "model", "tier", "reason"
-        )
-        self.connections_refused = meters.counter(
-            "tollgate_connections_refused_total", "Connections closed at once: too many of one client were open"
-        )
-        self.config_reloads = meters.counter(
-            "tollgate_config_reloads_total", "Times that the configuration was read again", "outcome"
-        )
-        self.config_loaded = meters.gauge_of_least(
-            "tollgate_config_loaded_timestamp_seconds",
-            "When the configuration was read that is gone by; of several workers the oldest",
-        )
-        self.rows_lost = meters.counter(
-            "tollgate_rows_lost_total", "Rows of tables beside the accounting that were never written", "rows"
-        )
+        make_rows(self, meters)
+        self.books, self.targets, self.gen_ai = BookMetrics(meters), TargetMetrics(meters), GenAIMetrics(meters)
         self._rises = Rises()
         self._rows_behind: tuple[RowsBehind, ...] = ()
         for outcome in ("ok", "refused"):
@@ -130,6 +139,16 @@ class Metrics(ReplyHook):
         counter_of(self.config_reloads, "ok" if is_ok else "refused").inc()
         if is_ok:
             self.config_loaded.set(now)
+
+    def count_hit(self, record: UsageRecord, expected: float) -> None:
+        """Count how much of a call's prompt was found in its replica's cache, and what share was expected to be."""
+        kinds = {
+            "all": record.input_tokens,
+            "expected": round(expected * record.input_tokens),
+            "found": record.cached_input_tokens,
+        }
+        for kind, tokens in kinds.items():
+            counter_of(self.kv_prompt_tokens, record.model_used, kind).inc(tokens)
 
     def count_rollback(self, name: str, reason: str) -> None:
         """Count a canary that was withdrawn."""

@@ -3,81 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sized
 
 from gateway.overload.slots import SlotPool
-from gateway.telemetry.meters import Levels, Meters, Rises
+from gateway.telemetry.meters import ALL, WORST, Meters, Rises, counter, levels, make_rows
 from gateway.upstreams.resilience.breaker import State
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.retry import RetryBudgets
 
 STATES = (State.CLOSED, State.HALF_OPEN, State.OPEN)  # as tollgate_breaker_state counts them
 
+NOTHING_TOLD: Mapping[str, Sized] = {}
+
 
 class TargetMetrics:
     """Metrics of targets and their providers. They show nothing before ``follow``."""
 
+    breaker_state = levels(
+        "tollgate_breaker_state",
+        "Whether a target is asked: 0 closed, 1 half open, 2 open",
+        "provider endpoint model",
+        of=WORST,
+    )
+    breaker_transitions = counter(
+        "tollgate_breaker_transitions_total",
+        "Breakers that a gateway opened or closed",
+        "provider endpoint model state",
+    )
+    keys_aside = levels(
+        "tollgate_keys_set_aside",
+        "Keys of a provider that are not used because it refuses them, or their account is used up",
+        "provider reason",
+        of=WORST,
+    )
+    retries = counter(
+        "tollgate_retries_total", "Attempts beyond a call's first, by the provider tried first", "provider"
+    )
+    retries_refused = counter(
+        "tollgate_retry_budget_refused_total", "Attempts that the retry budget did not allow", "provider"
+    )
+    queue_depth = levels(
+        "tollgate_queue_depth", "Calls waiting for a slot of a target; one may wait for several", "target tier", of=ALL
+    )
+    slots = levels("tollgate_slots", "Slots of a target whose slots are counted", "target", of=ALL)
+    slots_held = levels("tollgate_slots_held", "Those that calls hold", "target", of=ALL)
+    kv_marks = levels(
+        "tollgate_kv_marks", "Beginnings of prompts that a replica has cached, as it tells", "endpoint", of=WORST
+    )
+    replicas = levels(
+        "tollgate_fleet_replicas", "Replicas that announce themselves, by state or as refused", "pool state", of=WORST
+    )
+
     def __init__(self, meters: Meters) -> None:
-        self._breaker_state = Levels(
-            meters.gauge_of_worst(
-                "tollgate_breaker_state",
-                "Whether a target is asked: 0 closed, 1 half open, 2 open",
-                *("provider", "endpoint", "model"),
-            )
-        )
-        self._breaker_transitions = meters.counter(
-            "tollgate_breaker_transitions_total",
-            "Breakers that a gateway opened or closed",
-            *("provider", "endpoint", "model", "state"),
-        )
-        self._keys_aside = Levels(
-            meters.gauge_of_worst(
-                "tollgate_keys_set_aside",
-                "Keys of a provider that are not used because it refuses them, or their account is used up",
-                *("provider", "reason"),
-            )
-        )
-        self._retries = meters.counter(
-            "tollgate_retries_total", "Attempts beyond a call's first, by the provider tried first", "provider"
-        )
-        self._retries_refused = meters.counter(
-            "tollgate_retry_budget_refused_total", "Attempts that the retry budget did not allow", "provider"
-        )
-        self._queue_depth = Levels(
-            meters.gauge_of_all(
-                "tollgate_queue_depth",
-                "Calls waiting for a slot of a target; one may wait for several",
-                *("target", "tier"),
-            )
-        )
-        self._slots = Levels(
-            meters.gauge_of_all("tollgate_slots", "Slots of a target whose slots are counted", "target")
-        )
-        self._slots_held = Levels(meters.gauge_of_all("tollgate_slots_held", "Those that calls hold", "target"))
+        make_rows(self, meters)
         self._rises = Rises()
         self._followed: tuple[Breakers, RetryBudgets, Callable[[], Iterable[SlotPool]]] | None = None
+        self._cached = NOTHING_TOLD
+        self._count_replicas: Callable[[], Mapping[tuple[str, str], int]] = dict
 
-    def follow(self, breakers: Breakers, budgets: RetryBudgets, pools: Callable[[], Iterable[SlotPool]]) -> None:
-        """Show from now on who is asked, how often calls tried again, and how many wait."""
-        self._followed = breakers, budgets, pools
+    def follow(
+        self,
+        breakers: Breakers,
+        budgets: RetryBudgets,
+        pools: Callable[[], Iterable[SlotPool]],
+        cached: Mapping[str, Sized] = NOTHING_TOLD,
+    ) -> None:
+        """Show from now on who is asked, how often calls tried again, how many wait, and what is known to be cached at
+        each address."""
+        self._followed, self._cached = (breakers, budgets, pools), cached
+
+    def follow_fleet(self, count: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Show from now on how many replicas announce themselves, by pool and state."""
+        self._count_replicas = count
 
     def refresh(self) -> None:
         """Take over what they have counted by now. What the configuration has lost shows 0."""
         if self._followed is None:
             return
         breakers, budgets, pools = self._followed
-        self._breaker_state.show((target, STATES.index(state)) for target, state in breakers.states())
+        self.breaker_state.show((target, STATES.index(state)) for target, state in breakers.states())
         for moved, times in list(breakers.transitions.items()):
-            self._rises.follow(self._breaker_transitions, times, *moved)
-        self._keys_aside.show(breakers.count_refused_keys().items())
+            self._rises.follow(self.breaker_transitions, times, *moved)
+        self.keys_aside.show(breakers.count_refused_keys().items())
         for provider, budget in budgets.all().items():
-            self._rises.follow(self._retries, budget.spent, provider)
-            self._rises.follow(self._retries_refused, budget.refused, provider)
+            self._rises.follow(self.retries, budget.spent, provider)
+            self._rises.follow(self.retries_refused, budget.refused, provider)
         counted = list(pools())
-        self._slots.show(((pool.name,), math.inf if pool.limit is None else pool.limit) for pool in counted)
-        self._slots_held.show(((pool.name,), len(pool.held)) for pool in counted)
+        self.slots.show(((pool.name,), math.inf if pool.limit is None else pool.limit) for pool in counted)
+        self.slots_held.show(((pool.name,), len(pool.held)) for pool in counted)
         waiting = {}
         for pool in counted:
             waiting[pool.name, "interactive"] = len(pool.interactive.calls)
             waiting[pool.name, "batch"] = len(pool.batch.calls)
-        self._queue_depth.show(waiting.items())
+        self.queue_depth.show(waiting.items())
+        self.replicas.show(self._count_replicas().items())
+        self.kv_marks.show(((address,), len(marks)) for address, marks in list(self._cached.items()))

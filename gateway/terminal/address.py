@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from gateway.config.paths import CONFIG_VARIABLE, LOCAL_CONFIG
 from gateway.core.keys import KEY_PREFIX
 from gateway.core.private_files import write_privately
+from gateway.terminal.config_path import CONFIG_VARIABLE, LOCAL_CONFIG
 from gateway.terminal.printing import fail
 
 URL_VARIABLE, KEY_VARIABLE = "TOLLGATE_URL", "TOLLGATE_KEY"
@@ -81,15 +81,21 @@ def find_address(url: str | None, key: str | None, env: Mapping[str, str] = os.e
     return address
 
 
-def is_elsewhere(config: Path | None, url: str | None, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a command that also works on a deployment's own machine is to ask a gateway over HTTP."""
+def is_elsewhere(
+    config: Path | None, url: str | None, env: Mapping[str, str] = os.environ, *, is_change: bool = False
+) -> bool:
+    """Whether a command that also works on a deployment's own machine is to ask a gateway over HTTP.
+
+    One that may change something (``is_change``) asks there only where no deployment is at hand, or ``--url`` says so.
+    """
     if url:
         return True
     if config is not None:
         return False
+    is_at_hand = bool(env.get(CONFIG_VARIABLE)) or LOCAL_CONFIG.exists()
     if env.get(URL_VARIABLE):
-        return True
-    return not env.get(CONFIG_VARIABLE) and not LOCAL_CONFIG.exists() and login_file(env).exists()
+        return not (is_change and is_at_hand)
+    return not is_at_hand and login_file(env).exists()
 
 
 def read_url(said: str) -> str:

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 import typer
 
+from gateway.reports.csv_text import as_text
+
 UNFOLDED = 28  # characters of a text that stay in one line: a Tollgate id does
 GAP = 2  # characters between columns
 
@@ -34,7 +36,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to print; a 
 
 def fail(words: str, status: int = 1) -> NoReturn:
     """Say what is wrong on standard error and exit with ``status``."""
-    print(words, file=sys.stderr)  # noqa: T201
+    print(printable(words, "\n"), file=sys.stderr)  # noqa: T201
     raise typer.Exit(status)
 
 
@@ -51,7 +53,7 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
         case Format.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows([_text(row.get(column)) for column in columns] for row in rows)
+            writer.writerows([as_text(_text(row.get(column))) for column in columns] for row in rows)
         case Format.TABLE if sys.stdout.isatty() or "COLUMNS" in os.environ:
             _show_table(columns, rows, title)
         case Format.TABLE:

@@ -25,8 +25,10 @@ from protocol.sse import EventReader
 REFUSED, NOT_ACCEPTED, NOT_REACHED = 1, 3, 4  # exit statuses; 2 is a command line that makes no sense
 TIMEOUT = 60.0  # seconds of silence, the connection's beginning among them
 PIECE = 1 << 16  # bytes
+PAGE = 1000  # lines of a list that one request asks for, the most
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)  # money keeps its digits
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class GatewayFault(Exception):
@@ -61,9 +63,26 @@ class RemoteGateway:
         said = {name: value for name, value in query.items() if value is not None}
         return self._whole(urllib.request.Request(self._url(path, said), headers=self._headers(path)))
 
+    def pages(self, path: str, **query: object) -> Any:
+        """Return a list whole, page by page: each after the last ``id`` or ``key_id`` of the one before."""
+        page = whole = self.get(path, limit=PAGE, **query)
+        while page["has_more"]:
+            last = page["data"][-1]
+            page = self.get(path, limit=PAGE, **query, after=last.get("id") or last["key_id"])
+            whole = page | {"data": whole["data"] + page["data"]}
+        return whole
+
     def post(self, path: str, body: object = None, **headers: str) -> Any:
         """Return what a POST answers."""
-        return self._whole(self._post(path, body, headers))
+        return self._whole(self._request("POST", path, body, headers))
+
+    def patch(self, path: str, body: object) -> Any:
+        """Return what a PATCH answers."""
+        return self._whole(self._request("PATCH", path, body, {}))
+
+    def delete(self, path: str) -> Any:
+        """Return what a DELETE answers."""
+        return self._whole(self._request("DELETE", path, None, {}))
 
     def send(self, path: str, body: Iterable[bytes], length: int, content_type: str) -> Any:
         """Return what a POST of a long body answers, which is never in memory as a whole."""
@@ -73,7 +92,7 @@ class RemoteGateway:
     def events(self, path: str, body: object) -> Iterator[bytes]:
         """Yield the data of each event of a streamed answer, but the mark of its end."""
         reader = EventReader()
-        with self._open(self._post(path, body, {"accept": "text/event-stream"})) as answer:
+        with self._open(self._request("POST", path, body, {"accept": "text/event-stream"})) as answer:
             for piece in self._pieces(answer):
                 yield from (event.data for event in reader.feed(piece) if event.data != b"[DONE]")
 
@@ -82,10 +101,10 @@ class RemoteGateway:
         with self._open(urllib.request.Request(self._url(path, query), headers=self._headers(path))) as answer:
             yield from self._pieces(answer)
 
-    def _post(self, path: str, body: object, more: Mapping[str, str]) -> urllib.request.Request:
-        data = b"" if body is None else msgspec.json.encode(body)
+    def _request(self, method: str, path: str, body: object, more: Mapping[str, str]) -> urllib.request.Request:
+        data = b"" if body is None else _ENCODER.encode(body)
         headers = self._headers(path) | {"content-type": "application/json"} | dict(more)
-        return urllib.request.Request(self._url(path), data=data, headers=headers)
+        return urllib.request.Request(self._url(path), data=data, headers=headers, method=method)
 
     def _url(self, path: str, query: Mapping[str, object] | None = None) -> str:
         return f"{self.address.url}{quote(path)}" + (f"?{urlencode(query)}" if query else "")

@@ -79,6 +79,30 @@ def test_team_is_made_changed_and_shown() -> None:
     assert (team["limits"]["usd_per_day"], team["limits"]["requests_per_minute"]) == (None, 60)
 
 
+def test_a_team_has_limits_for_one_model_each() -> None:
+    """What is not named stays; a model without any limit left is not shown."""
+    tollgate("teams", "create", "by-model", "--model-limit", "small:usd_per_day=0.5")
+    more = ("--model-limit", "small:tokens_per_day=1_000", "--model-limit", "small:usd_per_month=7")
+    tollgate("teams", "set", "by-model", *more)
+    limits = as_json("teams", "show", "by-model")["model_limits"]
+    taken = (f"small:{name}=none" for name in ("tokens_per_day", "usd_per_day", "usd_per_month"))
+    tollgate("teams", "set", "by-model", *(word for one in taken for word in ("--model-limit", one)))
+
+    assert limits == {"small": {"tokens_per_day": 1000, "usd_per_day": 0.5, "usd_per_month": 7}}
+    assert as_json("teams", "show", "by-model")["model_limits"] == {}
+
+
+def test_a_key_is_for_endpoints() -> None:
+    """A name that is none is told with those that there are; `all` takes the bound away."""
+    tollgate("teams", "create", "embedding")
+    key_id = as_json("keys", "create", "--team", "embedding", "--endpoints", "embeddings,responses")["key_id"]
+    wrong = tollgate("keys", "set", key_id, "--endpoints", "chat", exits=1).stderr
+    bound = as_json("keys", "set", key_id, "--name", "one")["allowed_endpoints"]
+
+    assert "chat.completions, " in wrong and bound == ["embeddings", "responses"]
+    assert as_json("keys", "set", key_id, "--endpoints", "all")["allowed_endpoints"] is None
+
+
 def test_a_team_keeps_the_safety_that_is_not_named() -> None:
     """Levels are set one by one; `none` takes one away."""
     tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=block")
@@ -238,6 +262,9 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
         (("teams", "create", "Not An Id"), "lower-case"),
         (("teams", "create", "x", "--usd-per-day", "lots"), "expected a number or none"),
         (("teams", "create", "x", "--models", "smal"), "Did you mean 'small'?"),
+        (("teams", "create", "x", "--model-limit", "smal:usd_per_day=1"), "Did you mean 'small'?"),
+        (("teams", "create", "x", "--model-limit", "small:requests_per_minute=1"), "expected MODEL:LIMIT=N"),
+        (("teams", "create", "x", "--model-limit", "small:usd_per_day=-1"), "model_limits.small.usd_per_day"),
         (("teams", "create", "x", "--webhook-url", "https://10.0.0.1/"), "a private address"),
         (("teams", "set", "nobody", "--webhook-url", "ftp://x"), "must begin with https://"),
         (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),

@@ -20,7 +20,7 @@ RULES: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy" / "alerts.yml").re
 BOARD = json.loads((ROOT / "deploy" / "grafana.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [rule["expr"] for rule in RULES] + [one["expr"] for panel in PANELS for one in panel["targets"]]
-NAME = re.compile(r"\b(?:tollgate_|vllm:)\w+")
+NAME = re.compile(r"\b(?:tollgate_|vllm:|gen_ai_(?:client|server)_)\w+")
 LABEL = re.compile(r"(\w+)=~?\"|(\w+)!=\"")
 GROUPED = re.compile(r"by \(([\w, ]+)\)")
 FROM_PROMETHEUS = {"job", "instance", "le"}
@@ -56,6 +56,7 @@ TROUBLE: dict[str, dict[str, str]] = {
     },
     "CallbacksFail": {'tollgate_callbacks_waiting{state="failed"}': "3x200"},
     "EngineDown": {'tollgate_engine_up{model_name="m"}': "0x200"},
+    "PoolEmpty": {'tollgate_fleet_replicas{pool="own", state="active"}': "2x5 0x200"},
     "EngineDies": {'tollgate_engine_restarts_total{model_name="m"}': "0x100 1x100"},
     "EngineIsUnfair": {
         'tollgate_engine_service_gap{model_name="m", tier="batch"}': "9x200",
@@ -80,6 +81,7 @@ PEACE = {
     'tollgate_batch_requests_left{priority="low"}': "9x200",
     "tollgate_batch_requests_running": "4x200",
     'tollgate_engine_up{model_name="m"}': "1x200",
+    'tollgate_fleet_replicas{pool="own", state="active"}': "2x200",
     'tollgate_engine_restarts_total{model_name="m"}': "1x200",
 }
 

@@ -425,9 +425,10 @@ def test_the_command_says_how_many_books_it_compared(
 
 
 def test_the_command_shows_where_books_differ(
-    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 1 and a table; nothing is changed by looking."""
+    monkeypatch.setenv("COLUMNS", "120")
     asyncio.run(_book_one(database_url))
     asyncio.run(execute(database_url, "UPDATE leases SET spent = spent - 1 WHERE scope LIKE 'team:%'"))
     settings = settings_of(database_url, tmp_path)

@@ -7,15 +7,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+import gateway.accounts.auth
 import migrations
 from billing.core.errors import RateLimited
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
-from gateway.accounts.auth import CHECK_LISTENER_EVERY, Authenticator
+from gateway.accounts.auth import Authenticator
 from gateway.accounts.guessing import FAILURES_PER_ADDRESS
 from gateway.accounts.key_lookup import KEYS_AT_ONCE
 from gateway.accounts.key_uses import KeyUses
@@ -23,11 +26,12 @@ from gateway.accounts.schemas import NewAdminKey, NewKey, NewTeam
 from gateway.accounts.team_keys import NewlyMade, create_key, get_key, revoke_key
 from gateway.accounts.teams import create_team, find_callers
 from gateway.core.clock import Clock
-from gateway.core.keys import key_digest, new_admin_key, new_key
+from gateway.core.keys import key_digest, new_admin_key, new_key, pepper_name
 from gateway.core.principals import Admin, Caller, Role
 from gateway.dev.embedded import EmbeddedPostgres
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
+from gateway.storage.tables import admin_keys
 from protocol.errors import InvalidKey, Overloaded
 from tests.support.clock import SetClock
 from tests.support.temporary_stores import temporary_postgres
@@ -104,7 +108,7 @@ def test_a_burst_under_a_new_key_asks_the_database_once(
 
     async def scene() -> None:
         made = await made_key(server, "burst")
-        monkeypatch.setattr("gateway.accounts.key_lookup.find_callers", find)
+        monkeypatch.setattr("gateway.accounts.auth.find_callers", find)
         async with authenticator(server) as auth:
             first, *others = [asyncio.create_task(auth.identify(made.key, HERE)) for _ in range(300)]
             await asyncio.sleep(0)
@@ -202,34 +206,45 @@ def test_an_address_of_ipv6_is_a_whole_network(server: EmbeddedPostgres) -> None
     asyncio.run(scene())
 
 
+class CountedLookups:
+    """A way to look keys up that counts how often it is asked, and how often at once; however busy the machine is, it
+    is in time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.asked, self.most = 0, 0
+        self._running = 0
+        self._find = getattr(gateway.accounts.auth, name)
+        monkeypatch.setattr(f"gateway.accounts.auth.{name}", self)
+        for module in ("auth", "key_lookup"):
+            monkeypatch.setattr(f"gateway.accounts.{module}.LOOKUP_WITHIN", 30.0)
+
+    async def __call__(self, connection: AsyncConnection, digests: Sequence[bytes]) -> Any:
+        self.asked, self._running = self.asked + 1, self._running + 1
+        self.most = max(self.most, self._running)
+        await asyncio.sleep(0.02)
+        found = await self._find(connection, digests)
+        self._running -= 1
+        return found
+
+
 def test_a_new_key_waits_for_two_queries_at_most_in_any_flood_of_wrong_ones(
     server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that wait are one question, and one is asked at a time: wrong keys hold one connection to Postgres, however
     many come."""
-    running, most, asked = 0, 0, 0
-
-    async def find(connection: AsyncConnection, digests: Sequence[bytes]) -> dict[bytes, Caller]:
-        nonlocal running, most, asked
-        running, asked = running + 1, asked + 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        found = await find_callers(connection, digests)
-        running -= 1
-        return found
 
     async def scene() -> None:
         made = await made_key(server, "crowded")
-        monkeypatch.setattr("gateway.accounts.key_lookup.find_callers", find)
+        lookups = CountedLookups(monkeypatch, "find_callers")
         async with authenticator(server) as auth:
             wrong = [asyncio.create_task(auth.identify(new_key(), "10.0.0.9")) for _ in range(KEYS_AT_ONCE - 1)]
             await asyncio.sleep(0)
             caller = await auth.identify(made.key, "10.0.0.9")
-            before = asked
+            before = lookups.asked
             outcomes = await asyncio.gather(*wrong, return_exceptions=True)
 
         assert isinstance(caller, Caller) and caller.team.id == "crowded"
-        assert before <= 2 and most == 1
+        assert before <= 2 and lookups.most == 1
         assert {type(outcome) for outcome in outcomes} == {InvalidKey, RateLimited}
 
     asyncio.run(scene())
@@ -300,6 +315,10 @@ def test_a_stored_admin_key_is_known_until_it_ends() -> None:
             old = Authenticator(database, clock, PEPPER, (), ("an old pepper",))
             async with authenticator(server, clock=clock) as auth:
                 viewer, operator = await auth.identify(brief, HERE), await old.identify(lasting, HERE)
+                async with asyncio.timeout(5), database.begin() as connection:
+                    peppers = select(admin_keys.c.pepper)
+                    while {*(await connection.execute(peppers)).scalars()} != {pepper_name(PEPPER)}:
+                        await asyncio.sleep(0.02)
                 moved = await auth.identify(lasting, HERE)  # which knows its own pepper alone
                 clock.move(61)
                 with pytest.raises(InvalidKey):
@@ -320,6 +339,31 @@ def test_a_stored_admin_key_is_known_until_it_ends() -> None:
         assert isinstance(viewer, Admin) and viewer.role is Role.VIEWER
         assert operator == moved == Admin(record.key_id, Role.OPERATOR)
         assert used[record.key_id] is not None
+
+    asyncio.run(scene())
+
+
+def test_a_stored_admin_key_waits_for_no_flood_of_wrong_ones(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a stranger without any key keep an admin out: all that wait are one question."""
+
+    async def scene() -> None:
+        database = Database(server.url)
+        async with database.begin() as connection:
+            key, record = await create_admin_key(connection, PEPPER, NewAdminKey(role=Role.VIEWER), ACT, time.time())
+        await database.close()
+        lookups = CountedLookups(monkeypatch, "find_admins")
+        async with authenticator(server) as auth:
+            wrong = [asyncio.create_task(auth.identify(new_admin_key(), "10.0.0.9")) for _ in range(KEYS_AT_ONCE - 1)]
+            await asyncio.sleep(0)
+            admin = await auth.identify(key, "10.0.0.9")
+            before = lookups.asked
+            outcomes = await asyncio.gather(*wrong, return_exceptions=True)
+
+        assert isinstance(admin, Admin) and admin.fingerprint == record.key_id
+        assert before <= 2 and lookups.most == 1
+        assert {type(outcome) for outcome in outcomes} == {InvalidKey, RateLimited}
 
     asyncio.run(scene())
 
@@ -359,8 +403,12 @@ def test_without_postgres_a_known_key_goes_on_and_an_unknown_one_is_a_503() -> N
     asyncio.run(scene())
 
 
-def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_it_was_known() -> None:
+def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_it_was_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Known for weeks, it goes on through an outage of hours; a gateway cut off for a day trusts nobody by heart."""
+
+    monkeypatch.setattr(gateway.accounts.auth, "CHECK_LISTENER_EVERY", 0.05)
 
     async def scene() -> None:
         clock = SetClock()
@@ -370,7 +418,8 @@ def test_a_key_is_trusted_for_a_day_after_postgres_was_last_heard_however_long_i
             async with authenticator(server, clock=clock) as auth:
                 await auth.identify(made.key, HERE)
                 clock.move(30 * 86_400)
-                await asyncio.sleep(2 * CHECK_LISTENER_EVERY + 0.5)  # Postgres is heard of
+                while auth._heard < clock.monotonic():  # until Postgres is heard of
+                    await asyncio.sleep(0.02)
                 await asyncio.to_thread(server.stop)
                 while auth.is_listening.is_set():
                     await asyncio.sleep(0.05)

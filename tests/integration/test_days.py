@@ -11,8 +11,9 @@ from sqlalchemy import text
 
 from billing.journal.journal import Journal
 from billing.ledger.ledger import insert_records
-from billing.quotas.lease_store import PostgresLeases
+from billing.quotas.lease_store import RESERVATIONS, PostgresLeases
 from billing.quotas.leases import Leases
+from billing.quotas.reservations import Reservations
 from billing.upkeep.flusher import Flusher
 from billing.upkeep.owner import Owner, owner_id
 from billing.upkeep.sweep import Sweeper
@@ -94,6 +95,18 @@ async def test_a_journal_that_does_not_return_is_lost_after_an_hour_and_may_retu
     await flusher.flush_once()
 
     assert await booked(database) == [(TODAY, TODAY, 1), (TODAY, TODAY + timedelta(days=1), 1)]
+
+
+async def test_a_reservation_that_no_worker_looks_after_is_no_journal(
+    sweeper: Sweeper, database: Database, clock: SetClock
+) -> None:
+    """Its room stays held while all workers are away, and nothing is lost: no operator is called for it."""
+    store = PostgresLeases(database, clock, uses_server_time=False)
+    await Reservations(store, clock).begin(f"{RESERVATIONS}1")
+    clock.move(2 * HOUR)
+    await sweeper.close_finished_days()
+
+    assert (await listed(database), sweeper.lost) == ([f"{RESERVATIONS}1"], 0)
 
 
 async def test_the_dead_end_once_their_journals_are_carried(

@@ -22,8 +22,14 @@ redis_url: {redis_url}
 data_dir: {folder}/data
 admin_keys: [tgadmin-of-the-tests-4c1f09a27be8]
 key_pepper: pepper-of-the-tests-4c1f09a27be8
-providers: {{own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}}}
-models: {{small: {{provider: own, price: {{input: 1, output: 2}}}}}}
+providers:
+  own: {{format: openai, self_hosted: true, endpoints: [{{region: here, base_url: "http://gpu/v1"}}]}}
+  openai: {{api_keys: [key-of-openai]}}
+  anthropic: {{api_keys: [key-of-anthropic]}}
+models:
+  small: {{provider: own, price: {{input: 1, output: 2}}}}
+  gpt-4o-mini: {{provider: openai}}
+  claude-haiku-4-5: {{provider: anthropic}}
 """
 REDIS_CLI = """#!{python}
 import sys

@@ -13,10 +13,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import gateway.cli
+from tests.support.identity_provider import listening
 from tests.support.recordings import read_recorded, recorded_in
 from tests.support.scripted_upstream import ScriptedUpstream
 
 KEY = "sk-upstream"
+NOT_HERE = "http://127.0.0.1:1/keys"
 CONFIG = """\
 database_url: {database_url}
 redis_url: {redis_url}
@@ -105,6 +107,20 @@ def test_what_is_wrong_is_told_with_what_to_do(config: Path, right: str, wrong: 
 
     (line,) = [line for line in told.splitlines() if line.startswith("fault")]
     assert words in line
+
+
+def test_identity_providers_are_looked_at(config: Path) -> None:
+    """One that answers, one that is another than the file says, and one whose keys are elsewhere and not there."""
+    with listening() as provider:
+        tokens = f"[{{issuer: {provider.issuer}/, audience: a}}, {{issuer: a, audience: a, jwks_url: {NOT_HERE}}}]"
+        tokens = tokens.replace("issuer: a,", f"issuer: {NOT_HERE},")
+        people = f"issuer: {provider.issuer}, client_id: a, public_url: https://gate.test, roles: {{a: admin}}"
+        config.write_text(f"{config.read_text()}sign_in: {{{people}}}\njwt_auth: {tokens}\n")
+        told = [line for line in doctor(config, exits=1).stdout.splitlines() if "jwt_auth" in line or "sign_in" in line]
+
+    assert [line.split()[0] for line in sorted(told)] == ["fault", "fault", "ok"]
+    assert "signs with: 1" in sorted(told)[2] and any("does not answer" in line for line in told)
+    assert any("another issuer's" in line for line in told)
 
 
 def test_a_database_without_tables_is_told_what_it_needs(config: Path, postgres_url: str, database_url: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.fleet.engines import IDLE_EVERY, EngineWatch
+from gateway.fleet.kv_events import KvEvents
 from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
@@ -49,7 +50,7 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
         targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
         limiter = TargetLimiter(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}))
-        watch = EngineWatch(edition, limiter, client, clock)
+        watch = EngineWatch(edition, limiter, client, clock, KvEvents())
         [room] = limiter.slot_pools()
         before = room.limit
         await watch.look_once()

@@ -10,9 +10,10 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
-from billing.core.holds import Limits, RefusedHold
+from billing.core.holds import Hold, Limits, RefusedHold
 from billing.journal.owner_files import note_told
-from billing.quotas.lease_store import NANOUSD, Told
+from billing.quotas.lease_store import NANOUSD, RESERVATIONS, PostgresLeases, Told
+from billing.quotas.reservations import Reservations
 from gateway.storage.database import Database
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
@@ -65,6 +66,32 @@ async def test_a_clean_end_gives_everything_back(start: Start, database: Databas
     assert await money(database) == (400_000, 400_000)
     async with database.begin() as connection:
         assert (await connection.execute(text("SELECT count(*) FROM owners WHERE ended_at IS NULL"))).scalar_one() == 0
+
+
+async def test_a_reservation_is_no_process(start: Start, database: Database) -> None:
+    """Room, waits and, without Redis, the rates of a minute are shared among processes alone: what lies with providers
+    takes no part."""
+    process = await start()
+    reservations = Reservations(PostgresLeases(database, process.clock), process.clock)
+    for number in range(20):
+        await reservations.begin(f"{RESERVATIONS}{number}")
+        assert await reservations.keep_alive(f"{RESERVATIONS}{number}")
+    await process.owner.beat()
+
+    assert process.leases.living == 1
+
+
+async def test_a_reservation_keeps_no_database_closed_that_forgot(start: Start, database: Database) -> None:
+    """It has no process that could tell its leases again: once all processes have, budgets give room."""
+    process = await start()
+    store = PostgresLeases(database, process.clock)
+    reservations = Reservations(store, process.clock)
+    await reservations.begin(f"{RESERVATIONS}1")
+    assert await reservations.keep_alive(f"{RESERVATIONS}1")
+    await store.found_failover(None)
+    await process.owner.beat()
+
+    assert isinstance(await process.quotas.open(process.ask(team=CAP)), Hold)
 
 
 async def test_a_crash_keeps_room_until_its_journal_is_carried(start: Start, database: Database) -> None:

@@ -9,14 +9,25 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from billing.core.ids import uuid7
 from billing.journal.journal import Journal
+from gateway.telemetry import live_events
 from gateway.telemetry.live_events import MOST_TOLD, MOST_WAITING, LiveEvents, Watcher
 from gateway.telemetry.refusals import Refusals
 from tests.support.clock import SetClock
 from tests.support.factories import make_record
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes look and tell ten times as often."""
+    for name in ("LOOK_EVERY", "TELL_EVERY"):
+        monkeypatch.setattr(live_events, name, getattr(live_events, name) / 10)
 
 
 class Source:
@@ -73,6 +84,56 @@ async def test_what_happens_elsewhere_is_told_while_one_watches(redis: Redis) ->
         await _true(lambda: own.on_record is None and elsewhere.on_record is None)
 
 
+async def test_who_comes_right_after_another_watcher_is_told_from_the_first_moment(redis: Redis) -> None:
+    """While the word of the one before still counts, what happens goes on to Redis, and is read from there."""
+    async with process(redis) as (live, source):
+        first = live.watch(None)
+        source.call(1)
+        await heard(first, 1)
+        live.leave(first)
+        await _true(lambda: not live._seen)
+        second = live.watch(None)
+        source.call(2)
+
+        assert [event["type"] for event in await heard(second, 1)] == ["call"]
+
+
+async def test_what_happens_while_redis_is_told_is_told_next(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process tells and goes on answering: no call falls in between."""
+    pipeline = redis.pipeline
+
+    def told(**more: Any) -> Any:
+        monkeypatch.undo()
+        source.call(2)  # the message with the first one is made
+        return pipeline(**more)
+
+    async with process(redis) as (live, source):
+        watcher = live.watch(None)
+        await _true(lambda: live._seen)
+        monkeypatch.setattr(redis, "pipeline", told)
+        source.call(1)
+
+        assert len({event["request_id"] for event in await heard(watcher, 2)}) == 2
+
+
+async def test_who_comes_while_a_process_looks_misses_nothing(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That none watched a moment ago is no news then."""
+    exists, came = redis.exists, list[Watcher]()
+
+    async def looked(*names: str) -> Any:
+        monkeypatch.undo()
+        found = await exists(*names)
+        came.append(live.watch(None))
+        source.call()
+        return found
+
+    monkeypatch.setattr(redis, "exists", looked)
+    async with process(redis) as (live, source):
+        await _true(lambda: came)
+
+        assert [event["type"] for event in await heard(came[0], 1)] == ["call"]
+
+
 async def test_more_than_fits_is_dropped_and_counted(redis: Redis) -> None:
     """At the process that tells, and at a watcher that does not read: the newest stay, the number of others is told."""
     async with process(redis) as (live, source):
@@ -90,7 +151,7 @@ async def test_more_than_fits_is_dropped_and_counted(redis: Redis) -> None:
 
 async def test_without_redis_a_process_tells_its_own() -> None:
     """Whoever watches there sees what happens there."""
-    async with Redis(port=1) as away, process(away) as (live, source):
+    async with Redis(port=1, retry=Retry(NoBackoff(), 0)) as away, process(away) as (live, source):
         watcher = live.watch(None)
         await _true(lambda: source.on_record is not None)
         source.call()

@@ -24,6 +24,7 @@ from gateway.core.draining import Drain
 from gateway.run.process import open_process
 from gateway.run.worker import batch_runner_of
 from gateway.storage.database import Database
+from gateway.upstreams.provider_batches import ProviderBatches
 from tests.support.house import (
     House,
     anthropic_provider,
@@ -38,7 +39,8 @@ from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_batches import BatchFault
 
-FAST = Pace(every=0.05, lease=1.5, quiet=0.2, first_look=0.05, longest=0.2, later=0.1, full=0.1, settle=0.6, cancel=1.5)
+# Lines of one batch come within `quiet` however busy the machine is, so that they go together.
+FAST = Pace(every=0.05, lease=1.5, quiet=0.6, first_look=0.05, longest=0.2, later=0.1, full=0.1, settle=0.6, cancel=1.5)
 PROVIDERS = ("upstream", "anthropic", "gemini", "azure")
 PRICE = Price(input=to_nano(1), output=to_nano(2))
 
@@ -76,13 +78,13 @@ def house(outside: ScriptedUpstream, postgres_url: str, tmp_path_factory: pytest
 async def working(house: House) -> AsyncIterator[None]:
     """Run a worker; it ends in the middle of what it does."""
     async with open_process(house.settings, Clock(), Drain()) as parts:
-        runner = batch_runner_of(parts, 8, pace=FAST)
-        running = asyncio.create_task(runner.run())
+        worker = batch_runner_of(parts, 8, pace=FAST)
+        running = asyncio.create_task(worker.run())
         try:
             yield
         finally:
             await stop_all([running])
-            await runner.finish(5.0, asyncio.Event())
+            await worker.finish(5.0, asyncio.Event())
 
 
 class Team:
@@ -289,12 +291,17 @@ async def test_another_worker_goes_on_when_the_one_that_sent_a_batch_has_died(
 async def test_a_cancelled_batch_is_cancelled_at_its_provider(
     house: House, upstream: ScriptedUpstream, team: Team
 ) -> None:
-    """What it had answered is kept and paid, at its price; the rest is not asked again."""
+    """What it had answered is kept and paid, at its price; the rest is not asked again. So it is where the provider has
+    had the batch for long and does not answer at that moment."""
     upstream.batches.fault = BatchFault(end="never")
     async with working(house):
         batch_id = await team.submit("upstream")
         await until_true(house, IS_SENT)
+        await query(house, "UPDATE provider_batches SET submitted_at = now() - interval '9 hours' RETURNING id")
+        upstream.batches.fault.away = True
         cancelling = (await team.http.post(f"/v1/batch/{batch_id}/cancel")).json()["status"]
+        await asyncio.sleep(0.3)  # a few looks
+        upstream.batches.fault.away = False
         seen = await team.ended(batch_id)
     rows = await rows_of(house, batch_id)
 
@@ -302,6 +309,66 @@ async def test_a_cancelled_batch_is_cancelled_at_its_provider(
     assert upstream.batches.made[0].cancelled and live_calls(upstream) == 0
     assert seen["request_counts"]["completed"] == len(rows) == 3
     assert all(row["cost_nanousd"] == row["discount_nanousd"] > 0 for row in rows)
+    await check_books(house)
+
+
+async def test_a_batch_of_a_stranger_that_looks_like_ours_stays_theirs(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """Anthropic knows no names: one of that size, made when ours was not heard of, may be another program's."""
+    body = {"model": "anthropic", "max_tokens": 5, "messages": [{"role": "user", "content": "Theirs"}]}
+    theirs = upstream.batches.take_from_a_stranger("anthropic", "/v1/messages", [body] * 6)
+    upstream.batches.fault = BatchFault(refuse=[500])
+    async with working(house):
+        seen = await team.ended(await team.submit("anthropic"))
+        await asyncio.sleep(0.2)  # in which what is left there would be deleted
+
+    assert seen["request_counts"]["completed"] == 6
+    assert theirs not in upstream.batches.deleted
+    await check_books(house)
+
+
+async def test_a_fault_of_ours_holds_nothing_for_ever(
+    house: House, upstream: ScriptedUpstream, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that cannot be looked after is let go when its time is over: its lines are ordinary calls."""
+    upstream.batches.fault = BatchFault(end="never")
+
+    async def broken(*_: object) -> None:
+        raise KeyError("a fault")
+
+    async with working(house):
+        batch_id = await team.submit("upstream")
+        await until_true(house, IS_SENT)
+        monkeypatch.setattr(ProviderBatches, "look", broken)
+        sooner = "UPDATE batches SET expires_at = now() + interval '5 hours'"
+        await query(house, f"{sooner} WHERE id = '{batch_id}' RETURNING id")
+        seen = await team.ended(batch_id)
+
+    assert seen["request_counts"]["completed"] == live_calls(upstream) == 6
+    await check_books(house)
+
+
+async def test_a_batch_that_a_later_version_wrote_waits_for_that_one(
+    house: House, upstream: ScriptedUpstream, team: Team
+) -> None:
+    """A worker that cannot read what its neighbour wrote looks after all others."""
+    upstream.batches.fault = BatchFault(end="never")
+    able = "UPDATE provider_batches SET target = jsonb_set(target, '{model,capabilities}', '[%s]'), lease_until = NULL "
+    async with working(house):
+        later = await team.submit("upstream")
+        await until_true(house, IS_SENT)
+        able += f"WHERE batch_id = '{later}' RETURNING id"
+        await query(house, able % '"telepathy"')
+        upstream.batches.fault.end = "completed"
+        batch_id = await team.submit("upstream", 2)
+        async with asyncio.timeout(10):
+            while not (await team.look(batch_id))["ended_at"]:
+                await asyncio.sleep(0.05)
+        await query(house, able % "")
+        seen = await team.ended(later)
+
+    assert seen["request_counts"]["completed"] == 6 and live_calls(upstream) == 0
     await check_books(house)
 
 
@@ -339,7 +406,8 @@ async def test_what_is_in_a_hurry_or_cannot_go_there_is_an_ordinary_call(
 
 
 async def test_a_budget_holds_what_lies_with_a_provider(house: House, upstream: ScriptedUpstream) -> None:
-    """Lines beyond the cap wait until others are booked; live calls are refused meanwhile, and no cap is passed."""
+    """Lines beyond the cap wait until others are booked; live calls are refused meanwhile, and no cap is passed. Room
+    that comes free goes with a line into the next batch, not a part of it to one that has been sent already."""
     with house.client(house.admin_key) as admin:
         limits = {"usd_per_day": 0.0009}  # about four lines, as they are held
         admin.post("/admin/teams", json={"id": "tight", "name": "Tight", "limits": limits}).raise_for_status()
@@ -351,6 +419,13 @@ async def test_a_budget_holds_what_lies_with_a_provider(house: House, upstream: 
         await until_true(house, IS_SENT)
         body = {"model": "upstream", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000}
         refused = await team.http.post("/v1/chat/completions", json=body)
+        held = float((await query(house, HELD.replace("LIKE 'team:%'", "= 'team:tight'")))[0]["held"])
+        more = held * (1 + 1.5 / len(upstream.batches.made[0].lines)) / 1e9  # room for one
+        with house.client(house.admin_key) as admin:
+            admin.patch("/admin/teams/tight", json={"limits": {"usd_per_day": more}}).raise_for_status()
+        async with asyncio.timeout(10):
+            while len(upstream.batches.made) < 2:
+                await asyncio.sleep(0.05)
         upstream.batches.fault.end = "completed"
         seen = await team.ended(batch_id)
 

@@ -19,8 +19,7 @@ from billing.core.records import Attempt, Status, UsageRecord
 from billing.ledger.ledger import insert_records
 from billing.ledger.series import forget_series, merge_parts, seal_hours
 from gateway.reports.admin_report import admin_report
-from gateway.reports.series import series
-from gateway.reports.series_query import read_series_query
+from gateway.reports.series import read_series_query, series
 from gateway.reports.usage_analysis import Analysis
 from gateway.storage.database import Database
 from tests.support.factories import make_record

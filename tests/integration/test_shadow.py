@@ -31,6 +31,8 @@ from gateway.storage.database import Database
 from protocol.chat import ChatRequest
 from router.catalog.catalog import AutoRoute, ShadowTraffic
 from router.complexity.classifier import Complexity
+from router.complexity.text_stats import STATS_NAMES
+from router.learning import packed_form
 from router.recalibration import LEAST_COMPARISONS
 from tests.support.house import House, make_team, model, running_house, settings_for
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -72,6 +74,7 @@ def house(
     close = replace(JUDGED, quality=Complexity.load()(request) - 0.01, shadow=own)
     routes = {"auto": JUDGED, "poor": poor, "off": replace(JUDGED, shadow=None), "own": close}
     routes["both"] = replace(JUDGED, shadow=both)
+    routes["taught"] = replace(JUDGED, quality=0.8, shadow=replace(both, recalibrate=frozenset({"team_a"})))
     models = settings.models | {"judge": model("judge")}
     aliases = settings.aliases | {"modest": "poor"}
     with running_house(replace(settings, auto=routes, models=models, aliases=aliases)) as house:
@@ -263,6 +266,7 @@ async def test_a_budget_is_kept_by_many_at_once(house: House, worker: Parts) -> 
         route="auto",
         score=0.5,
         scored_by="v",
+        form=None,
         is_explored=False,
         small_model="small",
         large_model=None,
@@ -334,6 +338,75 @@ async def test_what_a_team_measured_moves_its_calls_and_no_others(house: House, 
     assert 0 < spent["nano"] == round(float(after["used_usd_today"]) * 10**9) <= 10**9
 
 
+async def test_a_team_is_routed_by_what_its_own_calls_taught(house: House, worker: Parts) -> None:
+    """Where calls of both kinds are compared, the form of a request tells for this team, beside its score: from rows
+    with numbers of form, which other teams' calls do not keep, to the decision, its explanation and the curve."""
+    version, others = worker.get(Complexity).version, await make_team(house.settings, "team_b")
+    easy = [f"What is the capital of country {number}?" for number in range(70)]
+    hard = [f"- {number}\n- mend: it;\n- why?\n" * 6 for number in range(70)]
+    [key] = await rows(house, f"SELECT id FROM api_keys WHERE team_id = '{house.team_id}'")
+    insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, form, is_explored,
+                    suffices, status, small_model, large_model, small_nanousd, large_nanousd, reserved_nanousd)
+                VALUES (gen_random_uuid(), $1, $2, 'taught', $3, $4, $5, $6, $6, 'compared', 'small', 'large', 1, 10, 1)
+    """
+    asked = [(_asked("taught", text), text in easy) for both in zip(easy, hard, strict=True) for text in both]
+    known = worker.get(Complexity)
+    values = [(house.team_id, key["id"], known(one), version, packed_form(one), ok) for one, ok in asked]
+
+    async with httpx.AsyncClient(base_url=house.url, timeout=30) as client:
+
+        async def ask(key: str, path: str, text: str, **headers: str) -> dict[str, Any]:
+            body = {"model": "taught", "messages": [{"role": "user", "content": text}]}
+            said = {"authorization": f"Bearer {key}", **headers}
+            return dict((await client.post(f"/v1/{path}", json=body, headers=said)).raise_for_status().json())
+
+        before = await ask(house.team_key, "route", hard[0])
+        for each in (house.team_key, others):
+            await ask(each, "chat/completions", easy[0])
+
+        async def forms() -> dict[str, int | None]:
+            noted = await rows(house, "SELECT team_id, length(form) AS bytes FROM held_back")
+            return {row["team_id"]: row["bytes"] for row in noted}
+
+        async def is_noted() -> bool:
+            return len(await forms()) == 2
+
+        await until(is_noted)
+        kept = await forms()
+        connection = await asyncpg.connect(house.settings.database_url)
+        await connection.executemany(insert, values)
+        await connection.close()
+        await comparer_of(worker).recalibrate()
+
+        async def is_learned() -> bool:
+            return (await ask(house.team_key, "route", easy[0]))["learned"] is not None
+
+        await until(is_learned)
+        told = [
+            await ask(house.team_key, "route", text) for text in ("What is the capital of Peru?", hard[0] + "- so?")
+        ]
+        stands = await ask(house.team_key, "route", easy[0], **{"x-quality": "0.5"})
+        other = await ask(others, "route", easy[0])
+        said = {"authorization": f"Bearer {house.team_key}"}
+        curve = (await client.get("/v1/route/curve", params={"route": "taught"}, headers=said)).json()
+
+    assert kept == {house.team_id: 2 * len(STATS_NAMES), "team_b": None}
+    assert before["learned"] is stands["learned"] is other["learned"] is None and stands["quality"] == 0.5
+    assert [one["learned"]["comparisons"] for one in told] == [140, 140]
+    assert told[0]["small_suffices"] > told[1]["small_suffices"] < 0.5
+    low, high = told[1]["learned"]["interval"]
+    assert low < told[1]["small_suffices"] < high and told[1]["reason"] == "auto_large"
+    assert told[1]["learned"]["shipped"] == pytest.approx(known(_asked("taught", hard[0] + "- so?")))
+    assert "learned from the team's own compared calls" in told[1]["explanation"]
+    assert curve["learned"]["comparisons"] == 140 and curve["learned"]["gain_nats"] > 0
+    assert (curve["regret"]["small_answered"], curve["regret"]["large_was_needless"]["share"]) == (70, 1.0)
+    assert (curve["regret"]["small_was_worse"]["share"], curve["regret"]["needless_usd"]) == (1.0, "0.00000063")
+
+
+def _asked(model: str, text: str) -> ChatRequest:
+    return msgspec.convert({"model": model, "messages": [{"role": "user", "content": text}]}, ChatRequest)
+
+
 async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, worker: Parts) -> None:
     """What 120 comparisons showed moves its threshold, for it alone and while the route's quality stays."""
     route = replace(JUDGED, quality=0.8, shadow=replace(JUDGED.shadow, recalibrate=frozenset({house.team_id})))
@@ -341,7 +414,7 @@ async def test_a_team_that_asks_for_it_goes_by_its_own_outcomes(house: House, wo
     edition = replace(edition, catalog=replace(edition.catalog, auto={"auto": route}))
     database, clock = worker.get(Database), worker.get(Clock)
     comparer = Comparer(cast(Any, SimpleNamespace(current=edition)), database, clock, worker.get(Complexity).version)
-    held = Recalibrations(edition.catalog, database)
+    held = Recalibrations(edition.catalog, database, lambda _: None)
     [key] = await rows(house, "SELECT id FROM api_keys")
     insert = """INSERT INTO held_back (request_id, team_id, key_id, route, score, scored_by, small_model, large_model,
                                        status, suffices, small_nanousd, reserved_nanousd)

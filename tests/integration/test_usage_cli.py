@@ -65,7 +65,8 @@ async def fill(database_url: str) -> None:
     try:
         async with database.begin() as connection:
             for team in ("team_a", "team_b"):
-                await create_team(connection, NewTeam(id=team), Act("tests"))
+                centre = " 4711 " if team == "team_b" else None
+                await create_team(connection, NewTeam(id=team, cost_centre=centre), Act("tests"))
             await insert_records(connection, records, today=clock.today())
             refund = NewCorrection(team_id="team_a", date="2026-04-05", cost_usd=Decimal("-0.25"), reason="a test")
             await book_correction(connection, refund, Act("tests"), Clock(), ["small"])
@@ -115,6 +116,28 @@ def test_house_is_shown_without_a_team() -> None:
     assert [line["share_of_cost"] for line in report["results"]] == [0.666667, None, 0.333333]
 
 
+def test_all_teams_are_shown_by_cost_centre() -> None:
+    """As the teams have them now; what has none says so."""
+    said = usage(*DAY, "--group-by", "cost_centre,model").stdout
+    lines = [line.split() for line in said.splitlines()]
+    report = json.loads(usage(*DAY, "--group-by", "cost_centre", "--format", "json").stdout)
+
+    assert "Usage of all teams, 2026-04-05 to 2026-04-05" in said
+    assert ["4711", "small", "1"] in [line[:3] for line in lines] and ["(none)", "small", "2"] in [
+        line[:3] for line in lines
+    ]
+    assert {line["cost_centre"]: line["cost_usd"] for line in report["results"]} == {None: 2, "4711": 1}
+
+
+def test_a_providers_total_stands_beside_its_invoice() -> None:
+    """Three dollars less a refund that names no model, an invoice of 3.30: thirty cents more."""
+    said = usage(*DAY, "--invoice", "own:3.30").stdout
+    lines = [line.split() for line in said.splitlines()]
+
+    assert "By provider, corrections included, beside invoices" in said
+    assert ["own", "3", "3000000", "0", "3.00", "3.30", "0.30", "9.09"] in lines
+
+
 def test_csv_is_as_over_http() -> None:
     """RFC 4180 line ends, exact numbers, corrections in columns of their own, and no formulas."""
     text = usage("--team", "team_a", *DAY, "--group-by", "user", "--format", "csv").stdout_bytes.decode()
@@ -133,6 +156,9 @@ def test_csv_is_as_over_http() -> None:
         (("--team", "team_a", "--compare", "small"), "is one of our own"),
         (("--team", "team_a", "--group-by", "colour"), "'group_by' is one of"),
         (("--group-by", "user"), "--group-by needs a --team"),
+        (("--team", "team_a", "--invoice", "own:1"), "leave --team out"),
+        (("--invoice", "own:1", "--format", "csv"), "ask for JSON"),
+        (("--invoice", "rent:1"), "providers with models are own, rented"),
         (("--team", "team_a", "--from", "2026-01-01", "--to", "2026-04-05", "--group-by", "user"), "at most 31 days"),
     ],
 )

@@ -23,7 +23,7 @@ from billing.core.prices import Price
 from gateway.batch.intake import Intake, read_lines
 from gateway.calls.accumulate import Collector
 from gateway.calls.as_events import events_of
-from gateway.calls.estimate import charged_prompt_tokens, probable_usage
+from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage
 from gateway.core.settings import Safety
 from gateway.dialects import messages, responses
 from gateway.dialects.chat import ChatWriter
@@ -36,9 +36,9 @@ from gateway.moderation.text_reader import OVERLAP
 from gateway.shadow import judging
 from gateway.upstreams.anthropic import request as anthropic_request
 from gateway.upstreams.anthropic.events import AnthropicEvents
-from gateway.upstreams.gemini.embeddings import embedding_body
 from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.request import content_body
+from gateway.upstreams.gemini.wire_format import embedding_body
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
@@ -52,12 +52,15 @@ from gpu_backend.server.requests.bodies import NO_EXTENSIONS
 from protocol.chat import MOST_MESSAGES, ChatReply, ChatRequest
 from protocol.completions import CompletionRequest
 from protocol.decoding import MAX_VALUES, decode_with_unread, has_more_values
-from protocol.embeddings import EmbeddingRequest
+from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
+from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
 from protocol.responses import ResponsesRequest
+from protocol.serving.announcements import read_signed
+from protocol.serving.prompt_marks import marks_of, tokens_of_marks
 from protocol.sse import EventReader
 from protocol.usage import Usage
 from router import eligibility, sticky
@@ -98,6 +101,9 @@ RAISING = (
 # What needs more than the text, the body or the request itself, with what is given beside it.
 ARRANGED: dict[str, Callable[[Any], object]] = {
     "protocol.decoding.has_more_values": lambda body: has_more_values(body, len(body) // 4),
+    "protocol.serving.announcements.read_signed": lambda value: read_signed(value, ("one", "other")),
+    "protocol.serving.prompt_marks.marks_of": lambda body: marks_of(body, "team"),
+    "protocol.serving.prompt_marks.tokens_of_marks": lambda text: tokens_of_marks(text, 100),
     "router.prompt_size.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
     "router.prompt_size.bounds.output_limit": lambda request: bounds.output_limit(request, MODEL),
     "router.prompt_size.bounds.usage_most": lambda request: bounds.usage_most(request, MODEL),
@@ -114,6 +120,9 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.calls.estimate.charged_prompt_tokens": lambda request: charged_prompt_tokens(
         request, MODEL, bound_prompt(request).closely()
     ),
+    "gateway.calls.estimate.filled_in": lambda request: filled_in(
+        request, MODEL, bound_prompt(request).closely(), None
+    ),
     "gateway.dialects.messages.as_chat": lambda asked: messages.as_chat(asked, {}),
     "gateway.dialects.responses.as_chat": lambda asked: responses.as_chat(asked, {}),
     "gateway.calls.as_events.events_of": lambda reply: events_of(reply, None),
@@ -124,7 +133,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
         asked, to_chat(asked), "m", streams=True
     ),
     "gateway.upstreams.gemini.request.content_body": lambda request: content_body(request, "gemini-3-flash", 1),
-    "gateway.upstreams.gemini.embeddings.embedding_body": lambda request: embedding_body(request, "m"),
+    "gateway.upstreams.gemini.wire_format.embedding_body": lambda request: embedding_body(request, "m"),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.shadow.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
@@ -149,7 +158,7 @@ ELSEWHERE = {
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",
     "gateway.upstreams.bedrock.signing.region_of": "reads what the configuration says",
     "gateway.upstreams.bedrock.signing.signed": "signs what was built, by botocore: a hash of it",
-    "gateway.upstreams.gemini.embeddings.read_embeddings": "test_a_format",
+    "gateway.upstreams.gemini.wire_format.read_embeddings": "test_a_format",
     "gateway.shadow.judging.judge_request": "shows so many characters of each",
     "gateway.shadow.judging.longest_judge_request": "shows so many characters of each",
     "gpu_backend.server.requests.tools.read_tools": "takes 128 tools, whose grammar is bounded",
@@ -158,6 +167,7 @@ ELSEWHERE = {
     "router.prompt_size.bounds.with_output_limit": "puts a number in",
     "router.prompt_size.bounds.worthwhile_limit": "reads numbers",
     "router.prompt_size.bounds.requests_made": "reads numbers",
+    "router.learning.unpacked": "reads what a worker packed, 17 kB",
     "router.choose.choose_route": "measures by needs_of",
     "router.choose.permitted_name": "reads a name",
     "router.prompt_size.pictures.picture_tokens_most": "reads a name of the catalogue",
@@ -165,6 +175,7 @@ ELSEWHERE = {
     "router.sampling.route_with_large": "reads a name of the catalogue",
     "protocol.errors.invalid_value": "writes a refusal",
     "protocol.errors.invalid_param": "writes a refusal",
+    "protocol.errors.missing_param": "writes a refusal",
     "gateway.http.exchange.read_whole": "reads twenty digits",
     "gateway.batch.results.error_of": "writes an error",
     "gateway.upstreams.openai.parts.made_up_id": "reads 200 characters",
@@ -207,6 +218,8 @@ def shapes_of(kind: type) -> Mapping[str, Callable[[int], Any]]:
         ChatRequest: shapes.chats(),
         CompletionRequest: shapes.completions(),
         EmbeddingRequest: shapes.embeddings(),
+        RerankRequest: shapes.reranks(),
+        ImageRequest: shapes.images(),
         MessagesRequest: shapes.messages(),
         ResponsesRequest: shapes.items(),
         ChatReply: shapes.replies(),
@@ -315,9 +328,10 @@ def test_a_format_reads_any_answer_in_proportion_to_its_length(name: str) -> Non
     wire = FORMATS[name]
     chat, completion = ChatRequest(model="m", messages=()), CompletionRequest(model="m", prompt="a")
     embedding = shapes.embeddings()["one long text"](1)
+    rerank, image = shapes.reranks()["documents"](1), shapes.images()["one long prompt"](1)
     wrong: list[str] = []
     for shape, of in shapes.upstream_bodies().items():
-        for read in [partial(wire.read_reply, request) for request in (chat, completion, embedding)]:
+        for read in [partial(wire.read_reply, request) for request in (chat, completion, embedding, rerank, image)]:
             wrong += check(shape, lambda size, of=of, read=read: done(read, of(size)))
         wrong += check(f"error: {shape}", lambda size, of=of: done(partial(wire.read_error, 400, {}), of(size)))
 
@@ -452,11 +466,14 @@ BESIDE = {
     "gateway.moderation.output_watch._Unwatched": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",
     "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
+    "gateway.dialects.embeddings.RerankWriter": "has no stream",
+    "gateway.dialects.endpoint.WholeWriter": "has no stream",
+    "gateway.dialects.images.ImageWriter": "has no stream",
     "gateway.upstreams.openai.batches.OpenAIBatches": "reads a line by itself",
     "gateway.upstreams.anthropic.batches.AnthropicBatches": "reads a line by itself",
     "gateway.upstreams.gemini.batches.GeminiBatches": "reads a document at once",
     "gateway.upstreams.bedrock.events.BedrockEvents": "has AnthropicEvents read what EventStreamDecoder hands it",
-    "gateway.upstreams.bedrock.event_stream.EventStreamDecoder": "goes through each message once, when it is whole",
+    "gateway.upstreams.bedrock.events.EventStreamDecoder": "goes through each message once, when it is whole",
     "gateway.upstreams.provider_batches.ProviderBatches": "goes through each piece for its lines once",
     "gateway.upstreams.client.Unpacker": "unpacks all of a piece before it takes the next",
     "gateway.shadow.sampler.Watch": "drops what is longer than it keeps",

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from billing.core.errors import refusal_error
 from billing.core.store_errors import POSTGRES_AWAY
+from billing.quotas.lease_store import RESERVATIONS
 from billing.quotas.reservations import ReservationEnded, Reservations
 from gateway.batch.at_providers.lines import ForbiddenLine, PreparedLine, ProviderLines
-from gateway.batch.at_providers.store import OWNER, Sent, add_provider_batch, find_gathering, place_key, put_line
+from gateway.batch.at_providers.store import Sent, add_provider_batch, find_gathering, place_key, put_line
 from gateway.batch.claims import ClaimedItem
 from gateway.batch.finishing import ItemResult, failed_result
 from gateway.calls.call import Call
@@ -25,7 +26,6 @@ from protocol.errors import Overloaded
 FALL_BACK = 6 * 3600.0  # seconds before its batch expires, from which on a line is an ordinary call
 LEAST_TIME = 2 * 3600.0  # seconds beyond that, which a provider must have
 TRIES = 3  # to find a batch with room
-MOST_PLACES = 1000  # that are remembered
 
 Sending = Literal["sent"]
 
@@ -38,7 +38,6 @@ class LineSender:
         self._reservations = reservations
         self._clock = clock
         self._owner = owner
-        self._places: dict[tuple[str, str], str] = {}  # the batch at a provider, by ours and the place
         self._looking = asyncio.Lock()
 
     def may_send(self, claim: ClaimedItem) -> bool:
@@ -74,12 +73,13 @@ class LineSender:
             tokens=prepared.hold.tokens,
             nanousd=prepared.hold.cost_nanousd,
         )
-        place, tried = (claim.batch_id, place_key(target)), ""
+        place = claim.batch_id, place_key(target)
         for _ in range(TRIES):
-            tried = await self._gathering(lines, place, prepared, len(line), other_than=tried)
+            found = await self._gathering(lines, place, prepared, len(line))
             try:
-                refused = await self._reservations.hold(OWNER + tried, prepared.hold)
-            except ReservationEnded:
+                refused = await self._reservations.hold(RESERVATIONS + found, prepared.hold)
+            except ReservationEnded:  # or not begun by who made it
+                await self._reservations.begin(RESERVATIONS + found)
                 continue
             if refused is not None:
                 if refused.is_settled or refused.alone_exceeds:
@@ -88,7 +88,7 @@ class LineSender:
             async with self._database.begin() as connection:
                 is_put = await put_line(
                     connection,
-                    tried,
+                    found,
                     self._owner,
                     claim,
                     request_id=call.request_id,
@@ -101,23 +101,17 @@ class LineSender:
                     return "sent"
         raise Overloaded("No batch of the provider took the line.")
 
-    async def _gathering(
-        self, lines: ProviderLines, place: tuple[str, str], prepared: PreparedLine, size: int, *, other_than: str
-    ) -> str:
-        """Return a batch that gathers lines for a place, a new one where there is none but the one that was full."""
-        async with self._looking:
-            if (known := self._places.get(place)) is not None and known != other_than:
-                return known
-            target = prepared.target
-            wire = lines.batches.wire_of(target)
-            async with self._database.begin() as connection:
-                room = wire.most_bytes - size
-                found = await find_gathering(connection, *place, most_lines=wire.most_lines, most_bytes=room)
-                if found is None:
-                    digest = digest_of(lines.batches.next_key(target))
-                    found = await add_provider_batch(connection, place[0], target, digest)
-            await self._reservations.begin(OWNER + found)
-            if len(self._places) >= MOST_PLACES:
-                del self._places[next(iter(self._places))]
-            self._places[place] = found
-            return found
+    async def _gathering(self, lines: ProviderLines, place: tuple[str, str], prepared: PreparedLine, size: int) -> str:
+        """Return a batch that gathers lines for a place and has room for one more, a new one where there is none. It is
+        looked up for each: what is held of one that is closed already stays held until that has ended."""
+        target = prepared.target
+        wire = lines.batches.wire_of(target)
+        room = wire.most_bytes - size
+        async with self._looking, self._database.begin() as connection:
+            found = await find_gathering(connection, *place, most_lines=wire.most_lines, most_bytes=room)
+            if found is not None:
+                return found
+            digest = digest_of(lines.batches.next_key(target))
+            found = await add_provider_batch(connection, place[0], target, digest)
+        await self._reservations.begin(RESERVATIONS + found)
+        return found

@@ -13,20 +13,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+import structlog
 from msgspec import Struct
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Hold, HoldRequest, Leg
 from billing.ledger.price_editions import edition_of, tell_price
+from billing.quotas.lease_store import RESERVATIONS
 from gateway.batch.claims import CLAIMED, ClaimedItem, claimed_item
 from gateway.calls.call import scopes_of
 from gateway.core.principals import Caller
 from gateway.storage.tables import provider_batches
 from router.catalog.targets import Route, Target
 
+log = structlog.get_logger(__name__)
+
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-OWNER = "provider-batch:"  # what the names of their reservations begin with
 
 
 class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,8 +47,9 @@ class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def hold(self, request_id: str, caller: Caller, target: Target, owner: str) -> Hold:
         """Return what the line holds of a reservation."""
-        legs = (Leg(target.key, self.tokens, self.nanousd),)
-        request = HoldRequest(request_id=request_id, team_id=caller.team.id, scopes=scopes_of(caller), legs=legs)
+        legs = (Leg(target.key, self.tokens, self.nanousd, target.model.name),)
+        scopes = scopes_of(caller, legs)
+        request = HoldRequest(request_id=request_id, team_id=caller.team.id, scopes=scopes, legs=legs)
         return Hold(request=request, owner=owner)
 
 
@@ -69,6 +73,7 @@ class ProviderBatch(Struct, frozen=True, kw_only=True):
     cancelled_at: datetime | None
     now: datetime  # by Postgres
     batch_status: str
+    left_at: datetime | None  # when its team cancelled it, or all of it was answered
     expires_at: datetime
     endpoint: str
     holder: str  # of its lease: another each time that it is claimed
@@ -76,7 +81,7 @@ class ProviderBatch(Struct, frozen=True, kw_only=True):
     @property
     def reservation(self) -> str:
         """What its lines hold, by name."""
-        return OWNER + self.id
+        return RESERVATIONS + self.id
 
 
 class SentLine(Struct, frozen=True):
@@ -147,12 +152,15 @@ async def put_line(
 
 
 async def claim_provider_batch(connection: AsyncConnection, owner: str, lease: float) -> ProviderBatch | None:
-    """Claim one that is due to be looked at; None: none is."""
+    """Claim one that is due to be looked at; None: none is. One that a later version wrote, and this one cannot read,
+    is passed over for as long as a lease."""
     values = {"owner": f"{owner}#{secrets.token_hex(4)}", "lease": timedelta(seconds=lease)}
-    row = (await connection.execute(CLAIM_ONE, values)).mappings().one_or_none()
-    if row is None:
-        return None
-    return ProviderBatch(**{**row, "target": msgspec.convert(row["target"], Target)})
+    while (row := (await connection.execute(CLAIM_ONE, values)).mappings().one_or_none()) is not None:
+        try:
+            return ProviderBatch(**{**row, "target": msgspec.convert(row["target"], Target)})
+        except msgspec.ValidationError as exc:
+            log.warning("provider_batch_unreadable", provider_batch=row["id"], error=str(exc))
+    return None
 
 
 async def renew(connection: AsyncConnection, one: ProviderBatch, lease: float) -> bool:
@@ -191,9 +199,13 @@ async def forget_lines(connection: AsyncConnection, ident: str) -> None:
 
 async def find_sent(connection: AsyncConnection, ident: str, request_ids: Sequence[str]) -> list[SentLine]:
     """Return those of some lines that are still open. What a provider calls a line may be anything."""
-    request_ids = [each for each in request_ids if ID.fullmatch(each)]
-    rows = (await connection.execute(SENT, {"id": ident, "ids": list(request_ids)})).mappings()
+    rows = (await connection.execute(SENT, {"id": ident, "ids": _ids_in(request_ids)})).mappings()
     return [_sent_line(row) for row in rows]
+
+
+async def has_lines(connection: AsyncConnection, ident: str, names: Sequence[str]) -> bool:
+    """Return whether any of these names is that of a line, open or not."""
+    return bool((await connection.execute(HAS_LINES, {"id": ident, "ids": _ids_in(names)})).scalar_one())
 
 
 async def ids_in_order(connection: AsyncConnection, ident: str) -> list[str]:
@@ -212,6 +224,10 @@ async def known_upstream_ids(connection: AsyncConnection, provider: str) -> froz
     column = provider_batches.c.upstream_id
     query = select(column).where(provider_batches.c.provider == provider, column.is_not(None))
     return frozenset((await connection.execute(query)).scalars())
+
+
+def _ids_in(names: Sequence[str]) -> list[str]:
+    return [each for each in names if ID.fullmatch(each)]
 
 
 def _sent_line(row: Mapping[Any, Any]) -> SentLine:
@@ -254,7 +270,7 @@ CLAIM_ONE = text("""
     RETURNING one.id, one.batch_id, one.provider, one.target, one.key_digest, one.status, one.lines, one.bytes,
               one.upstream_id, one.tries, one.created_at, one.touched_at, one.tried_at, one.submitted_at,
               one.cancelled_at, clock_timestamp() AS now, batches.status AS batch_status, batches.expires_at,
-              batches.endpoint, one.lease_owner AS holder
+              least(batches.cancelling_at, batches.completed_at) AS left_at, batches.endpoint, one.lease_owner AS holder
 """)
 RENEW = text("""
     UPDATE provider_batches SET lease_until = clock_timestamp() + CAST(:lease AS interval)
@@ -273,6 +289,12 @@ SENT = text(f"""
     WHERE provider_batch_id = :id AND item.request_id = ANY(CAST(CAST(:ids AS text[]) AS uuid[]))
       AND item.status = 'running' AND item.lease_owner = :id
 """)  # noqa: S608  (all of it is ours)
+HAS_LINES = text("""
+    SELECT EXISTS (
+        SELECT FROM batch_items
+        WHERE provider_batch_id = :id AND request_id = ANY(CAST(CAST(:ids AS text[]) AS uuid[]))
+    )
+""")
 IN_ORDER = text("SELECT request_id FROM batch_items WHERE provider_batch_id = :id ORDER BY position")
 LET_GO = text("""
     UPDATE batch_items AS item

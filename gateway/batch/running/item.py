@@ -58,23 +58,15 @@ class RetryLater(Struct, frozen=True):
     is_try: bool  # an upstream received it
 
 
-class ItemRunner:
+class ItemRunner(Struct, eq=False):
     """Runs items of batches under one edition of the configuration. ``sender`` puts those that it can into batches of
     their providers."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        recalibrations: Recalibrations,
-        clock: Clock,
-        lines: ProviderLines,
-        sender: LineSender | None = None,
-    ) -> None:
-        self._inference = inference
-        self._lines = lines
-        self._recalibrations = recalibrations
-        self._clock = clock
-        self._sender = sender
+    _inference: Inference
+    _recalibrations: Recalibrations
+    _clock: Clock
+    _lines: ProviderLines
+    _sender: LineSender | None = None
 
     async def run(self, caller: Caller, claim: ClaimedItem, store: Store) -> ItemResult | RetryLater | None:
         """Run an item. Its answer is stored through ``store``; an ItemResult that is returned has yet to be.
@@ -120,7 +112,7 @@ class ItemRunner:
         """Return the call that an item makes, and how its answer is written. Raises BadRequest and its kin."""
         endpoint = FOR_BATCHES[claim.endpoint]
         asked = endpoint.read(claim.body)
-        options, extensions = options_of(asked, caller, {}, "batch")
+        options, extensions = options_of(asked, caller, endpoint.name, {}, "batch")
         if getattr(asked.request, "stream", None):
             raise BadRequest("A request of a batch cannot be streamed. Leave 'stream' out.", param="stream")
         if getattr(asked.native, "background", None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -25,6 +26,7 @@ from gateway.batch.at_providers.store import (
     claim_provider_batch,
     find_sent,
     forget_lines,
+    has_lines,
     ids_in_order,
     known_upstream_ids,
     let_go,
@@ -70,31 +72,18 @@ class Pace(Struct, frozen=True, kw_only=True):
 PACE = Pace()
 
 
-class ProviderBatchRunner:
+class ProviderBatchRunner(Struct, eq=False):
     """One worker's part in the batches at providers. ``keep``: seconds that answers are kept."""
 
-    def __init__(
-        self,
-        editions: Editions,
-        database: Database,
-        reservations: Reservations,
-        recalibrations: Recalibrations,
-        client: UpstreamClient,
-        clock: Clock,
-        *,
-        owner: str,
-        keep: Callable[[], float],
-        pace: Pace,
-    ) -> None:
-        self._editions = editions
-        self._database = database
-        self._reservations = reservations
-        self._recalibrations = recalibrations
-        self._client = client
-        self._clock = clock
-        self._owner = owner
-        self._keep = keep
-        self._pace = pace
+    _editions: Editions
+    _database: Database
+    _reservations: Reservations
+    _recalibrations: Recalibrations
+    _client: UpstreamClient
+    _clock: Clock
+    _owner: str
+    _keep: Callable[[], float]
+    _pace: Pace
 
     async def look(self) -> None:
         """Look after every batch that is due. Raises POSTGRES_AWAY."""
@@ -113,27 +102,31 @@ class ProviderBatchRunner:
                 await self._try_step(one)
         except _LostLease:
             log.warning("provider_batch_taken_over", provider_batch=one.id)
-        except POSTGRES_AWAY:
-            raise
-        except Exception:  # a fault in our code: it must not stop the worker, nor other batches
-            log.exception("provider_batch_failed", provider_batch=one.id)
 
     async def _try_step(self, one: ProviderBatch) -> None:
         try:
             await self._step(one, self._editions.current)
+            return
         except UpstreamFailure as exc:
             told = {"provider_batch": one.id, "provider": one.provider, "error": exc.message, "outcome": exc.outcome}
             log.warning("provider_batch_not_reached", **told)
-            if not self._is_wanted(one) and self._waited_for_end(one):
-                await self._end(one, "unreachable")
-            else:
-                await self._note(one, look_in=self._pace.later)
+        except (_LostLease, *POSTGRES_AWAY):
+            raise
+        except Exception:  # a fault in our code: it must not stop the worker, nor hold what the batch holds for ever
+            log.exception("provider_batch_failed", provider_batch=one.id)
+        if not self._is_wanted(one) and self._waited_for_end(one):
+            await self._end(one, "unreachable")
+        else:
+            await self._note(one, look_in=self._pace.later)
 
     async def _step(self, one: ProviderBatch, edition: Edition) -> None:
         lines = lines_of(edition, self._client, self._clock)
         batches = lines.batches
-        if not batches.knows(one.provider):
-            raise UpstreamFailure(f"tollgate.yaml names no provider {one.provider} any more.", outcome="unknown")
+        if not batches.knows(one.target):
+            if one.upstream_id is None and one.tried_at is None:
+                await self._end(one, "not_sent")
+                return
+            raise UpstreamFailure(f"tollgate.yaml names no {one.provider} at that place any more.", outcome="unknown")
         if one.status == "gathering" and not await self._is_gathered(one, batches):
             return
         place = await batches.place_of(one.target, one.key_digest)
@@ -147,9 +140,10 @@ class ProviderBatchRunner:
             back = {"upstream_id": None, "tried_at": None, "tries": 0, "submitted_at": one.now, "status": "submitting"}
             await self._note(one, **back, look_in=self._pace.longest)
         else:
-            await self._collect(one, edition.inference, lines, place, remote, told)
+            is_ours = await self._collect(one, edition.inference, lines, place, remote, told)
             await self._end(one, remote.told)
-            await batches.clean_up(one.target, place, told)
+            if is_ours:
+                await batches.clean_up(one.target, place, told)
 
     def _is_wanted(self, one: ProviderBatch) -> bool:
         """Whether what a provider would answer is still waited for."""
@@ -157,8 +151,9 @@ class ProviderBatchRunner:
         return one.batch_status == "in_progress" and left > FALL_BACK
 
     def _waited_for_end(self, one: ProviderBatch) -> bool:
-        """Whether a provider had its time to end a batch that is not waited for."""
-        since = one.cancelled_at or one.submitted_at or one.tried_at or one.created_at
+        """Whether a provider had its time to end a batch, since that is not waited for."""
+        late = one.expires_at - timedelta(seconds=FALL_BACK)
+        since = one.cancelled_at or min(one.left_at or late, late)
         return (one.now - since).total_seconds() > self._pace.cancel
 
     async def _is_gathered(self, one: ProviderBatch, batches: ProviderBatches) -> bool:
@@ -258,12 +253,16 @@ class ProviderBatchRunner:
         place: BatchPlace,
         remote: RemoteBatch,
         told: dict[str, Any],
-    ) -> None:
-        """Store every answer that came out. Said twice, or out of order, each is stored once."""
+    ) -> bool:
+        """Store every answer that came out: said twice, or out of order, each is stored once. Return whether the batch
+        is ours: one that was found by its moment and its size may be another program's."""
         runner = ItemRunner(inference, self._recalibrations, self._clock, lines)
         store = _Answers(self, one, runner)
         unnamed: list[bytes | None] = []
+        named: list[str] = []  # some of them
         async for answer in lines.batches.results(one.target, place, remote, told):
+            if answer.custom_id is not None and len(named) < ANSWERS_AT_ONCE:
+                named.append(answer.custom_id)
             if answer.custom_id is None:
                 unnamed.append(answer.body)
             elif answer.body is not None:
@@ -276,6 +275,10 @@ class ProviderBatchRunner:
                     await store.add(ident, body)
         await store.flush()
         log.info("provider_batch_collected", provider_batch=one.id, stored=store.stored, of=one.lines, told=remote.told)
+        if lines.batches.wire_of(one.target).keeps_names:
+            return True
+        async with self._database.begin() as connection:
+            return await has_lines(connection, one.id, named)
 
     async def store(self, one: ProviderBatch, runner: ItemRunner, answers: dict[str, bytes]) -> int:
         """Store answers by the request ids of their lines; return how many there were."""

@@ -87,10 +87,7 @@ class BatchRunner:
         self._sender = LineSender(database, reservations, clock, self.owner)
         self._pace = pace
         self._at_providers = ProviderBatchRunner(
-            *(editions, database, reservations, recalibrations, client, clock),
-            owner=self.owner,
-            keep=self._keep,
-            pace=pace,
+            editions, database, reservations, recalibrations, client, clock, self.owner, self._keep, pace
         )
         self._schedule = FairSchedule()
         self._backpressure = Backpressure(self.limits, clock)

@@ -17,7 +17,7 @@ from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.core.settings import CacheSettings, Settings, Tracing
+from gateway.core.settings import CacheSettings, Settings, SignIn, TokenIssuer, Tracing
 from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
@@ -45,6 +45,7 @@ HEAD = """\
 """
 DEMO_TOKENIZER = str(Path(gpu_backend.demo_model.__file__).parent / "checkpoint" / "tokenizer.json")
 KINDS = ("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning")
+PROVIDER = 'issuer: https://login.test/x, client_id: tollgate, public_url: "https://gate.test"'
 BELOW_HEAD = 11  # the line on which a test's own lines begin
 
 
@@ -69,7 +70,7 @@ def test_smallest_file_takes_the_defaults(tmp_path: Path) -> None:
     assert settings.key_pepper == "pepper: [canary] #1 and more"
     assert settings.data_dir == Path("/var/lib/tollgate")
     assert settings.models["gpt-4o"].price == Price(
-        input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25")
+        input=to_nano("2.5"), output=to_nano(10), cached_input=to_nano("1.25"), web_search=to_nano("0.01")
     )
     assert settings.models["gpt-4o"].context == 128_000
     assert settings.models["llama"].capabilities == {
@@ -202,6 +203,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         trusted_proxies: [10.0.0.0/8, "fd00::/8"]
         connections: {per_address: 0}
         cors: {origins: [https://app.example.com, "http://localhost:3000"]}
+        sign_in: {issuer: "https://login.example.com/x", client_id: tollgate, client_secret: c, public_url: "https://llm.example.com",
+                  roles: {b: viewer, a: admin}, team_admins: {leads: team_a}, session: 1h, name: Example, claim: roles}
+        jwt_auth: [{issuer: "https://login.example.com/x", audience: api, teams: {services: team_a}, leeway: 1m}]
         """,
     )
     provider, model = settings.providers["openai"], settings.models["gpt-4o"]
@@ -259,6 +263,22 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert settings.callbacks_allow == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
     assert settings.trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
     assert settings.connections_per_address == 0
+    assert settings.sign_in == SignIn(
+        issuer="https://login.example.com/x",
+        client_id="tollgate",
+        client_secret="c",
+        public_url="https://llm.example.com",
+        name="Example",
+        claim="roles",
+        roles={"b": "viewer", "a": "admin"},
+        team_admins={"leads": "team_a"},
+        session=3600.0,
+    )
+    assert list(settings.sign_in.roles) == ["b", "a"]  # the first that fits counts
+    issuer = settings.sign_in.issuer
+    assert settings.jwt_auth == (
+        TokenIssuer(issuer=issuer, audience=("api",), teams={"services": "team_a"}, leeway=60.0),
+    )
     assert settings.cors_origins == ("https://app.example.com", "http://localhost:3000")
     assert settings.cache == CacheSettings(
         models={"auto": "on", "gpt-4": "all"},
@@ -337,6 +357,34 @@ FAULTS = [
     ("drain: !!python/object/apply:os.system [true]", "drain", "YAML tags"),
     ("drain: !secret x", "drain", "YAML tags"),
     ("drain: 1s\ndrain: 2s", "drain", "duplicate key, first on line 11"),
+    (f"sign_in: {{{PROVIDER}}}", "sign_in", "lets nobody in"),
+    (f"sign_in: {{{PROVIDER}, roles: {{a: team-admin}}}}", "sign_in.roles.a", "a team's admin stands in `team_admins`"),
+    (f"sign_in: {{{PROVIDER}, roles: [admin]}}", "sign_in.roles", "{VALUE-OF-THE-CLAIM: viewer}"),
+    (f"sign_in: {{{PROVIDER}, roles: {{a: admin}}, scopes: [email]}}", "sign_in", "`scopes` needs openid"),
+    (f"sign_in: {{{PROVIDER}, roles: {{a: admin}}, session: 30d}}", "sign_in.session", "at most 7d"),
+    (f"sign_in: {{{PROVIDER}, roles: {{a: admin}}, secret: x}}", "sign_in.secret", "did you mean `client_secret`?"),
+    (f"sign_in: {{{PROVIDER.replace('https://l', 'http://l')}, roles: {{a: admin}}}}", "sign_in.issuer", "https://"),
+    (
+        f"sign_in: {{{PROVIDER.replace('gate.test', 'gate.test/a')}, roles: {{a: admin}}}}",
+        "sign_in.public_url",
+        "origin",
+    ),
+    (
+        f"sign_in: {{{PROVIDER.replace('https://gate.test', '*')}, roles: {{a: admin}}}}",
+        "sign_in.public_url",
+        "one origin",
+    ),
+    ("sign_in: {client_id: x, public_url: https://gate.test, roles: {a: admin}}", "sign_in.issuer", "missing"),
+    (f"sign_in: {{{PROVIDER}, roles: {{a: admin}}}}".replace("e.test", "e.test:443"), "sign_in.public_url", "port"),
+    ("jwt_auth: [{issuer: https://login.test}]", "jwt_auth[0].audience", "missing"),
+    ("jwt_auth: [{issuer: login.test, audience: a}]", "jwt_auth[0].issuer", "expected a URL such as"),
+    ('jwt_auth: [{issuer: "https://[", audience: a}]', "jwt_auth[0].issuer", "expected a URL such as"),
+    ("jwt_auth: [{issuer: https://login.test, audience: a, leeway: 1h}]", "jwt_auth[0].leeway", "at most 5m"),
+    (
+        "jwt_auth: [{issuer: https://login.test, audience: a, teams: [x]}]",
+        "jwt_auth[0].teams",
+        "{VALUE-OF-THE-CLAIM: TEAM}",
+    ),
 ]
 
 
@@ -531,15 +579,22 @@ def test_free_is_what_the_file_says_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_model_that_only_embeds_needs_no_price_of_answers(tmp_path: Path) -> None:
-    """Vectors are no output tokens; so say the library and the file."""
+    """Vectors are no output tokens, nor are scores, which search units may pay for; so say the library and the file."""
     models = """\
   listed: {provider: openai, upstream_model: text-embedding-3-small, abilities: [embeddings]}
   written: {provider: own, abilities: [embeddings], price: {input: 1, tiers: [{above: 9, input: 2}]}}
+  ranker: {provider: own, abilities: [rerank], price: {search_unit: 0.002}}
+  painter: {provider: openai, upstream_model: gpt-image-2, abilities: [images]}
+  brush: {provider: own, abilities: [images], price: {image: 0.07}}
 """
     settings = load(tmp_path, textwrap.dedent(HEAD) + models)
 
     assert settings.models["listed"].price == Price(input=to_nano("0.02"), output=to_nano(0))
     assert settings.models["written"].price.steps == (PriceStep(above=9, input=to_nano(2), output=to_nano(0)),)
+    unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
+    assert settings.models["ranker"].price == unit
+    assert settings.models["painter"].price.output == to_nano(30)
+    assert settings.models["brush"].price.image == to_nano("0.07")
 
 
 PROVIDER_FAULTS = [
@@ -782,12 +837,12 @@ def test_monstrous_value_is_a_fault(tmp_path: Path, value: str) -> None:
 def test_tracing_without_the_sdk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is missing, the line that asks for traces says how to get it; where it is there, all is well."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="SKIPPED: no extra otel; run `make setup`")
-    text = HEAD + "    tracing: {url: http://collector:4318, share: 0.1}\n"
+    text = HEAD + "    tracing: {url: http://collector:4318, share: 0.1, metrics: true}\n"
     traced = load(tmp_path, text).tracing
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     (fault,) = faults_of(tmp_path, text)
 
-    assert traced == Tracing(url="http://collector:4318", share=0.1)
+    assert traced == Tracing(url="http://collector:4318", share=0.1, metrics=True)
     assert (fault.line, fault.path) == (BELOW_HEAD, "tracing")
     assert "pip install 'tollgate[otel]'" in fault.message
 

@@ -13,7 +13,7 @@ from billing.core.prices import Price, PriceStep, Rates
 from gateway.config.file import DEFAULT_DATA_DIR
 from gateway.config.models import DEFAULT_CONTEXT, DEFAULT_MAX_OUTPUT
 from gateway.core import settings
-from gateway.core.durations import read_duration
+from gateway.core.clock import read_duration
 from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -57,9 +57,13 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (AutoRoute, "routes.NAME.", {"shadow": "held_back"}),
     (ShadowTraffic, "routes.NAME.held_back.", {"budget_nanousd": "usd_per_day"}),
     (Canary, "canaries.NAME.", {}),
+    (settings.Fleet, "fleet.", {}),
+    (settings.Pool, "fleet.pools.NAME.", {}),
     (settings.Safety, "safety.", {}),
     (settings.AbuseSettings, "safety.abuse.", {}),
     (settings.CheckerSettings, "safety.checker.", {}),
+    (settings.SignIn, "sign_in.", {}),
+    (settings.TokenIssuer, "jwt_auth[].", {}),
     (settings.QuotaSettings, "quotas.", {}),
     (settings.QueueSettings, "queue.", {}),
     (settings.BatchLimits, "batch.", {}),

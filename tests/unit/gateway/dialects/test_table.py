@@ -59,7 +59,8 @@ def test_rows_are_told_apart_by_path_and_by_name() -> None:
     """Two rows of one path or one name would hide each other."""
     assert len({endpoint.path for endpoint in ENDPOINTS}) == len(BY_NAME) == len(ENDPOINTS)
     assert FOR_BATCHES.keys() == {
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses")
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"),
+        *("/v1/messages", "/v1/responses"),
     }
 
 

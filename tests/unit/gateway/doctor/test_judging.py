@@ -126,6 +126,26 @@ def test_a_recording_holds_no_secret_and_names_no_account(tmp_path: Path) -> Non
     assert "https://provider.example/v1/chat/completions" in text and "application/json" in text
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://bedrock-runtime.eu-west-1.amazonaws.com/model/arn%3Aaws%3Abedrock%3Aeu-west-1%3A123456789012%3A"
+        "application-inference-profile%2Facme7/converse",
+        "https://aiplatform.googleapis.com/v1/projects/acme-123456789012/locations/eu/publishers/google/models/x:y",
+    ],
+)
+def test_a_recording_names_no_account_of_a_cloud(tmp_path: Path, url: str) -> None:
+    """Neither where it was asked nor what AWS says of who may not."""
+    said = b'{"message": "User: arn:aws:iam::123456789012:user/acme is not authorized on arn:aws:s3:::acme/*"}'
+    recording = Recording([])
+    recording.add("refused", url, b"{}", 403, {}, said)
+    recording.write(tmp_path / "file.yaml")
+
+    text = (tmp_path / "file.yaml").read_text()
+    assert "acme" not in text and "123456789012" not in text
+    assert "is not authorized" in text and ("/converse" in text or "/locations/eu" in text)
+
+
 def test_a_stream_that_is_no_text_is_kept_as_it_is(tmp_path: Path) -> None:
     """Its bytes come back; a secret within is gone all the same."""
     recording = Recording(["my own key"])

@@ -49,7 +49,7 @@ model_list:
     model_info: {mode: embedding}
   - model_name: pictures
     litellm_params: {model: dall-e-3}
-    model_info: {mode: image_generation}
+    model_info: {mode: audio_speech}
   - model_name: cloud
     litellm_params: {model: sagemaker/llama, aws_region_name: us-west-2}
   - model_name: vertex
@@ -136,7 +136,7 @@ def test_litellms_file_becomes_one_that_loads(tmp_path: Path) -> None:
         (7, "model_list[0].litellm_params.rpm: not carried over: an upstream's own limits are learned"),
         (17, "model_list[2].litellm_params.temperature: not carried over: callers say it themselves"),
         (25, "model_list[3].litellm_params.frobnicate: not carried over"),
-        (30, "model_list[5].litellm_params.model: the model is left out: no endpoint for image_generation"),
+        (30, "model_list[5].litellm_params.model: the model is left out: no endpoint for audio_speech"),
         (
             33,
             "model_list[6].litellm_params.model: the model is left out: no provider of the catalogue serves sagemaker",

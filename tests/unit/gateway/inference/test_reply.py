@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from gateway.inference.failover import FailoverStream
 from gateway.inference.limiter import TargetLimiter
 from gateway.inference.reply import Reply
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.pace import Pace
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.retry import Deadline, RetryBudgets
@@ -55,9 +56,11 @@ class Upstream:
         self.falls_silent = False  # after the last piece,
         self.breaks_with: UpstreamFailure | None = None  # or breaks
         self.is_closed = False
+        self.on_wait: Callable[[], object] = lambda: None  # as time passes
 
     async def next_piece(self, patience: float) -> bytes | None:
-        """Return the next piece; it never takes long."""
+        """Return the next piece; it never takes long, but by ``on_wait``."""
+        self.on_wait()
         if not self.pieces and self.falls_silent:
             await asyncio.Event().wait()
         if not self.pieces and self.breaks_with is not None:
@@ -142,8 +145,15 @@ class Scene:
         begun = events.feed(self.upstream.pieces.pop(0))
         let_go = partial(self.limiter.release, self.limiter.take(call, target))
         answering = Answering(target, provider, begun, events, cast(Any, self.upstream), let_go=let_go)
-        closer: Any = SimpleNamespace(note_filtered=lambda call: None, settle=CallAccounting.settle)
-        context = AttemptContext(call, route, AttemptLog(), Deadline(60.0), RetryBudgets().of(provider))
+        self.paces: list[Pace | None] = []
+        closer: Any = SimpleNamespace(
+            note_filtered=lambda call: None,
+            settle=CallAccounting.settle,
+            count=lambda record, pace: self.paces.append(pace),
+        )
+        log = AttemptLog()
+        log.add(target, "ok", 0.3)
+        context = AttemptContext(call, route, log, Deadline(60.0), RetryBudgets().of(provider))
         source = FailoverStream(cast(Any, Noted()), context, answering, self.clock, Metrics())
         made = [make(call, target) for make in hooks]
         self.reply = Reply(context, self.account, source, made, closer, self.clock, keep_ending)
@@ -652,5 +662,22 @@ def test_a_whole_answer_that_may_not_go_out_is_an_error(folder: Path, is_batch_i
         assert kept == ([refused.value] if is_batch_item else [])
         assert (scene.reply.record.status, scene.reply.record.output_tokens) == (Status.BLOCKED, 2)
         assert scene.books.told == [("settle", scene.reply.record.cost_nanousd)]
+
+    asyncio.run(scene())
+
+
+def test_the_pace_of_a_stream_is_what_its_upstream_took(folder: Path) -> None:
+    """The attempt to its first token, then a gap for each chunk with text: neither a slow client nor the end counts."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", TEXT % b"c" + FINISH, USAGE, DONE)
+        scene.upstream.on_wait = lambda: scene.clock.move(0.25)
+        async for _ in scene.reply.pieces():
+            scene.clock.move(30.0)
+        await scene.finish()
+
+        (pace,) = scene.paces
+        assert pace is not None
+        assert (pace.first, pace.total, sum(pace.chunks)) == (0.3, 0.5, 2)
 
     asyncio.run(scene())

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.reports.series_query import MOST_POINTS, read_series_query
+from gateway.reports.series import MOST_POINTS, read_series_query
 from protocol.errors import BadRequest
 
 NOW = datetime(2026, 4, 5, 18, 30, 12, tzinfo=UTC)

@@ -6,11 +6,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 
 import pytest
+import typer
 
 from gateway.terminal import remote_gateway
 from gateway.terminal.address import Address, read_url
+from gateway.terminal.printing import Format, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway
 
 PAGE = b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n<html>Hi</html>"
@@ -72,6 +75,26 @@ def test_a_refusal_is_told_with_its_request_and_when_to_come_back() -> None:
         told = fault(f"http://{place}")
 
     assert str(told) == "Too many. Again in 7 s. (rate_limit_exceeded request r1)" and told.status == 1
+
+
+def test_a_refusal_moves_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its words may be those of an upstream, or of what is no gateway: no control character of them is printed."""
+    body = b'{"error": {"message": "No.\\u001b]0;mine\\u0007\\u009b2J", "code": null}}'
+    head = b"HTTP/1.1 400 No\r\nx-request-id: r1\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with answering(head + body) as place, pytest.raises(typer.Exit):
+        with remote_gateway.remote_gateway(f"http://{place}", "tg-secret-of-the-test") as gateway:
+            gateway.get("/v1/models")
+    said = capsys.readouterr().err
+
+    assert said.startswith("No. ]0;mine") and all(each.isprintable() or each == "\n" for each in said)
+
+
+def test_no_cell_of_a_csv_runs_in_a_spreadsheet(capsys: pytest.CaptureFixture[str]) -> None:
+    """What callers wrote may begin as a formula does; numbers stay numbers."""
+    rows = [{"user": "=HYPERLINK(1)", "cost_usd": Decimal("-0.000001"), "tags": {"a": 1}}]
+    show(Format.CSV, rows, ("user", "cost_usd", "tags"), rows, "Calls")
+
+    assert capsys.readouterr().out == "user,cost_usd,tags\n'=HYPERLINK(1),-0.000001,a=1\n"
 
 
 def test_what_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import pytest
+
 from gateway.core.settings import ProviderSettings
-from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.provider_batches import ProviderBatches, digest_of
+from gateway.upstreams.registry import MOST_RETIRED, ProviderRegistry
+from gateway.upstreams.wire.errors import UpstreamFailure
 from router.catalog.targets import Endpoint, Target
+from tests.support.clock import SetClock
 from tests.support.house import model
 
 HERE, THERE = Endpoint("here", "http://here/v1"), Endpoint("there", "http://there/v1")
@@ -35,6 +43,19 @@ def test_a_key_never_goes_where_it_does_not_belong() -> None:
     assert after.next_key("one") == "new"
 
 
+async def test_a_batch_that_lies_where_its_provider_was_is_asked_about_with_no_key_of_the_new_place() -> None:
+    """It outlives its process, and what that knew of the old place; with the place as it was, another key will do."""
+    none = cast(UpstreamClient, None)
+    moved = ProviderBatches(ProviderRegistry(provider("one", ("new",), THERE)), none, SetClock())
+    gone = ProviderBatches(ProviderRegistry({}), none, SetClock())
+    stays = ProviderBatches(ProviderRegistry(provider("one", ("new",), HERE)), none, SetClock())
+    for batches in (moved, gone):
+        with pytest.raises(UpstreamFailure):
+            await batches.place_of(target("one", HERE), digest_of("old"))
+
+    assert (await stays.place_of(target("one", HERE), digest_of("old"))).api_key == "new"
+
+
 def test_a_changed_key_counts_at_once_where_the_place_is_the_same() -> None:
     """Who replaces a key that leaked wants nobody to use it any more."""
     before = ProviderRegistry(provider("one", ("leaked",), HERE))
@@ -54,3 +75,14 @@ def test_what_is_gone_is_known_until_it_is_back() -> None:
     assert list(third.names()) == ["two"]
     assert last.next_key_at(target("one", HERE)) == "again"
     assert last.next_key_at(target("two", THERE)) == "key"
+
+
+def test_places_that_were_left_long_ago_are_forgotten() -> None:
+    """Replicas come and go for months: the latest that went are known, whatever their number was."""
+    registry = ProviderRegistry(provider("one", ("key",), HERE))
+    went = [Endpoint("there", f"http://there-{number}/v1") for number in range(MOST_RETIRED + 2)]
+    many = ProviderRegistry(provider("one", ("key",), HERE, *went), registry)
+    none = ProviderRegistry(provider("one", ("key",), THERE), many)
+
+    assert none.stands_at(target("one", went[-1])) and not none.stands_at(target("one", went[0]))
+    assert len(none._retired) == MOST_RETIRED

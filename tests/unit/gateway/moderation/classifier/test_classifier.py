@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gateway.commands.score_lines import score_safety
 from gateway.moderation.classifier.classifier import FORMAT, HEADS, MANIFEST, PLACES, WEIGHTS, Classifier, readings
 from gateway.moderation.classifier.meaning import KINDS
+from gateway.scoring.score_lines import score_safety
 from router.catalog.errors import ArtifactMismatch
 from tests.support.judging import WAYS, Judge
 from tools.moderation_training.texts.ordinary import ordinary_prompts

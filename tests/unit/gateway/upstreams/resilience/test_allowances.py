@@ -8,8 +8,7 @@ import pytest
 
 from gateway.core.settings import ProviderSettings
 from gateway.upstreams.registry import ProviderRegistry
-from gateway.upstreams.resilience.allowances import Gauge
-from gateway.upstreams.resilience.keys import KeyRing, TargetAway
+from gateway.upstreams.resilience.keys import Gauge, KeyRing, TargetAway
 from gateway.upstreams.wire.limits import Left, read_limits
 from router.catalog.targets import Endpoint, Target
 from tests.support.house import model

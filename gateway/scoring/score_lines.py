@@ -34,14 +34,17 @@ class Text(Struct, frozen=True):
 def score_complexity(stdin: TextIO, stdout: TextIO, complexity: Complexity | None = None) -> None:
     """Answer each line of ``stdin`` with ``{"small_suffices": 0..1}``, or ``{"error": …}`` where it is faulty."""
     complexity = Complexity.load() if complexity is None else complexity
-    _answer_lines(
-        stdin, stdout, Question, lambda line: {"small_suffices": complexity.small_suffices(_request_of(line))}
-    )
+    _answer_lines(stdin, stdout, Question, lambda line: {"small_suffices": complexity.small_suffices(request_of(line))})
 
 
 def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = None) -> None:
     """Answer each line of ``stdin`` with ``{"flagged", "categories": {…: 0..1}}``, or ``{"error": …}`` if faulty, as a
     gateway judges input: with the sentence encoder, where it is installed."""
+    _answer_lines(stdin, stdout, Text, safety_judge(classifier))
+
+
+def safety_judge(classifier: Classifier | None = None) -> Callable[[Text], dict[str, Any]]:
+    """Return what answers a text with ``flagged`` and its ``categories``."""
     classifier = Classifier.load() if classifier is None else classifier
     encode = load_encoder() if is_installed() else None
 
@@ -49,10 +52,11 @@ def score_safety(stdin: TextIO, stdout: TextIO, classifier: Classifier | None = 
         scores = classifier.score(line.text, encode)
         return {"flagged": max(scores.values()) >= FLAGGED, "categories": scores}
 
-    _answer_lines(stdin, stdout, Text, answer)
+    return answer
 
 
-def _request_of(line: Question) -> ChatRequest:
+def request_of(line: Question) -> ChatRequest:
+    """Return a line as a request; raises ``BadRequest`` where it has neither prompt nor messages, or both."""
     if (line.prompt is None) == (line.messages is None):
         raise BadRequest("give either prompt or messages")
     if line.messages == ():

@@ -1,0 +1,66 @@
+# The section `fleet` of tollgate.yaml: pools whose replicas announce themselves, and whose announcements are believed.
+# A stranger who could announce an address would be sent prompts and the engine's key, so a secret is always demanded.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
+
+from gateway.config.fields import Faults, Fields, Read, complain, meant
+from gateway.config.readers import list_of, network, secrets, strong_secret, struct_of, text
+from gateway.config.tree import Node, Section
+from gateway.core.settings import Fleet, Pool, ProviderSettings
+from router.catalog.targets import ModelSpec
+
+_POOL = struct_of(Pool, {"region": text})
+
+
+def pool_names(root: Fields) -> frozenset[str]:
+    """Return the names of pools: providers that need no endpoints of their own."""
+    section = root.node("fleet")
+    pools = section.entries.get("pools") if isinstance(section, Section) else None
+    return frozenset(pools.entries) if isinstance(pools, Section) else frozenset()
+
+
+def fleet_reader(providers: Mapping[str, ProviderSettings], models: Mapping[str, ModelSpec]) -> Read[Fleet]:
+    """Make a reader of the section, by the providers and models that the file has."""
+
+    def read(node: Node, faults: Faults) -> Fleet | None:
+        fields = Fields(node, node.path, faults)
+        right = "what announcements of replicas are signed with: [${TOLLGATE_FLEET_SECRET}]"
+        known: tuple[str, ...] = fields.need("secrets", secrets(1, strong_secret), (), right)
+        nowhere: tuple[IPv4Network | IPv6Network, ...] = ()
+        networks = fields.get("networks", list_of(network, what="ranges", least=1), nowhere)
+        none: dict[str, Pool] = {}
+        right = "the providers whose replicas announce themselves: {own: {}}"
+        pools = fields.need("pools", read_pools, none, right)
+        fields.close()
+        sent = {key for provider in providers.values() for key in provider.api_keys}
+        if not sent.isdisjoint(known):
+            why = "also an api_key of a provider, which is sent to its endpoints: who hears it could announce addresses"
+            complain(fields.node("secrets") or node, faults, why)
+        return Fleet(secrets=known, networks=networks, pools=pools)
+
+    def read_pools(node: Node, faults: Faults) -> dict[str, Pool] | None:
+        section = Fields(node, node.path, faults).section
+        pools: dict[str, Pool] = {}
+        for name, each in (section.entries if section is not None else {}).items():
+            if (pool := _POOL(each, faults)) is None:
+                continue
+            provider = providers.get(name)
+            if provider is None:
+                complain(each, faults, f"a pool has the name of its provider; {meant(name, providers)}")
+            elif not provider.self_hosted:
+                complain(each, faults, f"{name} is not our own engine: a pool's provider says self_hosted: true")
+            elif len(served := {one.partition("@")[0] for one in _asked_of(name, models)}) > 1:
+                each_one = ", ".join(sorted(served))
+                complain(each, faults, f"a replica serves one model, and {name} has {each_one}: a provider for each")
+            pools[name] = pool
+        return pools
+
+    return read
+
+
+def _asked_of(provider: str, models: Mapping[str, ModelSpec]) -> set[str]:
+    everywhere = (one for model in models.values() for one in model.everywhere)
+    return {one.upstream_model for one in everywhere if one.provider == provider}

@@ -1,0 +1,264 @@
+# What replicas of our engine tell of their prefix caches, as it comes: KV events over ZeroMQ in vLLM's format. A gap is
+# asked for again; what cannot be had again, or comes from a replica that was away, is forgotten.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+from msgspec import Raw, Struct
+
+from router.cached_prompts import ON_DEVICE, ON_HOST, CachedPrompts
+
+END_OF_REPLAY = -1
+REPLAY_PATIENCE = 5.0  # seconds until the next batch that was asked for again
+WAITING = 100_000  # batches that may wait to be read
+AT_ONCE = 64  # batches that are read before other work of the process goes on
+
+log = structlog.get_logger()
+
+
+class KvAddress(Struct, frozen=True):
+    """Where a replica tells its events, and where again."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class _Stored(Struct, frozen=True, tag="BlockStored"):
+    medium: str | None = None
+    prompt_marks: tuple[tuple[int, int], ...] = ()
+
+
+class _Removed(Struct, frozen=True, tag="BlockRemoved"):
+    block_hashes: tuple[int | bytes, ...]
+    medium: str | None = None
+
+
+class _Cleared(Struct, frozen=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _StoredInOrder(Struct, frozen=True, tag="BlockStored", array_like=True):
+    block_hashes: Raw
+    parent_block_hash: Raw
+    token_ids: Raw
+    block_size: int
+    lora_id: Raw = Raw(b"\xc0")
+    medium: str | None = None
+    lora_name: Raw = Raw(b"\xc0")
+    extra_keys: Raw = Raw(b"\xc0")
+    group_idx: Raw = Raw(b"\xc0")
+    prompt_marks: tuple[tuple[int, int], ...] = ()
+
+
+class _RemovedInOrder(Struct, frozen=True, tag="BlockRemoved", array_like=True):
+    block_hashes: tuple[int | bytes, ...]
+    medium: str | None = None
+
+
+class _ClearedInOrder(Struct, frozen=True, tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+class Batch(Struct, frozen=True, array_like=True):
+    """What one message holds."""
+
+    at: float  # unix seconds
+    events: tuple[Raw, ...]
+
+
+_batch = msgspec.msgpack.Decoder(Batch).decode
+_map = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared).decode
+_array = msgspec.msgpack.Decoder(_StoredInOrder | _RemovedInOrder | _ClearedInOrder).decode
+_ARRAYS = frozenset(range(0x90, 0xA0)) | {0xDC, 0xDD}  # first bytes
+
+
+def apply(event: Raw, cached: CachedPrompts) -> None:
+    """Note what an event tells, a map or an array. Raises ``msgspec.MsgspecError`` for one that is none."""
+    match _array(event) if memoryview(event)[0] in _ARRAYS else _map(event):
+        case _Stored(prompt_marks=marks, medium=medium) | _StoredInOrder(prompt_marks=marks, medium=medium):
+            cached.store(marks, _place(medium))
+        case _Removed(blocks, medium) | _RemovedInOrder(blocks, medium):
+            cached.remove((block for block in blocks if isinstance(block, int)), _place(medium))
+        case _:
+            cached.clear()
+
+
+def _place(medium: str | None) -> int:
+    return ON_DEVICE if medium is None or medium == "GPU" else ON_HOST
+
+
+class KvSubscriber:
+    """Follows one replica's events until it is closed."""
+
+    def __init__(self, context: Any, endpoint: str, replay_endpoint: str | None, cached: CachedPrompts) -> None:
+        """``context``: a ``zmq.asyncio.Context``. Raises ``ValueError`` for an address that is none."""
+        self._context, self._replay_endpoint = context, replay_endpoint
+        self._cached = cached
+        self._next: int | None = None  # number of the next batch; None: nothing is known
+        self._latest = 0.0  # when the latest one was sent (unix seconds)
+        self._replays: Any = None
+        self._events = self._connected("SUB", endpoint)
+        self._events.subscribe(b"")
+        self._task = asyncio.create_task(self._follow(endpoint))
+
+    def close(self) -> None:
+        """Follow no more. What is known stays as it is."""
+        self._task.cancel()
+        self._events.close()
+        self._close_replays()
+
+    async def _follow(self, endpoint: str) -> None:
+        read, is_asked = 0, False
+        while True:
+            try:
+                if not is_asked:
+                    is_asked = True
+                    await self._replay(0)
+                _, number, payload = await self._events.recv_multipart()
+                await self._take(int.from_bytes(number, "big"), _batch(payload))
+            except (ValueError, msgspec.MsgspecError) as exc:
+                log.warning("kv_events_unread", endpoint=endpoint, error=str(exc))
+                self._start_over()
+            read += 1
+            if read % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _take(self, number: int, batch: Batch) -> None:
+        """Apply a batch, and before it those that are missing."""
+        if self._next is not None and number < self._next:
+            if batch.at <= self._latest:
+                return  # it came with those that were asked for
+            self._start_over()  # as the replica did
+        if number > (self._next or 0):
+            await self._replay(self._next or 0)
+            if self._next is not None and number < self._next:
+                return
+        if number != self._next:
+            self._cached.clear()  # what was in between is lost, and what it removed
+        self._apply(number, batch)
+
+    async def _replay(self, first: int) -> None:
+        """Ask for all batches from a number on, as far back as the replica has them, and apply them."""
+        if self._replay_endpoint is None:
+            return
+        if self._replays is None:
+            self._replays = self._connected("DEALER", self._replay_endpoint)
+        await self._replays.send_multipart((b"", first.to_bytes(8, "big")))
+        expected, read = first, 0
+        try:
+            while True:
+                async with asyncio.timeout(REPLAY_PATIENCE):
+                    _, told, payload = await self._replays.recv_multipart()
+                if (number := int.from_bytes(told, "big", signed=True)) == END_OF_REPLAY:
+                    self._next = expected
+                    return
+                if number != expected:
+                    self._cached.clear()
+                self._apply(number, _batch(payload))
+                expected = number + 1
+                read += 1
+                if read % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            self._close_replays()  # what comes too late is not to be taken for another answer
+            self._start_over()
+
+    def _apply(self, number: int, batch: Batch) -> None:
+        for event in batch.events:
+            apply(event, self._cached)
+        self._next, self._latest = number + 1, batch.at
+
+    def _start_over(self) -> None:
+        self._cached.clear()
+        self._next = None
+
+    def _connected(self, kind: str, endpoint: str) -> Any:
+        import zmq
+
+        socket = self._context.socket(getattr(zmq, kind))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, WAITING)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as exc:
+            socket.close()
+            raise ValueError(f"{endpoint[:100]}: {exc}") from exc
+        return socket
+
+    def _close_replays(self) -> None:
+        if self._replays is not None:
+            self._replays.close()
+            self._replays = None
+
+
+class KvEvents:
+    """What is cached at each replica that tells, by its address."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[KvAddress | None, str]] = {}  # by address: where it tells, and by which start
+        self._followed: dict[str, KvSubscriber] = {}
+        self._cached: dict[str, CachedPrompts] = {}
+        self._context: Any = None
+
+    @property
+    def cached(self) -> Mapping[str, CachedPrompts]:
+        """What is cached where, by the base URLs of replicas that tell."""
+        return self._cached
+
+    def note(self, base_url: str, instance_id: str, told: KvAddress | None) -> None:
+        """Follow a replica from where it says that it tells its events; ``None``: nowhere."""
+        if self._told.get(base_url) == (told, instance_id):
+            return
+        self.lose(base_url)
+        self._told[base_url] = told, instance_id
+        if told is None:
+            return
+        host, cached = urlsplit(base_url).hostname or "", CachedPrompts()
+        replays = None if told.replay_endpoint is None else _reached(told.replay_endpoint, host)
+        try:
+            self._followed[base_url] = KvSubscriber(self._opened(), _reached(told.endpoint, host), replays, cached)
+        except ImportError:
+            log.warning("kv_events_not_followed", endpoint=base_url, reason="pip install pyzmq")
+        except ValueError as exc:
+            log.warning("kv_events_not_followed", endpoint=base_url, reason=str(exc))
+        else:
+            self._cached[base_url] = cached
+
+    def lose(self, base_url: str) -> None:
+        """Forget a replica that does not answer any more, or that the configuration lacks."""
+        self._told.pop(base_url, None)
+        if (subscriber := self._followed.pop(base_url, None)) is not None:
+            subscriber.close()
+            del self._cached[base_url]
+
+    def keep(self, base_urls: Container[str]) -> None:
+        """Forget all other replicas."""
+        for base_url in [each for each in self._told if each not in base_urls]:
+            self.lose(base_url)
+
+    def close(self) -> None:
+        """Follow none any more."""
+        self.keep(())
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def _opened(self) -> Any:
+        if self._context is None:
+            from zmq.asyncio import Context
+
+            self._context = Context()
+        return self._context
+
+
+def _reached(endpoint: str, host: str) -> str:
+    """Return where a replica's endpoint is for us, which it may know by "all my addresses" alone."""
+    for everywhere in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"):
+        if endpoint.startswith(everywhere):
+            return f"tcp://{f'[{host}]' if ':' in host else host}:{endpoint.removeprefix(everywhere)}"
+    return endpoint

@@ -1,0 +1,1 @@
+# What scores without a deployment: texts from a pipe, and outcomes from a file.

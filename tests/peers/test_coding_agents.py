@@ -1,0 +1,169 @@
+# The coding agents that people point at a gateway, as their makers ship them (npm install @openai/codex
+# @anthropic-ai/claude-code into PEERS/clis): each runs a task with a tool through us, set up as docs/clients.md says.
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from billing.core.money import to_nano
+from gateway.http.websocket.session import ResponseSession
+from tests.support.house import House, anthropic_provider, model, running_house, settings_for
+from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.servers import database_of_its_own
+from tests.support.temporary_stores import temporary_valkey
+
+CLIS = Path(os.environ.get("PEERS", ".")) / "clis" / "node_modules" / ".bin"
+WORDS = "The gate opens at dawn."
+LARGE: dict[str, Any] = {"context": 200_000, "max_output": 64_000}
+CODEX = """\
+model = "small"
+model_provider = "tollgate"
+web_search = "disabled"
+[model_providers.tollgate]
+name = "Tollgate"
+base_url = "URL/v1"
+env_key = "TOLLGATE_KEY"
+wire_api = "responses"
+"""
+begin = ResponseSession.begin
+PAGE = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 99 99] >>"
+OBJECTS = (b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>", PAGE)
+
+pytestmark = pytest.mark.peers
+
+
+def cli(name: str) -> str:
+    """Return the path of a command, or skip."""
+    if not (CLIS / name).exists():
+        packages = "@openai/codex@0.169.0 @anthropic-ai/claude-code@2.1.330"
+        pytest.skip(f"SKIPPED: no {CLIS / name}; npm install {packages} into PEERS/clis")
+    return str((CLIS / name).absolute())
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[ScriptedUpstream]:
+    with ScriptedUpstream(models=("small", "claude")) as upstream:
+        yield upstream
+    assert upstream.violations == []
+
+
+@pytest.fixture(scope="module")
+def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
+    with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
+        settings = settings_for(database_url, valkey.url, upstream.url, tmp_path_factory.mktemp("house"))
+        claude = model("claude", "anthropic", **LARGE)
+        price = replace(claude.price, web_search=to_nano("0.01"), cache_write_1h=to_nano(2))
+        models = {"claude": replace(claude, price=price), "small": model("small", **LARGE)}
+        providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
+        with running_house(replace(settings, providers=providers, models=models)) as house:
+            yield house
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder to work in, with something to read."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "toll.txt").write_text(WORDS)
+    (folder / "toll.pdf").write_bytes(pdf())
+    return folder
+
+
+def pdf() -> bytes:
+    """Return an empty page."""
+    body, places = b"%PDF-1.4\n", list[int]()
+    for number, what in enumerate(OBJECTS, 1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%s\nendobj\n" % (number, what)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(places) + 1)
+    end = b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(places) + 1, len(body))
+    return body + head + table + end
+
+
+def run(folder: Path, *command: str, **environment: str) -> list[dict[str, Any]]:
+    """Run a command at home nowhere; return the events that it printed."""
+    env = {"HOME": str(folder.parent), "PATH": os.environ["PATH"], **environment}
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def claude(house: House, folder: Path, task: str) -> list[dict[str, Any]]:
+    command = [cli("claude"), "-p", task, "--output-format", "stream-json", "--verbose", "--max-turns", "4"]
+    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL")
+    return run(
+        folder,
+        *command,
+        "--allowedTools",
+        "Read",
+        ANTHROPIC_BASE_URL=house.url,
+        ANTHROPIC_AUTH_TOKEN=house.team_key,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        **dict.fromkeys(names, "claude"),
+    )
+
+
+def refused(house: House) -> list[dict[str, Any]]:
+    """Return the team's calls that were refused."""
+    with house.client() as client:
+        listed = client.get("/v1/calls?limit=200").raise_for_status().json()["data"]
+    return [call for call in listed if call["status"] == "refused"]
+
+
+@pytest.mark.parametrize("name", ["toll.txt", "toll.pdf"])
+def test_claude_code_reads_a_file(house: House, upstream: ScriptedUpstream, folder: Path, name: str) -> None:
+    """By its own tool, thinking: what it read goes back to the model, a PDF as a document."""
+    upstream.forget()
+    upstream.script("tokens=5,thinking=Let me look.")
+    path = json.dumps({"file_path": str(folder / name)})
+    events = claude(house, folder, f"Use Read {path}")
+    end = events[-1]
+    read = json.dumps([seen.body for seen in upstream.requests])
+
+    assert (end["type"], end["is_error"], end["subtype"]) == ("result", False, "success")
+    assert end["num_turns"] == 2 and len(end["result"].split()) >= 4
+    assert (WORDS if name.endswith("txt") else '"media_type": "application/pdf"') in read
+    assert '"signature": "scripted-' in read  # its thinking went back
+    assert refused(house) == []
+
+
+@pytest.mark.parametrize("over", ["http", "a websocket"])
+def test_codex_runs_a_command(
+    house: House,
+    upstream: ScriptedUpstream,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    over: str,
+) -> None:
+    """By its own tool, over the Responses API: what it printed goes back to the model."""
+    upstream.forget()
+    upstream.script("tokens=5")
+    begun: list[Any] = []
+    monkeypatch.setattr(ResponseSession, "begin", lambda session, caller: begun.append(begin(session, caller)))
+    (tmp_path / ".codex").mkdir()
+    config = CODEX.replace("URL", house.url) + f"supports_websockets = {str(over != 'http').lower()}\n"
+    (tmp_path / ".codex" / "config.toml").write_text(config)
+    task = 'Use exec_command {"cmd": "cat toll.txt"}'
+    flags = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+    events = run(folder, cli("codex"), "exec", *flags, task, TOLLGATE_KEY=house.team_key)
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    (ran,) = (item for item in items if item["type"] == "command_execution")
+    said = [item["text"] for item in items if item["type"] == "agent_message"]
+
+    assert (ran["exit_code"], ran["aggregated_output"]) == (0, WORDS)
+    assert said and events[-1]["type"] == "turn.completed"
+    assert WORDS in json.dumps((upstream.requests[-1].body or {})["messages"][-1])
+    assert bool(begun) == (over != "http")
+    assert refused(house) == []

@@ -1,0 +1,92 @@
+# The section `fleet`: pools, and what is said about one that cannot work.
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from gateway.config.file import ConfigFaults, load_settings
+from gateway.core.settings import Fleet, Pool, Settings
+
+SECRET, ENGINE_SECRET = "b4f1c6d09e7a2385", "0c9d7e6f5a4b3c2d"
+FILE = """
+database_url: postgresql://a:b@db/tollgate
+redis_url: redis://cache:6379/0
+admin_keys: [tgadmin-canary-of-the-admins]
+key_pepper: "pepper: [canary] #1 and more"
+providers:
+  own: {format: openai, self_hosted: true, api_keys: [${ENGINE_SECRET}]}
+  vendor: {format: openai, endpoints: [{region: us, base_url: "https://api.vendor.test/v1"}]}
+models:
+  llama: {provider: own, price: {input: 0.40, output: 0.80}}
+fleet: FLEET
+"""
+
+
+def load(folder: Path, fleet: str, more: str = "") -> Settings:
+    """Read a file with this section, and ``more`` behind it."""
+    file = folder / "tollgate.yaml"
+    file.write_text(FILE.replace("FLEET", fleet) + more)
+    return load_settings(file, {"FLEET_SECRET": SECRET * 2, "ENGINE_SECRET": ENGINE_SECRET * 2})
+
+
+def test_a_pool_needs_no_endpoints(tmp_path: Path) -> None:
+    """Its provider goes on at another replica of a silent one, as with several endpoints."""
+    settings = load(tmp_path, "{secrets: ['${FLEET_SECRET}'], networks: [10.20.0.0/16], pools: {own: {region: here}}}")
+
+    assert settings.fleet == Fleet(
+        secrets=(SECRET * 2,), networks=(ip_network("10.20.0.0/16"),), pools={"own": Pool(region="here")}
+    )
+    own = settings.providers["own"]
+    assert (own.endpoints, own.timeouts.between_tokens) == ((), 5.0)
+
+
+def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
+    """A provider's key goes to its endpoints: who hears it could announce an address."""
+    with pytest.raises(ConfigFaults) as refusal:
+        load(tmp_path, "{secrets: ['${ENGINE_SECRET}'], pools: {own: }}")
+
+    assert "fleet.secrets: also an api_key of a provider" in str(refusal.value)
+    assert ENGINE_SECRET not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ("{pools: {own: }}", "fleet.secrets: missing; what announcements of replicas are signed with"),
+        ("{secrets: [], pools: {own: }}", "fleet.secrets: expected at least 1"),
+        ("{secrets: [short], pools: {own: }}", "fleet.secrets[0]: a secret of 5 characters can be guessed"),
+        ("{secrets: ['${FLEET_SECRET}']}", "fleet.pools: missing; the providers whose replicas"),
+        ("{secrets: ['${FLEET_SECRET}'], pools: {own: {min: 2}}}", "fleet.pools.own.min: unknown key"),
+        ("{secrets: ['${FLEET_SECRET}'], pools: {own: , owm: }}", "did you mean `own`?"),
+        ("{secrets: ['${FLEET_SECRET}'], pools: {own: , vendor: }}", "vendor is not our own engine"),
+        (
+            "{secrets: ['${FLEET_SECRET}'], pools: {own: }, networks: []}",
+            "fleet.networks: expected a list of at",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, fleet: str, words: str) -> None:
+    """Each with what would be right."""
+    with pytest.raises(ConfigFaults) as refusal:
+        load(tmp_path, fleet)
+
+    assert words in str(refusal.value)
+
+
+def test_the_replicas_of_a_pool_serve_one_model(tmp_path: Path) -> None:
+    """Versions of it are one; another model has a provider of its own."""
+    fleet = "{secrets: ['${FLEET_SECRET}'], pools: {own: }}"
+    file = FILE.replace(
+        "models:", "models:\n  pinned: {provider: own, upstream_model: llama@2, price: {input: 1, output: 1}}"
+    )
+    (tmp_path / "tollgate.yaml").write_text(file.replace("FLEET", fleet))
+    secrets = {"FLEET_SECRET": SECRET * 2, "ENGINE_SECRET": ENGINE_SECRET * 2}
+    assert load_settings(tmp_path / "tollgate.yaml", secrets).fleet is not None
+    (tmp_path / "tollgate.yaml").write_text(file.replace("llama@2", "qwen").replace("FLEET", fleet))
+
+    with pytest.raises(ConfigFaults) as refusal:
+        load_settings(tmp_path / "tollgate.yaml", secrets)
+    assert "a replica serves one model, and own has llama, qwen" in str(refusal.value)

@@ -1,0 +1,203 @@
+# An index of what replicas tell: in both encodings, without a gap, and forgotten with its replica. Sockets are real.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from msgspec import Raw
+from structlog.testing import capture_logs
+from zmq.asyncio import Context
+
+from gateway.fleet.kv_events import KvAddress, KvEvents, apply
+from gateway.run.processes import free_port
+from gpu_backend.server.client.kv_publisher import KvPublisher
+from gpu_backend.step.block_events import AllBlocksCleared, BlockRemoved, BlockStored, Medium
+from gpu_backend.step.config import KvEventsConfig
+from router.cached_prompts import CachedPrompts
+from tests.support.waiting import until_found
+
+URL = "http://127.0.0.1:1/v1"
+
+
+def packed(*events: Any) -> list[Raw]:
+    return [Raw(msgspec.msgpack.encode(event)) for event in events]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        packed(
+            {
+                "type": "BlockStored",
+                "block_hashes": [1],
+                "token_ids": [5],
+                "medium": "GPU",
+                "prompt_marks": [[7, 1], [8, 1]],
+            },
+            {"type": "BlockStored", "block_hashes": [2], "token_ids": [6], "new": 1},
+            {"type": "BlockRemoved", "block_hashes": [2, b"32 bytes"], "medium": "GPU", "group_idx": 0},
+        ),
+        packed(
+            ["BlockStored", [1], None, [5], 1, None, "GPU", None, None, 0, [[7, 1], [8, 1]]],
+            ["BlockStored", [b"32 bytes"], None, [6], 1, None],
+            ["BlockRemoved", [b"32 bytes", 2], "GPU", 0],
+        ),
+    ],
+    ids=["maps", "arrays"],
+)
+def test_both_encodings_are_read(told: list[Raw]) -> None:
+    """Fields of later releases and hashes of other engines are passed over; ``AllBlocksCleared`` ends all."""
+    cached = CachedPrompts()
+    for event in told:
+        apply(event, cached)
+    known = [cached.find((mark,)).length for mark in (7, 8, 9)]
+    for cleared in packed({"type": "AllBlocksCleared"}, ["AllBlocksCleared"]):
+        apply(cleared, cached)
+
+    assert known == [512, 512, 0] and len(cached) == 0
+
+
+class Replica:
+    """Tells batches, each of one mark that is stored, and tells again what it keeps."""
+
+    def __init__(self, context: Context) -> None:
+        self.kept: dict[int, bytes] = {}
+        self._times = count(1.0)
+        self._events, self._replays = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
+        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (self._events, self._replays)]
+        self.address = KvAddress(*(f"tcp://*:{port}" for port in ports))
+        self.task = asyncio.create_task(self._tell_again())
+
+    def keep(self, number: int, mark: int) -> None:
+        """Tell what no subscriber hears: only who asks."""
+        event = {"type": "BlockStored", "medium": "GPU", "prompt_marks": [(mark, mark)]}
+        self.kept[number] = msgspec.msgpack.encode((next(self._times), [event], 0))
+
+    async def tell(self, number: int, mark: int) -> None:
+        self.keep(number, mark)
+        await self._events.send_multipart((b"kv@tiny", number.to_bytes(8, "big"), self.kept[number]))
+
+    async def heard(self) -> None:
+        """Wait for a subscriber."""
+        await self._events.recv()
+
+    async def _tell_again(self) -> None:
+        while True:
+            who, _, start = await self._replays.recv_multipart()
+            first = int.from_bytes(start, "big")
+            for number, batch in [(n, batch) for n, batch in self.kept.items() if n >= first]:
+                await self._replays.send_multipart((who, b"", number.to_bytes(8, "big"), batch))
+            await self._replays.send_multipart((who, b"", b"\xff" * 8, b""))
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Replica]:
+    context = Context()
+    replica = Replica(context)
+    yield replica
+    replica.task.cancel()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+async def events() -> AsyncIterator[KvEvents]:
+    events = KvEvents()
+    yield events
+    events.close()
+
+
+async def known(events: KvEvents, *marks: int) -> None:
+    """Wait until exactly these are known."""
+
+    async def is_so() -> bool:
+        cached = events.cached[URL]
+        return len(cached) == len(marks) and all(cached.find((mark,)).length for mark in marks)
+
+    await until_found(is_so)
+
+
+async def test_what_was_told_before_and_in_a_gap_is_known(replica: Replica, events: KvEvents) -> None:
+    """All that the replica still has is asked for at the start; later what did not come, before what came after it."""
+    replica.keep(0, 70)
+    replica.keep(1, 71)
+    events.note(URL, "first", replica.address)
+    await replica.heard()
+    await known(events, 70, 71)
+    await replica.tell(2, 72)
+    replica.keep(3, 73)
+    await replica.tell(4, 74)
+
+    await known(events, 70, 71, 72, 73, 74)
+
+
+async def test_what_cannot_be_had_again_ends_what_was_known(replica: Replica, events: KvEvents) -> None:
+    """What is still there may have been removed since. Numbers that begin again are a replica's that began again."""
+    events.note(URL, "first", replica.address)
+    await replica.heard()
+    await replica.tell(0, 70)
+    await known(events, 70)
+    replica.kept.clear()
+    await replica.tell(5, 75)
+    await known(events, 75)
+    replica.kept.clear()
+    await replica.tell(0, 80)
+    await replica.tell(1, 81)
+
+    await known(events, 80, 81)
+
+
+async def test_a_replica_is_forgotten_with_its_start(replica: Replica, events: KvEvents) -> None:
+    """One that does not answer, that tells no more, or that the configuration lacks; another start is followed anew."""
+    replica.keep(0, 70)
+    events.note(URL, "first", replica.address)
+    await known(events, 70)
+    replica.kept.clear()
+    replica.keep(0, 80)
+    events.note(URL, "first", replica.address)
+    same = events.cached[URL]
+    events.note(URL, "second", replica.address)
+    await known(events, 80)
+    events.note(URL, "second", None)
+    silent = dict(events.cached)
+    events.note(URL, "second", replica.address)
+    events.keep({"http://127.0.0.1:2/v1"})
+
+    assert same.find((70,)).length and silent == events.cached == {}
+
+
+async def test_an_address_that_is_none_is_told_once(events: KvEvents) -> None:
+    """And nothing is known of that replica; the others are followed all the same."""
+    with capture_logs() as logs:
+        for _ in range(2):
+            events.note(URL, "first", KvAddress("5557"))
+
+    assert events.cached == {} and [line["event"] for line in logs] == ["kv_events_not_followed"]
+
+
+async def test_a_gateway_that_starts_late_hears_of_all_that_is_there(events: KvEvents) -> None:
+    """Of an engine that keeps fewer batches than it has sent: what is gone since is not told, nor what was cleared."""
+    address = KvAddress(*(f"tcp://127.0.0.1:{free_port()}" for _ in range(2)))
+    config = KvEventsConfig(True, endpoint=address.endpoint, replay_endpoint=address.replay_endpoint, buffer_steps=2)
+    publisher = KvPublisher(config)
+    for told in (
+        [stored(60, "GPU"), AllBlocksCleared(), stored(70, "GPU"), stored(71, "GPU"), stored(72, "GPU")],
+        [BlockRemoved([71, 72], "GPU"), stored(72, "CPU")],
+        [stored(73, "GPU")],
+        [BlockRemoved([73], "GPU")],
+        [stored(74, "GPU")],
+    ):
+        publisher.publish(told)
+    await asyncio.sleep(0.1)
+    events.note(URL, "first", address)
+
+    await known(events, 70, 72, 74)
+
+
+def stored(mark: int, medium: Medium) -> BlockStored:
+    return BlockStored([mark], None, [1], 1, medium, [None], prompt_marks=[(mark, mark)])
