@@ -55,6 +55,7 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
         "custom_tool_call_output",
         "reasoning",
         "item_reference",
+        "compaction",
     ] = "message"
     id: str | None = None
     status: ItemStatus | None = None
@@ -67,7 +68,7 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     input: str | None = None  # of a custom tool
     output: ItemContent = None  # of a call's output
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
-    encrypted_content: str | None = None
+    encrypted_content: str | None = None  # of reasoning, and of a compaction
 
 
 class GrammarFormat(Struct, frozen=True, tag="grammar"):
@@ -180,3 +181,19 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     def conversation_id(self) -> str | None:
         """The id of the conversation that it goes on from, and adds to."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+
+
+class CompactRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A conversation to be made shorter. Clients that have ``tools`` in every request send them here, too."""
+
+    model: str
+    input: str | Annotated[tuple[InputItem, ...], Meta(max_length=MOST_MESSAGES)] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
+    reasoning: ReasoningConfig | None = None
+    prompt_cache_key: str | None = None
+
+
+class Compaction(ResponsesRequest, frozen=True, omit_defaults=True, kw_only=True):
+    """The response that sums a conversation up: its last item asks for that."""

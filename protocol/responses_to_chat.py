@@ -52,8 +52,8 @@ Thought = ThinkingBlock | RedactedThinkingBlock
 
 
 def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> ChatRequest:
-    """Return the same request as a chat completion, after the items of the turns ``before``. What it only refers to is
-    left out. Raises BadRequest for items that lack what their type needs."""
+    """Return the same request as a chat completion, after the items of the turns ``before``. What it only refers to, or
+    has sealed, is left out. Raises BadRequest for items that lack what their type needs."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     instructions = (Message("system", request.instructions),) if request.instructions else ()
     tools = _offered(request)
@@ -112,7 +112,7 @@ class _Turns:
 
     def add(self, item: InputItem, where: str) -> None:
         """Take in the next item. Raises BadRequest."""
-        if item.type == "item_reference":
+        if item.type in ("item_reference", "compaction"):
             return
         if item.type in ("function_call_output", "custom_tool_call_output"):
             self._end()

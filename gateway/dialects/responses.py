@@ -1,5 +1,5 @@
-# OpenAI's Responses API: what is checked of a request, which chat it is, and its row in the table of endpoints. What it
-# stores is gateway/stored_responses/'s.
+# OpenAI's Responses API: what is checked of a request, which chat it is, and its rows in the table of endpoints. What
+# it stores and seals is gateway/stored_responses/'s.
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from typing import Any
 
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
-from gateway.dialects.responses_writer import ResponsesWriter
+from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import BadRequest, ServiceError, UnsupportedParameter
 from protocol.response_tools import offered_tools
-from protocol.responses import AllowedTools, CustomChoice, FunctionChoice, InputItem, ResponsesRequest, ResponsesTool
+from protocol.responses import (
+    AllowedTools,
+    Compaction,
+    CompactRequest,
+    CustomChoice,
+    FunctionChoice,
+    InputItem,
+    ResponsesRequest,
+    ResponsesTool,
+)
 from protocol.responses_to_chat import SEAL, to_chat
 
 RESEND = "send the items of the turns before in 'input'."
+# What a model is asked at the end of a conversation that is to be made shorter (docs/dialects.md has it, too).
+COMPACT = """\
+The conversation above is about to be replaced by your summary of it, and another model, which sees nothing else of it \
+but what the user said, will go on from there. Write that summary and nothing else. Say what is wanted and for which \
+reasons; what was done and decided, with names, numbers, paths, code and results of tools as they were, where they \
+still matter; what failed, so that it is not tried again; how things stand now; and what remains to be done next. Do \
+not answer the user and call no tool."""
 # Fields that change what is answered and cannot be kept to, with what would be right.
 UNSUPPORTED: Mapping[str, str] = {
     "prompt": "Prompts are not stored here: send 'instructions' and 'input'.",
@@ -31,6 +47,7 @@ AS_RESPONSE: Mapping[str, str] = {
     "verbosity": "text.verbosity",
 }
 # Whatever an embedding, whose 'input' may be the same text, has no use for.
+KEPT = ("item_reference", "compaction")  # types of items that only the gateway can read
 SIGNS = frozenset(ResponsesRequest.__struct_fields__) - {"model", "input", "user", "metadata"}
 
 
@@ -100,9 +117,37 @@ def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
 
 
 def goes_on(asked: ResponsesRequest) -> bool:
-    """Whether a request needs stored items."""
-    refers = not isinstance(asked.input, str) and any(item.type == "item_reference" for item in asked.input)
+    """Whether a request needs stored items, or has sealed ones."""
+    refers = not isinstance(asked.input, str) and any(item.type in KEPT for item in asked.input)
     return asked.previous_response_id is not None or asked.conversation is not None or refers
+
+
+def check_compact(asked: CompactRequest) -> None:
+    """Refuse what the types let through: nothing to sum up, and tools as ``check_response`` does. Raises BadRequest."""
+    has_any = bool(asked.input) or asked.previous_response_id is not None
+    require(has_any, "input", "There is nothing to compact: send 'input', 'previous_response_id' or both.")
+    check_response(_compaction(asked))
+
+
+def as_compaction(asked: CompactRequest, extra: dict[str, Any]) -> Asked:
+    """Return what is to be made shorter as the response that sums it up. Raises BadRequest."""
+    return as_chat(_compaction(asked), extra)
+
+
+def _compaction(asked: CompactRequest) -> Compaction:
+    given = asked.input or ()
+    items = (InputItem(role="user", content=given),) if isinstance(given, str) else given
+    return Compaction(
+        model=asked.model,
+        input=(*items, InputItem(role="user", content=COMPACT)),
+        instructions=asked.instructions,
+        previous_response_id=asked.previous_response_id,
+        tools=asked.tools,
+        tool_choice="none" if asked.tools else None,  # known, as calls of them may be in the conversation
+        reasoning=asked.reasoning,
+        prompt_cache_key=asked.prompt_cache_key,
+        store=False,
+    )
 
 
 def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
@@ -167,4 +212,25 @@ ENDPOINT = ApiEndpoint(
     is_for_batches=True,
     route_field="input",
     route_signs=SIGNS,
+)
+
+COMPACT_ENDPOINT = ApiEndpoint(
+    path="/v1/responses/compact",
+    name="responses.compact",
+    operation="compact_response",
+    summary="Make a conversation shorter",
+    description=(
+        "Have a model sum up a conversation. What users said comes back, and a ``compaction`` item, which stands for "
+        "the rest in the ``input`` of a response."
+    ),
+    has_memory=True,
+    body_type=CompactRequest,
+    check=check_compact,
+    translate=as_compaction,
+    writer=CompactionWriter,
+    errors=ENDPOINT.errors,
+    field_names=AS_RESPONSE,
+    tells_unread=False,
+    is_for_batches=False,
+    route_field="input",
 )

@@ -1,22 +1,25 @@
-# Replies in the shapes of OpenAI's Responses API: one response, or a stream of numbered events that build it.
+# Replies in the shapes of OpenAI's Responses API: one response, or a stream of numbered events that build it; and a
+# conversation made shorter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from billing.core.money import to_text
 from gateway.calls.as_events import events_of
 from gateway.calls.hooks import Ending
-from gateway.dialects.endpoint import ReplyFacts
-from gateway.dialects.output_items import OutputItems
-from protocol.chat import FinishReason
+from gateway.dialects.endpoint import ReplyFacts, WholeWriter
+from gateway.dialects.parts.output_items import OutputItems, told_item
+from protocol.chat import ChatReply, FinishReason
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import WholeReply
 from protocol.response_tools import offered_tools
-from protocol.responses import ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
+from protocol.responses import Compaction, ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
 from protocol.sse import encode_event
 from protocol.usage import Usage
 
@@ -176,6 +179,37 @@ class ResponsesWriter:
             "previous_response_id": asked.previous_response_id,
             "conversation": {"id": asked.conversation_id} if asked.conversation_id else None,
         }
+
+
+class CompactionWriter(WholeWriter):
+    """Writes a conversation made shorter: what users said, and then what a model said of it all, sealed."""
+
+    seal: Callable[[str], str]  # set before anything is written
+
+    def __init__(self, request: Compaction, request_id: str, created: int) -> None:
+        self.request = request  # as it is once stored turns are read
+        self._suffix = request_id.replace("-", "")
+        self._created = created
+
+    def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
+        """Return a ``response.compaction`` object."""
+        assert isinstance(whole, ChatReply)
+        reason = INCOMPLETE.get(whole.choices[0].finish_reason)
+        said = [item for item in self.request.input[:-1] if not isinstance(item, str) and item.role == "user"]
+        output = [told_item(replace(item, id=None), f"msg_{self._suffix}{place:04}") for place, item in enumerate(said)]
+        sealed = self.seal(whole.choices[0].message.content or "")
+        output.append({"id": f"cmp_{self._suffix}0000", "type": "compaction", "encrypted_content": sealed})
+        return msgspec.json.encode(
+            {
+                "id": "resp_" + self._suffix,
+                "object": "response.compaction",
+                "created_at": self._created,
+                "incomplete_details": None if reason is None else {"reason": reason},
+                "model_used": reply.target.model.name,
+                "output": output,
+                "usage": usage_object(usage, reply.record.cost_nanousd),
+            }
+        )
 
 
 def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     images.ENDPOINT,
     messages.ENDPOINT,
     responses.ENDPOINT,
+    responses.COMPACT_ENDPOINT,
 )
 BY_NAME = {endpoint.name: endpoint for endpoint in ENDPOINTS}
 FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_for_batches}

@@ -35,6 +35,7 @@ PARAMS = {
     "rerank": "documents",
     "images": "prompt",
     "responses": "input",
+    "responses.compact": "input",
     "completions": "prompt",
 }
 

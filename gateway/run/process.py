@@ -61,6 +61,7 @@ from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.background_store import BackgroundStore
+from gateway.stored_responses.compaction import Summaries
 from gateway.stored_responses.conversations import ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import ResponseStore
@@ -262,7 +263,10 @@ class _Process:
         )
         stores = (self.database, self.clock, response_sealer, self.body_room)
         self.conversations = ConversationStore(responses, *stores)
-        self.memory = ResponseMemory(responses, self.conversations, self.clock, settings.responses_stored_bytes)
+        summaries = Summaries(Sealer(settings.key_pepper, "compaction", *settings.other_key_peppers))
+        self.memory = ResponseMemory(
+            responses, self.conversations, summaries, self.clock, settings.responses_stored_bytes
+        )
         background_store = BackgroundStore(responses, self.idempotency, self.database, self.clock, response_sealer)
         self.backgrounds = BackgroundResponses(self.memory, background_store, self.background)
         self.drain.runs_more = lambda: self.backgrounds.is_busy

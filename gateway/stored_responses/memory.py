@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -20,13 +21,14 @@ from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
 from gateway.dialects.responses import RESEND, as_chat_after
-from gateway.dialects.responses_writer import ResponsesWriter
+from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
+from gateway.stored_responses.compaction import Summaries, refuse_empty
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
 from gateway.stored_responses.turns import Turn, own_items, response_of_item, told_items_of
 from protocol.chat import MOST_MESSAGES
 from protocol.errors import BadRequest, Overloaded, invalid_param
-from protocol.responses import InputItem, ResponsesRequest
+from protocol.responses import Compaction, InputItem, ResponsesRequest
 from protocol.serving.off_loop import off_loop
 
 READ_WITHIN = 5.0  # seconds for Postgres to give the turns before
@@ -58,9 +60,17 @@ class Conversations(Protocol):
 class ResponseMemory:
     """What the calls of one process read of stored responses, and add to them."""
 
-    def __init__(self, store: ResponseStore, conversations: Conversations, clock: Clock, most_bytes: int) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        conversations: Conversations,
+        summaries: Summaries,
+        clock: Clock,
+        most_bytes: int,
+    ) -> None:
         self.store = store
         self._conversations = conversations
+        self._summaries = summaries
         self._clock = clock
         self._most_bytes = most_bytes  # of each team
         self._used: dict[str, tuple[float, int]] = {}  # by team: when it was summed, and bytes
@@ -101,11 +111,19 @@ class ResponseMemory:
         request = replace(request, input=own)
         if local is not None:
             local.note_asked((*before, *own), size) if request.conversation is None else local.note_nothing()
-        whole = await off_loop(size, lambda: as_chat_after(before, request, asked.extra))
-        return replace(whole, unread=asked.unread), size
+        told = "conversation" if request.conversation is not None else "previous_response_id"
+        opened = replace(request, input=self._summaries.opened(team_id, own, "input"))
+        earlier = self._summaries.opened(team_id, before, told)
+        whole = await off_loop(size, lambda: as_chat_after(earlier, opened, asked.extra))
+        if isinstance(request, Compaction):  # what users said comes back
+            request = replace(request, input=(*before, *own))
+        return replace(whole, native=request, unread=asked.unread), size
 
     def before_end(self, call: Call, writer: ReplyWriter, local: ConnectionTurns | None = None) -> BeforeEnd | None:
         """Return what stores the response to a call, ``None`` where it is not to be stored."""
+        if isinstance(writer, CompactionWriter):
+            writer.seal = partial(self._summaries.seal, call.caller.team.id)
+            return refuse_empty
         request = call.native
         assert isinstance(request, ResponsesRequest) and isinstance(writer, ResponsesWriter)
         writer.is_stored = request.store is not False and bool(self.store.retention)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from gateway.dialects.parts.output_items import told_item
 from gateway.storage.encryption import Sealer
 from protocol.responses import InputItem, ResponsesRequest
 
@@ -25,6 +26,7 @@ PREFIXES = {  # of an item's id, by its type
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 T = TypeVar("T")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})\d{4,}")  # an item's id has its response's
@@ -101,20 +103,3 @@ def told_items(turns: Sequence[tuple[str, Turn]]) -> list[dict[str, Any]]:
 def told_items_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     """Return a request's items as a conversation keeps them, each with an id of its own."""
     return [told_item(replace(item, id=None), f"{PREFIXES[item.type]}_{uuid.uuid4().hex}") for item in items]
-
-
-def told_item(item: InputItem, own_id: str) -> dict[str, Any]:
-    """Return an item as it is told: with an id, and its content in parts."""
-    said: dict[str, Any] = {"id": own_id, "type": item.type} | msgspec.to_builtins(item)
-    if isinstance(item.content, str):
-        said["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
-    for part in said.get("content") or ():
-        if part["type"] == "output_text":
-            part["annotations"] = []
-        elif part["type"] == "input_image":
-            part.setdefault("detail", "auto")
-    if item.type == "reasoning":
-        said.setdefault("summary", [])
-    else:
-        said.setdefault("status", "completed")
-    return said

@@ -23,7 +23,9 @@ from router.catalog.targets import Target
 if TYPE_CHECKING:
     from gateway.telemetry.trace_export import TraceExport
 
-OPERATIONS = {"chat.completions": "chat", "messages": "chat", "responses": "chat", "completions": "text_completion"}
+OPERATIONS = dict.fromkeys(("chat.completions", "messages", "responses", "responses.compact"), "chat") | {
+    "completions": "text_completion"
+}
 
 _traceparents = TraceContextTextMapPropagator()
 

@@ -182,6 +182,7 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         ("/v1/images/generations", {"model": "able", "prompt": f"Keep {SAID}"}),
         ("/v1/responses", respond),
         ("/v1/responses", {**respond, "stream": True}),
+        ("/v1/responses/compact", {"model": "able", "instructions": SAID, "input": f"Keep {SAID} for me."}),
         (
             "/v1/responses",
             {**respond, "model": "claude", "input": items, "tools": [{"type": "function", "name": "keep"}]},

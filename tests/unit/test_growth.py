@@ -469,6 +469,7 @@ BESIDE = {
     "gateway.dialects.embeddings.RerankWriter": "has no stream",
     "gateway.dialects.endpoint.WholeWriter": "has no stream",
     "gateway.dialects.images.ImageWriter": "has no stream",
+    "gateway.dialects.responses_writer.CompactionWriter": "has no stream",
     "gateway.upstreams.openai.batches.OpenAIBatches": "reads a line by itself",
     "gateway.upstreams.anthropic.batches.AnthropicBatches": "reads a line by itself",
     "gateway.upstreams.gemini.batches.GeminiBatches": "reads a document at once",

@@ -118,7 +118,7 @@ class ItemRunner(Struct, eq=False):
         if getattr(asked.native, "background", None):
             raise BadRequest("A request of a batch runs behind it anyway. Leave 'background' out.", param="background")
         if asked.goes_on:
-            words = "A request of a batch cannot go on from what is stored. Send the items of the turns before."
+            words = "A request of a batch cannot go on from stored or sealed items. Send those of the turns before."
             raise BadRequest(words, param="input")
         call = Call(
             request_id=request_id,

@@ -1,4 +1,5 @@
-# The output items of one response, built from the pieces of its reply, and the events that tell of each step.
+# The output items of one response, built from the pieces of its reply, and the events that tell of each step; and how
+# items that came in are told.
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import FinishReason, RedactedThinkingBlock, ThinkingBlock
 from protocol.events import Delta, ToolCallDelta
 from protocol.response_tools import OfferedTool, as_input
+from protocol.responses import InputItem
 from protocol.responses_to_chat import seal_of
 
 Told = dict[str, Any]  # an event but for its number
@@ -187,6 +189,23 @@ class OutputItems:
     def _done(self, index: int, status: str, out: list[Told]) -> None:
         self._items[index]["status"] = status
         out.append({"type": "response.output_item.done", "output_index": index, "item": self._items[index]})
+
+
+def told_item(item: InputItem, own_id: str) -> dict[str, Any]:
+    """Return an item as it is told: with an id, and its content in parts."""
+    said: dict[str, Any] = {"id": own_id, "type": item.type} | msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        said["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
+    for part in said.get("content") or ():
+        if part["type"] == "output_text":
+            part["annotations"] = []
+        elif part["type"] == "input_image":
+            part.setdefault("detail", "auto")
+    if item.type == "reasoning":
+        said.setdefault("summary", [])
+    elif item.type != "compaction":
+        said.setdefault("status", "completed")
+    return said
 
 
 def _as_it_is(item: dict[str, Any]) -> dict[str, Any]:
