@@ -1,20 +1,34 @@
 # Sections of tollgate.yaml whose keys are names that calls ask for: `canaries`, which names send a share of their
-# conversations to another model; and `cache`, which calls go by the cache, and how much of it there may be.
+# conversations to another model; `cache`, which calls go by the cache, and how much of it there may be; and `mcp`, the
+# servers whose tools are called through the gateway.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import TypeVar
+from urllib.parse import urlsplit
 
+from billing.core.money import NanoDollars
 from gateway.config.catalog import Catalogue
-from gateway.config.fields import Fields, complain, meant
+from gateway.config.fields import Faults, Fields, Read, complain, kind_of, meant
 from gateway.config.models import name_in
-from gateway.config.readers import duration, integer, list_of, number, one_of, struct_of, text
-from gateway.config.tree import Section
-from gateway.core.settings import CacheSettings, CacheUse
+from gateway.config.providers import headers_but, read_breaker, read_egress
+from gateway.config.readers import dollars, duration, integer, list_of, number, one_of, struct_of, text, url
+from gateway.config.tree import Node, Scalar, Section
+from gateway.core.settings import ALL_TOOLS, BreakerPolicy, CacheSettings, CacheUse, McpServer, McpTimeouts
 from router.catalog.catalog import Canary
 from router.catalog.targets import Capability
 
 USES = ("on", "all", "off")
+SERVER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MCP_HEADERS = frozenset(
+    {"host", "connection", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "cookie"}
+    | {"proxy-authorization", "last-event-id", "mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name"}
+)
+_MCP_TIMEOUTS = struct_of(McpTimeouts, {"connect": duration, "answer": duration, "total": duration})
+
+T = TypeVar("T")
 
 
 def read_canaries(root: Fields, whole: Catalogue, kept: Catalogue) -> dict[str, Canary]:
@@ -82,6 +96,76 @@ def _models(root: Fields, fields: Fields, offered: Iterable[str]) -> dict[str, C
         if (use := one_of(*USES)(node, root.faults)) is not None:
             found[name] = use
     return found
+
+
+def read_mcp(root: Fields) -> dict[str, McpServer]:
+    """Read the servers."""
+    fields = Fields(root.node("mcp"), "mcp", root.faults)
+    servers = Fields(fields.node("servers"), "mcp.servers", root.faults).section
+    fields.close()
+    return {} if servers is None else {name: _server(name, each, root.faults) for name, each in servers.entries.items()}
+
+
+def _server(name: str, node: Node, faults: Faults) -> McpServer:
+    """Read one server; what is faulty stands in half-read."""
+    if SERVER_NAME.fullmatch(name) is None:
+        complain(node, faults, "a server's name stands in its URL here: letters, digits, _ and - alone")
+    fields = Fields(node, node.path, faults)
+    tools = Fields(fields.node("tools"), f"{node.path}.tools", faults)
+    nothing: frozenset[str] = frozenset()
+    allowed = tools.need("allow", _tools, nothing, 'which tools may be called: [find, close], or "*" for all')
+    no_prices: dict[str, NanoDollars] = {}
+    prices = tools.get("prices", _by_name(dollars, "prices by tool: {close: 0.01}"), no_prices)
+    tools.close()
+    no_teams: dict[str, frozenset[str]] = {}
+    read_teams = _by_name(_tools, "tools by team: {support: [find]}")
+    teams = fields.need("teams", read_teams, no_teams, 'which teams may use it: {support: [find], "*": "*"}')
+    for tool in {*prices, *(tool for named in teams.values() for tool in named)} - ALL_TOOLS:
+        if tool not in allowed and ALL_TOOLS.isdisjoint(allowed):
+            complain(node, faults, f"the tool {tool} is none of tools.allow; {meant(tool, allowed)}")
+    server = McpServer(
+        name=name,
+        url=fields.need("url", _mcp_url, "", "where the server answers: https://mcp.example.com/mcp"),
+        headers=fields.get("headers", headers_but(MCP_HEADERS, ""), {}),
+        egress=read_egress(fields),
+        tools=allowed,
+        teams=teams,
+        price=fields.get("price", dollars, NanoDollars(0)),
+        prices=prices,
+        timeouts=fields.get("timeouts", _MCP_TIMEOUTS, McpTimeouts()),
+        breaker=fields.get("breaker", read_breaker, BreakerPolicy()),
+        max_answer_bytes=fields.get("max_answer_bytes", integer(1024, 64 * 1024 * 1024), 4 * 1024 * 1024),
+    )
+    fields.close()
+    return server
+
+
+def _mcp_url(node: Node, faults: Faults) -> str | None:
+    value = url(("https", "http"), "https://mcp.example.com/mcp")(node, faults)
+    parts = urlsplit(value or "")
+    if value is not None and (parts.username or parts.password or parts.query or parts.fragment or not parts.hostname):
+        return complain(node, faults, "scheme, host, port and path alone; a credential belongs in headers")
+    return value
+
+
+def _tools(node: Node, faults: Faults) -> frozenset[str] | None:
+    """Read tools by name, or all of them."""
+    if isinstance(node, Scalar) and node.text in ALL_TOOLS:
+        return ALL_TOOLS
+    named = list_of(text, what="tools", least=1)(node, faults)
+    return None if named is None else frozenset(named)
+
+
+def _by_name(read: Read[T], right: str) -> Read[dict[str, T]]:
+    """Make a reader of one thing for each name."""
+
+    def read_all(node: Node, faults: Faults) -> dict[str, T] | None:
+        if not isinstance(node, Section):
+            return complain(node, faults, f"expected {right}; found {kind_of(node)}")
+        found = {name: read(each, faults) for name, each in node.entries.items()}
+        return {name: each for name, each in found.items() if each is not None}
+
+    return read_all
 
 
 def _names(root: Fields, kind: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Collection
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,13 +72,16 @@ _OAUTH = struct_of(
 )
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
 _RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
-_BREAKER = {
-    "window": duration,
-    "min_requests": integer(1),
-    "failure_ratio": number(0, 1, above=True),
-    "open_for": duration,
-    "probes": integer(1),
-}
+read_breaker = struct_of(
+    BreakerPolicy,
+    {
+        "window": duration,
+        "min_requests": integer(1),
+        "failure_ratio": number(0, 1, above=True),
+        "open_for": duration,
+        "probes": integer(1),
+    },
+)
 
 
 def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> ProviderSettings:
@@ -128,8 +132,8 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
         aws=_aws(fields, wire, ways),
-        headers=fields.get("headers", _headers, {}),
-        egress=_egress(fields),
+        headers=fields.get("headers", headers_but(OWN_HEADERS), {}),
+        egress=read_egress(fields),
         models=fields.get("models", _offered, nothing),
         api_version=api_version,
         endpoints=endpoints,
@@ -140,7 +144,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         parallel_n=parallel_n,
         timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
-        breaker=fields.get("breaker", struct_of(BreakerPolicy, _BREAKER), BreakerPolicy()),
+        breaker=fields.get("breaker", read_breaker, BreakerPolicy()),
         allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),
         drop_fields=frozenset(fields.get("drop_fields", list_of(one_of(*DROPPABLE), what="field names"), nothing)),
     )
@@ -164,24 +168,30 @@ def _has_batch_api(endpoints: tuple[Endpoint, ...]) -> bool:
     return bool(endpoints) and all(urlsplit(one.base_url).hostname in BATCH_API_HOSTS for one in endpoints)
 
 
-def _headers(node: Node, faults: Faults) -> dict[str, str] | None:
-    """Read headers that go along with every call. Those that the gateway writes itself are not for a file to say."""
-    if not isinstance(node, Section):
-        return complain(node, faults, f"expected headers by name: {{x-title: …}}; found {kind_of(node)}")
-    found: dict[str, str] = {}
-    for name, each in node.entries.items():
-        if HEADER.fullmatch(name) is None:
-            complain(each, faults, "a header's name has letters, digits and dashes alone")
-        elif name.lower() in OWN_HEADERS:
-            complain(each, faults, "the gateway writes this header itself; a key belongs in api_keys")
-        elif (value := secret(each, faults)) is not None:
-            if not (value.isascii() and value.isprintable()):
-                complain(each, faults, "a header's value is one line of printable ASCII")
-            found[name.lower()] = value
-    return found
+def headers_but(own: Collection[str], hint: str = "; a key belongs in api_keys") -> Read[dict[str, str]]:
+    """Make a reader of headers that go along with every call. Its ``own`` the gateway writes itself: those are not for
+    a file to say."""
+
+    def read(node: Node, faults: Faults) -> dict[str, str] | None:
+        if not isinstance(node, Section):
+            return complain(node, faults, f"expected headers by name: {{x-title: …}}; found {kind_of(node)}")
+        found: dict[str, str] = {}
+        for name, each in node.entries.items():
+            if HEADER.fullmatch(name) is None:
+                complain(each, faults, "a header's name has letters, digits and dashes alone")
+            elif name.lower() in own:
+                complain(each, faults, f"the gateway writes this header itself{hint}")
+            elif (value := secret(each, faults)) is not None:
+                if not (value.isascii() and value.isprintable()):
+                    complain(each, faults, "a header's value is one line of printable ASCII")
+                found[name.lower()] = value
+        return found
+
+    return read
 
 
-def _egress(fields: Fields) -> Egress:
+def read_egress(fields: Fields) -> Egress:
+    """Read `proxy` and `ca_file`: how a place outside is reached."""
     proxy, ca_file = fields.find("proxy", _proxy), fields.find("ca_file", _ca_file)
     return Egress(proxy, ca_file) if proxy or ca_file else DIRECT  # by which a usual request is known at a glance
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from billing.core.money import NanoDollars
 from billing.core.prices import Price
 from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
@@ -239,6 +240,44 @@ class TokenIssuer(Struct, frozen=True, kw_only=True):
     leeway: float = 30.0  # by which clocks may differ
 
 
+ALL_TOOLS = frozenset({"*"})
+
+
+class McpTimeouts(Struct, frozen=True, kw_only=True):
+    connect: float = 2.0
+    answer: float = 60.0  # until the answer begins
+    total: float = 300.0
+
+
+class McpServer(Struct, frozen=True, kw_only=True):
+    """A server of the Model Context Protocol, whose tools teams call through the gateway."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str] = {}  # sent along with every request, its credential among them; names in lower case
+    egress: Egress = DIRECT
+    tools: frozenset[str]  # that may be called at all; with "*" all
+    teams: Mapping[str, frozenset[str]]  # a team's id, or "*" for every other: which of them it may call
+    price: NanoDollars = NanoDollars(0)  # of one call of a tool,
+    prices: Mapping[str, NanoDollars] = {}  # and of tools that have one of their own
+    timeouts: McpTimeouts = McpTimeouts()
+    breaker: BreakerPolicy = BreakerPolicy()
+    max_answer_bytes: int = 4 * 1024 * 1024
+
+    @property
+    def label(self) -> str:
+        """What the ledger and keys call it."""
+        return f"mcp/{self.name}"
+
+    def price_of(self, tool: str) -> Price:
+        """Return what a call of a tool costs."""
+        return _price_of_call(self.prices.get(tool, self.price))
+
+
+def _price_of_call(nano: NanoDollars) -> Price:
+    return Price(input=NanoDollars(0), output=NanoDollars(0), request=nano)
+
+
 class Tracing(Struct, frozen=True, kw_only=True):
     """Where traces of calls go, and metrics with them."""
 
@@ -267,6 +306,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     canaries: dict[str, Canary] = field(default_factory=dict)  # by the name that is asked for
+    mcp_servers: dict[str, McpServer] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
     safety: Safety = Safety()
     quotas: QuotaSettings = QuotaSettings()
@@ -291,7 +331,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         of_models = (
             price for one in models for price in (one.price, one.batch_price, *dict(one.service_tiers).values())
         )
-        return [price for price in of_models if price is not None]
+        servers = self.mcp_servers.values()
+        of_tools = [_price_of_call(nano) for one in servers for nano in (one.price, *one.prices.values())]
+        return [price for price in (*of_models, *of_tools) if price is not None]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

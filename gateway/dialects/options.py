@@ -24,6 +24,7 @@ from router import RoutingOptions
 from router.catalog.targets import Tier
 
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+TOOLS = re.compile(r"mcp(/[A-Za-z0-9_-]{1,64}(/[\x21-\x7e]{1,256})?)?")  # of MCP servers: all, one's, or one
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd", "cache")
 
 
@@ -59,8 +60,9 @@ def routing_options(
 def check_endpoints(names: Collection[str] | UnsetType | None) -> None:
     """Raise BadRequest where the endpoints that a key may call have no such names."""
     for place, name in enumerate(names or ()):
-        if name not in BY_NAME:
-            raise invalid_value(f"allowed_endpoints[{place}]", f"must be one of {', '.join(BY_NAME)}")
+        if name not in BY_NAME and TOOLS.fullmatch(name) is None:
+            right = f"{', '.join(BY_NAME)}, mcp, mcp/SERVER or mcp/SERVER/TOOL"
+            raise invalid_value(f"allowed_endpoints[{place}]", f"must be one of {right}")
 
 
 def check_endpoint(caller: Caller, endpoint: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from gateway.dialects import chat, completions, embeddings, images, messages, responses
 from gateway.dialects.checks import require
 from gateway.dialects.endpoint import OPENAI_ERRORS, ApiEndpoint, ErrorShape
+from gateway.mcp.messages import RpcErrorAnswer, error_body
 
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     chat.ENDPOINT,
@@ -25,7 +26,11 @@ FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_
 FIELDS = frozenset(name for row in ENDPOINTS for name in row.body_type.__struct_encode_fields__)
 
 _ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS))
-_OTHER_ERRORS = tuple((row.path, row.errors) for row in ENDPOINTS if row.errors is not OPENAI_ERRORS)
+JSON_RPC_ERRORS = ErrorShape(body=error_body, schema=RpcErrorAnswer)
+_OTHER_ERRORS = (
+    *((row.path, row.errors) for row in ENDPOINTS if row.errors is not OPENAI_ERRORS),
+    ("/mcp/", JSON_RPC_ERRORS),
+)
 
 
 def endpoint_of_body(fields: Collection[str], headers: Mapping[str, str]) -> ApiEndpoint:
@@ -51,6 +56,6 @@ def errors_at(path: str) -> ErrorShape:
 def errors_for(path: str, headers: Mapping[str, str]) -> ErrorShape:
     """Return how errors are told to a caller: as the path has it, or as the API that its client always names."""
     for beginning, errors in _OTHER_ERRORS:
-        if path.startswith(beginning) or errors.client_header in headers:
+        if path.startswith(beginning) or (errors.client_header or "") in headers:
             return errors
     return OPENAI_ERRORS

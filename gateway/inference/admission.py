@@ -98,10 +98,19 @@ class Admission:
         """
         team = call.caller.team.id
         request = HoldRequest(request_id=call.request_id, team_id=team, scopes=scopes_of(call.caller), legs=())
+        return await self.admit_request(request, call.limit_headers, owes_parts=call.owes_parts)
+
+    async def admit_request(
+        self, request: HoldRequest, limit_headers: LimitHeaders = rate_limit_headers, *, owes_parts: bool = False
+    ) -> CallAccounting:
+        """Hold what ``request`` says, and return its open account.
+
+        Raises RateLimited, ExceedsLimit or QuotaExhausted when a limit has no room for it.
+        """
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold):
-            raise self._refusal(hold, call.limit_headers)
-        account = CallAccounting(hold, self._journal, self._quotas, owes_parts=call.owes_parts)
+            raise self._refusal(hold, limit_headers)
+        account = CallAccounting(hold, self._journal, self._quotas, owes_parts=owes_parts)
         self._open_calls.add(account)
         return account
 

@@ -41,6 +41,7 @@ from gateway.inference.idempotency import AnsweredOnce
 from gateway.inference.limiter import TargetLimiter
 from gateway.inference.recalibrations import Recalibrations
 from gateway.inference.route_chooser import RouteChooser
+from gateway.mcp.gateway import McpGateway
 from gateway.moderation.abuse import AbuseWatch
 from gateway.moderation.checker import OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
@@ -133,6 +134,7 @@ class _Process:
         self._make_routing(catalog)
         self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
+        self.mcp = McpGateway(self.admission, self.client, clock, self.metrics)
         self._make_watchers(catalog)
         self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json")
         self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
@@ -181,6 +183,7 @@ class _Process:
         self.sampler.follow(edition.catalog)
         self.recalibrations.follow(edition.catalog)
         self.canaries.follow(edition.catalog)
+        self.mcp.follow(edition.settings.mcp_servers)
         self.refusals.follow(edition.catalog)
 
     def loops(self) -> list[Loop]:
@@ -208,7 +211,7 @@ class _Process:
         """Return what routes and commands may ask for."""
         return Parts(
             *(self.editions, self.clock, self.database, self.books, self.client, self.breakers, self.budgets),
-            *(self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
+            *(self.mcp, self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
             *(
                 self.refusals,
                 self.live,
@@ -291,7 +294,7 @@ class _Process:
         """Make what looks at calls, and at who makes them."""
         settings, books = self.settings, self.books
         self.refused = RowsBehind(self.database, refused_calls, "refused_calls")
-        endpoints = {each.path: each.name for each in ENDPOINTS}
+        endpoints = {each.path: each.name for each in ENDPOINTS} | {McpGateway.PATH: McpGateway.ENDPOINT}
         self.refused_counts = RowsBehind(self.database, usage_series, "refused_counts")
         self.refusals = Refusals(
             self.metrics, catalog, endpoints, FIELDS, self.refused.add, count=self.refused_counts.add

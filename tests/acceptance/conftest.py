@@ -18,10 +18,12 @@ from tests.support.house import (
     azure_provider,
     entra_client,
     gemini_provider,
+    mcp_servers,
     model,
     running_house,
     settings_for,
 )
+from tests.support.scripted_mcp import ScriptedMcp
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
@@ -36,7 +38,16 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 
 @pytest.fixture(scope="session")
-def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
+def mcp() -> Iterator[ScriptedMcp]:
+    """A server of tools in the outside world."""
+    with ScriptedMcp() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def house(
+    upstream: ScriptedUpstream, mcp: ScriptedMcp, tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+) -> Iterator[House]:
     """A gateway in front of it, with a team."""
     data_dir: Path = tmp_path_factory.mktemp("house")
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
@@ -64,7 +75,8 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
         models["painter"] = model("painter", upstream_model="gpt-image-2", price=tokens, capabilities=pictures)
         models["brush"] = model("brush", upstream_model="grok-image", price=each, capabilities=pictures)
         models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
-        with running_house(replace(settings, providers=providers, models=models)) as house:
+        servers = {each.name: each for each in mcp_servers(mcp.url)}
+        with running_house(replace(settings, providers=providers, models=models, mcp_servers=servers)) as house:
             yield house
 
 

@@ -66,6 +66,7 @@ def test_a_route_lets_in_whom_its_guard_names(house: House, other_key: str, meth
         assert answer.status_code < 500
         assert answer.headers["x-request-id"]
         if answer.status_code >= 400:
-            is_anthropics = path.startswith("/v1/messages")
-            keys = {"message", "type"} if is_anthropics else {"message", "type", "param", "code", "request_id"}
+            keys = {"message", "type", "param", "code", "request_id"}
+            if path.startswith(("/v1/messages", "/mcp/")):
+                keys = {"message", "code", "data"} if path.startswith("/mcp/") else {"message", "type"}
             assert answer.json()["error"].keys() == keys

@@ -24,7 +24,17 @@ from gateway.accounts.schemas import LimitsInput, NewKey, NewTeam
 from gateway.accounts.team_keys import create_key
 from gateway.accounts.teams import create_team
 from gateway.core.client_addresses import Networks
-from gateway.core.settings import BreakerPolicy, OAuthClient, ProviderSettings, Retries, Settings, Timeouts
+from gateway.core.settings import (
+    ALL_TOOLS,
+    BreakerPolicy,
+    McpServer,
+    McpTimeouts,
+    OAuthClient,
+    ProviderSettings,
+    Retries,
+    Settings,
+    Timeouts,
+)
 from gateway.http.http_protocol import LOOPBACK, ConnectionLimit, HttpProtocol
 from gateway.run.app import create_app
 from gateway.storage.audit_log import Act
@@ -36,6 +46,7 @@ from tests.support import azure_rules
 from tests.support.waiting import until
 
 TEAM = "team_a"
+MCP_CREDENTIAL = "mcp-credential-of-the-tests"
 METRICS_KEY = "tgmetrics-" + "m" * 43
 ADMIN_KEY = "tgadmin-" + "a" * 43
 PEPPER = "pepper of all the tests"
@@ -132,6 +143,24 @@ def entra_client(root_url: str) -> OAuthClient:
         client_secret="sesame + more",
         scope=azure_rules.SCOPE,
     )
+
+
+def mcp_servers(url: str) -> tuple[McpServer, McpServer]:
+    """Return a server of tools, and the same one as it is known to others: with a breaker that opens soon."""
+    tickets = McpServer(
+        name="tickets",
+        url=url,
+        headers={"authorization": f"Bearer {MCP_CREDENTIAL}"},
+        tools=frozenset({"find", "close"}),
+        teams={"*": ALL_TOOLS},
+        price=to_nano("0.001"),
+        prices={"close": to_nano("0.01")},
+        timeouts=McpTimeouts(connect=1.0, answer=0.4, total=0.6),
+        breaker=NEVER_OPENS,
+        max_answer_bytes=64 * 1024,
+    )
+    opens = BreakerPolicy(min_requests=2, open_for=60.0)
+    return tickets, replace(tickets, name="frail", url=url + "/frail", teams={TEAM: ALL_TOOLS}, breaker=opens)
 
 
 def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir: Path, **more: object) -> Settings:

@@ -11,6 +11,7 @@ from gateway.http.routes import (
     files,
     health,
     live,
+    mcp,
     message_batches,
     models,
     moderations,
@@ -26,6 +27,7 @@ MODULES = (
     usage,
     calls,
     live,
+    mcp,
     *(teams, admin_keys, corrections, instances, breakers, webhooks, health, sign_in, console),
 )
 HANDLERS = [

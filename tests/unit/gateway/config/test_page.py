@@ -36,6 +36,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
             "cors_origins": "cors.origins",
             "responses_stored_bytes": "responses.stored_bytes",
             "journal_fsync": "journal.fsync",
+            "mcp_servers": "mcp",
             "left_out": None,
         },
     ),
@@ -64,6 +65,13 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (settings.CheckerSettings, "safety.checker.", {}),
     (settings.SignIn, "sign_in.", {}),
     (settings.TokenIssuer, "jwt_auth[].", {}),
+    (
+        settings.McpServer,
+        "mcp.servers.NAME.",
+        {"tools": "tools.allow", "prices": "tools.prices", "price": "price"}
+        | dict.fromkeys(("name", "egress", "timeouts", "breaker")),
+    ),
+    (settings.McpTimeouts, "mcp.servers.NAME.timeouts.", {}),
     (settings.QuotaSettings, "quotas.", {}),
     (settings.QueueSettings, "queue.", {}),
     (settings.BatchLimits, "batch.", {}),
