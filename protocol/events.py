@@ -21,7 +21,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, tag="delta"):
-    """What was added to one choice: text, a refusal, reasoning, pieces of tool calls, or its end."""
+    """What was added to one choice: text, a refusal, reasoning, pieces of tool calls, audio, or its end."""
 
     index: int = 0
     text: str = ""
@@ -40,12 +40,13 @@ class Delta(Struct, frozen=True, tag="delta"):
     native: NativeEnd | None = None  # of a choice that has ended
     server_block: ServerBlock | None = None  # what the upstream asked of a tool of its own, or what that found
     begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
+    audio: bytes = b""  # of speech
 
     @property
     def has_content(self) -> bool:
         """Whether this is a first token: a role alone, a ping or a comment is not."""
         said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
-        return bool(said or self.server_block)
+        return bool(said or self.server_block or self.audio)
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

@@ -6,12 +6,13 @@ from __future__ import annotations
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
 
 Generation = ChatRequest | CompletionRequest  # answered in words, up to an output limit
-Request = Generation | EmbeddingRequest | RerankRequest | ImageRequest
+Request = Generation | EmbeddingRequest | RerankRequest | ImageRequest | SpeechRequest
 NativeRequest = MessagesRequest | ResponsesRequest  # told as a chat to all but those who know the dialect
 WholeReply = ChatReply | CompletionReply | EmbeddingReply | RerankReply | ImageReply
 

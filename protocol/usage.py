@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-UNITS = ("extra_requests", "web_searches", "search_units", "images")  # fields of a Usage that count no tokens, and cost
+# Fields of a Usage that count no tokens, and cost.
+UNITS = ("extra_requests", "web_searches", "search_units", "images", "characters")
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -28,6 +29,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     web_searches: int = 0  # that the upstream made for the model
     search_units: int = 0  # of documents ranked: a query with up to a hundred of them
     images: int = 0  # that were made
+    characters: int = 0  # that were said
 
     @property
     def total_tokens(self) -> int:
@@ -48,4 +50,5 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.web_searches + other.web_searches,
             self.search_units + other.search_units,
             self.images + other.images,
+            self.characters + other.characters,
         )

@@ -127,6 +127,7 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     writer: Callable[[Any, str, int], ReplyWriter]  # of the body in the API's own form, the request's id, unix seconds
     errors: ErrorShape = OPENAI_ERRORS
     field_names: Mapping[str, str] = {}  # of fields that a chat calls otherwise, by a chat's names
+    media_type: Callable[[Any], str | None] = lambda _: None  # of an answer that is neither JSON nor events
     limit_headers: Callable[[Hold | RefusedHold, float], dict[str, str]] = lambda held, _: rate_limit_headers(held)
     tells_unread: bool = True  # of fields inside of items that are unknown to us; else those mean nothing there
     has_memory: bool = False  # what it answers may be stored, and gone on from

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gateway.dialects import chat, completions, embeddings, images, messages, responses
+from gateway.dialects import audio, chat, completions, embeddings, images, messages, responses
 from gateway.dialects.checks import require
 from gateway.dialects.endpoint import OPENAI_ERRORS, ApiEndpoint, ErrorShape
 from gateway.mcp.messages import RpcErrorAnswer, error_body
@@ -16,6 +16,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     embeddings.ENDPOINT,
     embeddings.RERANK,
     images.ENDPOINT,
+    audio.SPEECH,
     messages.ENDPOINT,
     responses.ENDPOINT,
     responses.COMPACT_ENDPOINT,

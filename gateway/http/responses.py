@@ -48,7 +48,7 @@ class ReplyResponse:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the call until its last byte is sent, or until its client leaves; with a key, until its end."""
         self._scope, call = scope, self._call
-        if call.streams:
+        if call.streams and media_type_of(call) is None:  # other bytes have no words for it
             scope["state"]["write_error"] = self._write_error
         with ended_when_client_leaves(scope, receive) as client:
             if call.idempotency_key is None:
@@ -100,7 +100,7 @@ class ReplyResponse:
     async def _stream(
         self, call: Call, writer: ReplyWriter, send: Any, client: Client, keep_ending: KeepEnding[OpenReply] | None
     ) -> None:
-        sender = StreamSender(send, self._inference.keep_alive)
+        sender = StreamSender(send, self._inference.keep_alive, media_type_of(call))
         self._inference.in_flight.inc()
         try:
             reply = await self._inference.answer(call, client, keep_ending)
@@ -117,12 +117,16 @@ class ReplyResponse:
             if not sender.has_begun:
                 raise
             # Too late for another status: the stream itself says it, and ends without [DONE].
-            await sender.send(self._write_error(exc))
+            if not (told := self._write_error(exc)):  # nothing can say so, and no end of the body pretends one
+                return
+            await sender.send(told)
         except Exception:
             if not sender.has_begun:
                 raise
             log.exception("reply_failed", request_id=self._call.request_id)
-            await sender.send(self._write_error(ServiceError("The answer broke off inside the gateway.")))
+            if not (told := self._write_error(ServiceError("The answer broke off inside the gateway."))):
+                return
+            await sender.send(told)
         finally:
             self._inference.in_flight.dec()
             sender.close()
@@ -209,7 +213,13 @@ def answer_headers(reply: OpenReply, body: bytes | None = None) -> list[tuple[by
     """Return the headers of a plain answer with ``body``, or of a stream."""
     if body is not None:
         return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
-    return [*EVENT_STREAM, *reply_headers(reply)]
+    media_type = media_type_of(reply.call)
+    return [*(EVENT_STREAM if media_type is None else [(b"content-type", media_type.encode())]), *reply_headers(reply)]
+
+
+def media_type_of(call: Call) -> str | None:
+    """Return what the answer to a call is, where it is neither JSON nor a stream of events."""
+    return BY_NAME[call.endpoint].media_type(call.request)
 
 
 def reply_headers(reply: OpenReply) -> list[tuple[bytes, bytes]]:

@@ -18,9 +18,12 @@ BEFORE_FIRST = 3
 
 
 class StreamSender:
-    """Sends one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. Close it."""
+    """Sends one stream through ASGI's ``send``. ``silence``: seconds until a comment; 0 for none. ``media_type``: of
+    what is no events, and has no comments. Close it."""
 
-    def __init__(self, send: Any, silence: float) -> None:
+    def __init__(self, send: Any, silence: float, media_type: str | None = None) -> None:
+        self._headers = EVENT_STREAM if media_type is None else [(b"content-type", media_type.encode())]
+        silence = silence if media_type is None else 0
         self.has_begun = False
         self._has_ended = False
         self._send = send
@@ -33,10 +36,10 @@ class StreamSender:
             self._idle_timer = self._loop.call_at(self._sent_at + BEFORE_FIRST * silence, self._on_idle)
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send 200, with ``headers`` beside an event stream's own; nothing when a comment had to send it before."""
+        """Send 200, with ``headers`` beside the stream's own; nothing when a comment had to send it before."""
         if not self.has_begun:
             self.has_begun = True
-            headers = [*EVENT_STREAM, *headers]
+            headers = [*self._headers, *headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def send(self, body: bytes, *, is_last: bool = False) -> None:

@@ -25,6 +25,7 @@ from gateway.upstreams.wire.quirks import Quirks
 from gateway.upstreams.wire.unsayable import without_fields
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.inference import Generation, Request
+from protocol.media.audio import SpeechRequest
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
@@ -143,7 +144,8 @@ async def read_answer(
             raise wire.read_error(response.status, response.headers, await read_error_body(response))
         response.due = ends
         begun = await response.next_piece() if streams else b""
-        if streams and (begun is None or not begun[:64].lstrip().startswith(b"{")):
+        is_json = begun is not None and begun[:64].lstrip().startswith(b"{") and not isinstance(request, SpeechRequest)
+        if streams and not is_json:
             events = wire.open_events(request)
             first = await _read_first(response, events, begun)
             response.due = math.inf

@@ -20,6 +20,7 @@ from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, Upstre
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
 from protocol.events import Event, ReplyEnd
+from protocol.media.audio import SpeechRequest
 
 LOST = ("reset", "timeout", "deadline")  # words for a connection that broke or fell silent, whatever had come by then
 MOST_REPLICAS = 3  # that one reply is given to, each once: one that has ended them all may itself be what ends them
@@ -97,7 +98,8 @@ class FailoverStream:
         """Return the first events of another replica that goes on. Raises ``failure`` where there is none."""
         progress, broken = self._progress, self.answering
         if progress is None:
-            if failure.outcome in LOST and broken.events is not None:
+            tells_its_end = not isinstance(self._call.request, SpeechRequest)  # audio ends where its bytes do
+            if failure.outcome in LOST and broken.events is not None and tells_its_end:
                 with suppress(UpstreamFailure):
                     return broken.events.finish()  # it had said why it ends: every word is here
             raise failure

@@ -34,6 +34,7 @@ PARAMS = {
     "embeddings": "input",
     "rerank": "documents",
     "images": "prompt",
+    "speech": "input",
     "responses": "input",
     "responses.compact": "input",
     "completions": "prompt",

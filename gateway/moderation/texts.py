@@ -15,6 +15,7 @@ from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Messa
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request, WholeReply
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
@@ -53,6 +54,9 @@ def texts_of(
         case ImageRequest():
             yield request.prompt
             rest = replace(request, prompt="")
+        case SpeechRequest():
+            yield from (request.input, request.instructions or "")
+            rest = replace(request, input="", instructions=None)
     yield _unescaped(msgspec.json.encode(rest))  # tools, schemas, stop words, labels
     if extra:
         yield _unescaped(msgspec.json.encode(extra))
@@ -92,6 +96,8 @@ def judged_texts(request: Request) -> list[str]:
             return [request.query]
         case ImageRequest():
             return [request.prompt]
+        case SpeechRequest():
+            return ["\n".join(filter(None, (request.instructions, request.input)))]
         case _:
             return []
 

@@ -38,6 +38,15 @@ class Summaries:
                 opened[place] = InputItem(role="user", content=OPENING + words)
         return tuple(opened)
 
+    async def refuse_empty(self, reply: ReplyFacts, ending: Ending) -> None:
+        """Refuse an answer that sums nothing up, before anything of it is written. Raises UpstreamError."""
+        whole = ending[0] if isinstance(ending, tuple) else None
+        if isinstance(whole, ChatReply) and not (whole.choices[0].message.content or "").strip():
+            raise UpstreamError(
+                f"The model '{reply.target.model.name}' answered without a summary. Try again, or name another model.",
+                outcome="malformed",
+            )
+
     def _unsealed(self, team_id: str, content: str | None, param: str) -> str:
         if content is None:
             raise missing_param(param, f"Missing required parameter: '{param}'.")
@@ -50,13 +59,3 @@ class Summaries:
                 "Send the item back as it was answered, or leave it out and send the items of the conversation."
             )
             raise invalid_param(param, words) from exc
-
-
-async def refuse_empty(reply: ReplyFacts, ending: Ending) -> None:
-    """Refuse an answer that sums nothing up, before anything of it is written. Raises UpstreamError."""
-    whole = ending[0] if isinstance(ending, tuple) else None
-    if isinstance(whole, ChatReply) and not (whole.choices[0].message.content or "").strip():
-        raise UpstreamError(
-            f"The model '{reply.target.model.name}' answered without a summary. Try again, or name another model.",
-            outcome="malformed",
-        )

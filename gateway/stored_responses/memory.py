@@ -22,7 +22,6 @@ from gateway.core.errors import ContentPolicyViolation
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
 from gateway.dialects.responses import RESEND, as_chat_after
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
-from gateway.stored_responses.compaction import Summaries, refuse_empty
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
 from gateway.stored_responses.turns import Turn, own_items, response_of_item, told_items_of
@@ -55,6 +54,19 @@ class Conversations(Protocol):
 
     async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> None:
         """Add items at its end, all of them. Raises NotFound, StorageFull."""
+
+
+class Summaries(Protocol):
+    """What makes items of compacted conversations, and reads them."""
+
+    def seal(self, team_id: str, summary: str) -> str:
+        """Return the ``encrypted_content`` of a summary."""
+
+    def opened(self, team_id: str, items: Items, where: str) -> Items:
+        """Return items with each summary as what a user says. Raises BadRequest."""
+
+    async def refuse_empty(self, reply: ReplyFacts, ending: Ending) -> None:
+        """Raise UpstreamError for an answer without a summary."""
 
 
 class ResponseMemory:
@@ -123,7 +135,7 @@ class ResponseMemory:
         """Return what stores the response to a call, ``None`` where it is not to be stored."""
         if isinstance(writer, CompactionWriter):
             writer.seal = partial(self._summaries.seal, call.caller.team.id)
-            return refuse_empty
+            return self._summaries.refuse_empty
         request = call.native
         assert isinstance(request, ResponsesRequest) and isinstance(writer, ResponsesWriter)
         writer.is_stored = request.store is not False and bool(self.store.retention)

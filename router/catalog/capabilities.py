@@ -6,6 +6,7 @@ from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFo
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import Capability, ModelSpec
 
@@ -16,6 +17,7 @@ FIELD_OF = {
     Capability.EMBEDDINGS: "model",
     Capability.RERANK: "model",
     Capability.IMAGES: "model",
+    Capability.SPEECH: "model",
     Capability.TOOLS: "tools",
     Capability.JSON: "response_format",
     Capability.LOGPROBS: "logprobs",
@@ -41,6 +43,8 @@ def needed_capabilities(request: Request) -> frozenset[Capability]:
             return frozenset((Capability.RERANK,))
         case ImageRequest():
             return frozenset((Capability.IMAGES,))
+        case SpeechRequest():
+            return frozenset((Capability.SPEECH,))
 
 
 def missing_capabilities(needed: frozenset[Capability], model: ModelSpec) -> list[Capability]:

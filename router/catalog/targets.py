@@ -18,6 +18,7 @@ class Capability(StrEnum):
     EMBEDDINGS = "embeddings"
     RERANK = "rerank"
     IMAGES = "images"
+    SPEECH = "speech"
     TOOLS = "tools"
     JSON = "json"
     LOGPROBS = "logprobs"

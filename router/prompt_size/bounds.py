@@ -15,6 +15,7 @@ from protocol.chat import ChatRequest, WebSearchTool
 from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
@@ -47,6 +48,9 @@ LEAST_OF_DOCUMENT = 250  # tokens of a piece that a long query leaves to the doc
 # Of a square picture of GPT Image 1.5, by its quality; nothing is held by it.
 PICTURE_TOKENS = {"low": 272, "medium": 1_056}
 USUAL_PICTURE_TOKENS = 4_160
+# Of speech in a minute, about: tokens by OpenAI's prices ($12 a million, $0.015 a minute), characters as people read.
+SPEECH_TOKENS = 1_250
+SPEECH_CHARACTERS = 900
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
@@ -56,8 +60,9 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
     ``usage_most``.
     """
-    if isinstance(request, ImageRequest):
-        return model.max_output * request.number if model.price.dearest_output else 0
+    if isinstance(request, ImageRequest | SpeechRequest):  # no upstream names a bound: the model's limit is one
+        number = request.number if isinstance(request, ImageRequest) else 1
+        return model.max_output * number if model.price.dearest_output else 0
     if not isinstance(request, Generation):
         return 0
     limit = output_limit(request, model, prompt)
@@ -195,6 +200,7 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
         web_searches=searches_most(request),
         search_units=_search_units(request, 1),
         images=_images(request),
+        characters=_characters(request),
     )
 
 
@@ -208,14 +214,19 @@ def cost_most(
 
 def pieces_likely(request: Request) -> Usage:
     """Return about what a request without words in its answer uses beside its prompt."""
-    images = _images(request)
+    images, characters = _images(request), _characters(request)
     each = PICTURE_TOKENS.get(getattr(request, "quality", None) or "", USUAL_PICTURE_TOKENS)
+    tokens = images * each + -(-characters * SPEECH_TOKENS // SPEECH_CHARACTERS)
     units = _search_units(request, USUAL_TOKEN_BYTES)
-    return Usage(output_tokens=images * each, search_units=units, images=images)
+    return Usage(output_tokens=tokens, search_units=units, images=images, characters=characters)
 
 
 def _images(request: Request) -> int:
     return request.number if isinstance(request, ImageRequest) else 0
+
+
+def _characters(request: Request) -> int:
+    return len(request.input) if isinstance(request, SpeechRequest) else 0
 
 
 def _search_units(request: Request, token_bytes: int) -> int:

@@ -33,6 +33,7 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
@@ -135,6 +136,8 @@ def bound_prompt(request: Request) -> PromptBound:
             return _plain_bound(texts, added=query * len(texts))
         case ImageRequest():
             return _plain_bound([request.prompt])
+        case SpeechRequest():
+            return _plain_bound([request.input], request.instructions or "")
 
 
 def prompt_tokens_likely(request: Request) -> int:
@@ -161,6 +164,8 @@ def prompt_tokens_likely(request: Request) -> int:
             return query + sum(map(_prompt_likely, request.texts))
         case ImageRequest():
             return _prompt_likely(request.prompt)
+        case SpeechRequest():
+            return _prompt_likely(request.input) + _prompt_likely(request.instructions or "")
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:

@@ -10,6 +10,7 @@ from protocol.chat import ChatRequest, Message, TextPart
 from protocol.completions import CompletionRequest, Prompts
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 
 # The longest token of public vocabularies is 128 spaces (cl100k, o200k, Llama 3); twice that, for those unseen.
@@ -37,6 +38,8 @@ def prompt_tokens_least(request: Request, enough: int | None = None) -> int:
             return _texts_least((request.query,), enough)  # of each document the model may cut off what is too long
         case ImageRequest():
             return _texts_least((request.prompt,), enough)
+        case SpeechRequest():
+            return _texts_least((request.input,), enough)
 
 
 def prompt_characters(request: Request) -> int:
@@ -56,12 +59,14 @@ def prompt_characters(request: Request) -> int:
             return sum(map(len, request.texts)) + len(request.query) * len(request.documents)
         case ImageRequest():
             return len(request.prompt)
+        case SpeechRequest():
+            return len(request.input) + len(request.instructions or "")
 
 
 def number_of_prompts(request: Request) -> int:
     """Return how many prompts, or inputs, a request has."""
     match request:
-        case ChatRequest() | ImageRequest():
+        case ChatRequest() | ImageRequest() | SpeechRequest():
             return 1
         case CompletionRequest():
             return len(prompts_of(request.prompt))

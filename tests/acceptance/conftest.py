@@ -33,7 +33,8 @@ from tests.support.temporary_stores import temporary_valkey
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
     models = ("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")
-    with ScriptedUpstream(models=(*models, "cohere-rerank", "gpt-image-2", "grok-image")) as upstream:
+    others = ("cohere-rerank", "gpt-image-2", "grok-image", "tts-1", "gpt-4o-mini-tts")
+    with ScriptedUpstream(models=(*models, *others)) as upstream:
         yield upstream
 
 
@@ -74,6 +75,11 @@ def house(
         )
         models["painter"] = model("painter", upstream_model="gpt-image-2", price=tokens, capabilities=pictures)
         models["brush"] = model("brush", upstream_model="grok-image", price=each, capabilities=pictures)
+        speaks = frozenset({Capability.SPEECH})
+        said = replace(unit, search_unit=None, character=to_nano("0.000015"))
+        models["voice"] = model("voice", upstream_model="tts-1", price=said, capabilities=speaks)
+        spoken = Price(input=to_nano("0.6"), output=to_nano(12))
+        models["actor"] = model("actor", upstream_model="gpt-4o-mini-tts", price=spoken, capabilities=speaks)
         models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
         servers = {each.name: each for each in mcp_servers(mcp.url)}
         with running_house(replace(settings, providers=providers, models=models, mcp_servers=servers)) as house:

@@ -40,7 +40,7 @@ SHADOW_CALLS = 3  # calls of `auto` that a small model answers: one without an I
 # Models that do everything, a share of whose answers is asked of another too, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
-         abilities: [chat, completions, embeddings, rerank, images, tools]}
+         abilities: [chat, completions, embeddings, rerank, images, speech, tools]}
   claude: {provider: anthropic, upstream_model: 'gpt-4o:tokens=3', context: 4000, max_output: 64,
            price: {input: 1, output: 2}}
   judge: {provider: upstream, upstream_model: 'gpt-4o:tokens=2', context: 90000, max_output: 300,
@@ -180,6 +180,7 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
         ("/v1/embeddings", {"model": "able", "input": [f"Keep {SAID}"]}),
         ("/v1/rerank", {"model": "able", "query": SAID, "documents": [f"Keep {SAID}"], "return_documents": True}),
         ("/v1/images/generations", {"model": "able", "prompt": f"Keep {SAID}"}),
+        ("/v1/audio/speech", {"model": "able", "voice": "alloy", "input": f"Keep {SAID}"}),
         ("/v1/responses", respond),
         ("/v1/responses", {**respond, "stream": True}),
         ("/v1/responses/compact", {"model": "able", "instructions": SAID, "input": f"Keep {SAID} for me."}),

@@ -28,6 +28,7 @@ from protocol.chat import (
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankRequest
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
@@ -103,6 +104,11 @@ def reranks() -> Shapes[RerankRequest]:
 def images() -> Shapes[ImageRequest]:
     """Pictures to make."""
     return {"one long prompt": lambda size: ImageRequest(model="m", prompt="a" * size)}
+
+
+def speech() -> Shapes[SpeechRequest]:
+    """Texts to say."""
+    return {"one long text": lambda size: SpeechRequest(model="m", input="a" * size, voice="alloy")}
 
 
 def messages() -> Shapes[MessagesRequest]:

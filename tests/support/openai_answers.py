@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.support.upstream_scripts import Script, Told
+from tests.support.upstream_scripts import Fault, Script, Told
 
 # Some characters take two to four bytes, so that cutting a stream anywhere cuts them, too.
 WORDS = (
@@ -264,6 +265,22 @@ def answer_images(request: dict[str, Any], script: Script) -> dict[str, Any]:
     usage = {"input_tokens": count, "output_tokens": said, "total_tokens": count + said}
     told = {Told.RIGHT: usage, Told.WRONG: {"input_tokens": -1}, Told.NONE: None}[script.usage]
     return {"created": CREATED, "data": data, "size": "1024x1024", "quality": "low", "usage": told}
+
+
+def answer_speech(request: dict[str, Any], script: Script) -> list[bytes]:
+    """Return the pieces of a text said aloud: its bytes, a word each, or events that hold them. 20 tokens a word."""
+    words = re.findall(rb"\S+\s*", request["input"].encode())
+    if request.get("stream_format") != "sse":
+        return words
+    events: list[dict[str, Any]] = [
+        {"type": "speech.audio.delta", "audio": base64.b64encode(word).decode()} for word in words
+    ]
+    if script.fault is Fault.ERROR_FRAME:
+        events.append({"type": "error", "error": {"message": "Hoarse."}})
+    count, said = count_tokens(request["input"]), 20 * len(words)
+    usage = {"input_tokens": count, "output_tokens": said, "total_tokens": count + said}
+    events.append({"type": "speech.audio.done", "usage": usage if script.usage is Told.RIGHT else None})
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
 
 
 def embedding_of(text: str | list[int], width: int = 8) -> list[float]:

@@ -226,12 +226,23 @@ class Pictures(Strict, kw_only=True, frozen=True):
     user: str | None = None
 
 
+class Speech(Strict, kw_only=True, frozen=True):
+    model: Words
+    input: Annotated[str, Meta(min_length=1, max_length=4_096)]
+    voice: str | dict[str, str]
+    instructions: str | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
+
+
 SHAPES: dict[str, Any] = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completion,
     "/v1/embeddings": Embedding,
     "/v1/rerank": Rerank,
     "/v1/images/generations": Pictures,
+    "/v1/audio/speech": Speech,
 }
 
 

@@ -32,9 +32,10 @@ from tests.support.openai_answers import (
     answer_embedding,
     answer_images,
     answer_rerank,
+    answer_speech,
 )
 from tests.support.openai_rules import Violation, check_body, check_headers
-from tests.support.upstream_acts import play_stream, play_whole, send_json, spoil
+from tests.support.upstream_acts import play_pieces, play_stream, play_whole, send_json, spoil
 from tests.support.upstream_batches import BatchDesk
 from tests.support.upstream_http import HttpConnection, HttpRequest
 from tests.support.upstream_prepared import PreparedAnswers
@@ -255,6 +256,8 @@ class ScriptedUpstream:
             send_json(connection, 200, headers, gemini_answers.answer_embeds(seen.body))
         elif path == COUNT:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
+        elif path == SPEECH:
+            await play_pieces(connection, headers, answer_speech(seen.body, script), script)
         elif path in WORDLESS:
             is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
             body = ERROR_FRAME if is_error else WORDLESS[path](seen.body, script)
@@ -440,7 +443,8 @@ WORDLESS = {
     "/v1/rerank": answer_rerank,
     "/v1/images/generations": answer_images,
 }
-ANSWERS |= WORDLESS
+SPEECH = "/v1/audio/speech"
+ANSWERS |= WORDLESS | {SPEECH: answer_speech}
 OPENAI = Dialect(
     headers=house_headers,
     check_headers=check_headers,

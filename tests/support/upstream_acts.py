@@ -72,6 +72,25 @@ def spoil(answer: Playable, script: Script) -> dict[str, Any]:
     return body
 
 
+async def play_pieces(
+    connection: HttpConnection, headers: Mapping[str, str], pieces: list[bytes], script: Script
+) -> None:
+    """Send bytes as they are made; a fault comes after as many pieces as the script says."""
+    kind = "text/event-stream" if pieces[0].startswith(b"data:") else "application/octet-stream"
+    connection.start(200, {"content-type": kind, **headers})
+    for place, piece in enumerate(pieces):
+        if script.fault is not None and place == script.after:
+            await asyncio.sleep(0.01)
+            if script.fault is Fault.HANG:
+                await asyncio.Event().wait()
+            if script.fault is Fault.RESET:
+                connection.reset()
+                return
+        connection.write(piece)
+        await asyncio.sleep(script.pace)
+    connection.finish()
+
+
 async def play_whole(
     connection: HttpConnection, headers: Mapping[str, str], body: dict[str, Any], script: Script
 ) -> None:

@@ -26,6 +26,7 @@ from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage
 from gateway.core.settings import Safety
 from gateway.dialects import messages, responses
+from gateway.dialects.audio import SpeechWriter
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.messages_writer import MessagesWriter
@@ -40,6 +41,7 @@ from gateway.upstreams.gemini.events import GeminiEvents
 from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.gemini.wire_format import embedding_body
 from gateway.upstreams.openai.events import OpenAIEvents
+from gateway.upstreams.openai.speech import SpeechEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.short_ids import short_id
@@ -55,6 +57,7 @@ from protocol.decoding import MAX_VALUES, decode_with_unread, has_more_values
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
@@ -220,6 +223,7 @@ def shapes_of(kind: type) -> Mapping[str, Callable[[int], Any]]:
         EmbeddingRequest: shapes.embeddings(),
         RerankRequest: shapes.reranks(),
         ImageRequest: shapes.images(),
+        SpeechRequest: shapes.speech(),
         MessagesRequest: shapes.messages(),
         ResponsesRequest: shapes.items(),
         ChatReply: shapes.replies(),
@@ -442,6 +446,14 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "gateway.dialects.responses_writer.ResponsesWriter": (
         "events",
         [_writer(lambda: ResponsesWriter(ResponsesRequest(model="m", input="a"), "0-1", 0))],
+    ),
+    "gateway.dialects.audio.SpeechWriter": (
+        "events",
+        [_writer(lambda: SpeechWriter(SpeechRequest(model="m", input="a", voice="b", stream_format="sse"), "0-1", 0))],
+    ),
+    "gateway.upstreams.openai.speech.SpeechEvents": (
+        "stream",
+        [lambda said: _fed(SpeechEvents(), _pieces(said, 99)), lambda said: _fed(SpeechEvents(), [b"data: " + said])],
     ),
     "gateway.dialects.chat.ChatWriter": (
         "events",

@@ -18,6 +18,7 @@ from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Generation, Request
+from protocol.media.audio import SpeechRequest
 from protocol.media.images import ImageRequest
 from protocol.serving.prompt_marks import PROMPT_MARKS
 
@@ -42,6 +43,7 @@ PATHS: dict[type, str] = {
     EmbeddingRequest: "/embeddings",
     RerankRequest: "/rerank",
     ImageRequest: "/images/generations",
+    SpeechRequest: "/audio/speech",
 }
 
 
@@ -51,6 +53,9 @@ def write_request(asking: Asking) -> UpstreamRequest:
     path = PATHS[type(request)]
     if isinstance(request, RerankRequest):  # texts by their places are ours to tell
         request = replace(request, documents=tuple(request.texts), return_documents=None, user=None)
+    elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
+        is_counted = asking.target.model.price.character is None
+        request = replace(request, stream_format="sse" if is_counted else None, user=None)
     elif isinstance(request, Generation):
         options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
         request = replace(request, stream=asking.streams or None, stream_options=options)

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.replies import read_whole
 from gateway.upstreams.openai.request import write_request
+from gateway.upstreams.openai.speech import SpeechEvents
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamUnable
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_refused_field, read_retry_after, usual_failure
 from protocol.inference import Request, WholeReply, choices_asked
+from protocol.media.audio import SpeechRequest
 from protocol.usage import Usage
 
 
@@ -33,7 +35,9 @@ class OpenAIFormat:
             raise
 
     def open_events(self, request: Request) -> EventStream:
-        """Return a reader for a streamed chat completion or completion."""
+        """Return a reader for a streamed chat completion or completion, or for speech."""
+        if isinstance(request, SpeechRequest):
+            return SpeechEvents()
         return OpenAIEvents(choices_asked(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:
