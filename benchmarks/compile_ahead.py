@@ -169,7 +169,10 @@ def variants() -> Iterator[Variant]:
 
 def _attention() -> Iterator[Variant]:
     pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts"), "*i32")
-    pointers |= dict.fromkeys(("weight", "key_scales", "value_scales"), "*fp32") | {"scale": "fp32", "cap": "fp32"}
+    pointers |= dict.fromkeys(("weight", "key_scales", "value_scales", "sinks"), "*fp32") | {
+        "scale": "fp32",
+        "cap": "fp32",
+    }
     cases = [  # name, heads, key heads, head_dim, queries, splits, type of the cache, window
         ("decode, 0.6B", 16, 8, 128, 1, 1, "bf16", 0),
         ("decode, 0.6B, split", 16, 8, 128, 1, 16, "bf16", 0),
@@ -196,6 +199,10 @@ def _attention() -> Iterator[Variant]:
         ("same sums, head_dim 256", 8, 4, 256, 1, 8, "bf16", 0),
         ("same sums, 8B, float32", 32, 8, 128, 1, 8, "fp32", 0),
         ("same sums, head_dim 256, float32", 8, 4, 256, 1, 8, "fp32", 0),
+        ("decode, GPT-OSS, sinks", 64, 8, 64, 1, 1, "bf16", 128),
+        ("decode, GPT-OSS, sinks, split", 64, 8, 64, 1, 16, "bf16", 0),
+        ("chunk, GPT-OSS, sinks", 64, 8, 64, 512, 1, "bf16", 0),
+        ("chunk, GPT-OSS, sinks and window", 64, 8, 64, 512, 1, "bf16", 128),
         ("decode, 8B, float32", 32, 8, 128, 1, 16, "fp32", 0),
         ("decode, head_dim 256, float32", 8, 4, 256, 1, 16, "fp32", 0),
         ("chunk, 8B, float32", 32, 8, 128, 512, 1, "fp32", 0),
@@ -208,6 +215,7 @@ def _attention() -> Iterator[Variant]:
         common = {
             "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": triton.next_power_of_2(dim),
             "ROWS": shape.rows, "TILE": shape.tile, "WINDOWED": window > 0, "FIXED": fixed,
+            "SINKS": "sinks" in name,
         }  # fmt: skip
         types = pointers | {"query": f"*{query}", "kv_cache": f"*{cache}", "part": "*fp32" if splits > 1 else "*bf16"}
         own = {
@@ -219,9 +227,10 @@ def _attention() -> Iterator[Variant]:
         }
         kernel = paged_attention.attend_kernel
         yield Variant(f"attention: {name}", kernel, types, common | own, shape.num_warps, shape.num_stages)
-        if name == "decode, 8B, split":
+        if name in ("decode, 8B, split", "decode, GPT-OSS, sinks, split"):
             types, most = pointers | {"part": "*fp32", "out": "*bf16"}, {"MOST_SPLITS": MAX_SPLITS}
-            yield Variant("attention: putting parts together", paged_attention.combine_kernel, types, common | most, 4)
+            what = f"attention: putting parts together{', sinks' * ('sinks' in name)}"
+            yield Variant(what, paged_attention.combine_kernel, types, common | most, 4)
 
 
 def _fused() -> Iterator[Variant]:
@@ -355,18 +364,23 @@ def _experts() -> Iterator[Variant]:
     types |= {"logits": "*fp32"}
     yield Variant(f"choice of {count} by sigmoids", experts.choose_experts_kernel, types, constants | chosen, 1)
     yield Variant("pairs of an expert, counted", experts.count_pairs_kernel, whole, at_once, 4)
+    whole |= {"alpha": "fp32", "limit": "fp32"}
     for pairs, weight, what in (
         (1, "bf16", "bf16"), (8, "bf16", "bf16"), (64, "bf16", "bf16"), (65, "bf16", "bf16"),
         (8, "fp8e4nv", "bf16"), (65, "fp8e4nv", "bf16"), (8, "fp32", "fp32"), (65, "fp32", "fp32"),
+        (1, "mxfp4", "bf16"), (8, "mxfp4", "bf16"), (64, "mxfp4", "bf16"), (65, "mxfp4", "bf16"), (8, "mxfp4", "fp32"),
     ):  # fmt: skip
         shape = experts.experts_shape(pairs * number, number)
         for name, gated in (("gate and up", True), ("down", False)):
             constants = {
                 "EXPERTS": number, "ROWS": shape.rows, "COLUMNS": shape.columns,
-                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2), "SORTED": pairs > 1, "GATED": gated,
-                "SCALED": weight == "fp8e4nv", "PRECISION": "tf32x3" if what == "fp32" else "tf32",
+                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2, weight == "mxfp4"),
+                "SORTED": pairs > 1, "GATED": gated,
+                "SCALED": weight == "fp8e4nv", "PACKED": weight == "mxfp4", "BIASED": weight == "mxfp4",
+                "CLAMPED": weight == "mxfp4" and gated, "PRECISION": "tf32x3" if what == "fp32" else "tf32",
             }  # fmt: skip
-            types = whole | {"x": f"*{what}", "out": f"*{what}", "weight": f"*{weight}"}
+            types = whole | {"x": f"*{what}", "out": f"*{what}", "bias": f"*{what}"}
+            types |= {"weight": "*u8", "scales": "*u8"} if weight == "mxfp4" else {"weight": f"*{weight}"}
             kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
             kernel = experts.grouped_product_kernel
             yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)

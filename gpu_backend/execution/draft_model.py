@@ -50,7 +50,7 @@ class DraftModel:
         self.config = load_model_config(folder)
         _check_fit(config.checkpoint.tokenizer_folder, target, folder, self.config, max_model_len)
         linear = LinearOptions(batch_invariant=config.device.batch_invariant)
-        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear)
+        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, self.config.packed)
         self._model = load_model(self.config, weights, max_model_len)
         self._vocab_size = target.vocab_size
         self._block_size = config.cache.block_size

@@ -52,7 +52,8 @@ def compile_attention_for(
     samples = list(layouts.samples())
     longest = max(layout.max_query_len for layout in samples)
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
-    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales, model.softcap)
+    sinks = torch.zeros(model.num_heads, device=kv_cache.device) if model.has_sinks else None
+    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales, model.softcap, sinks)
 
 
 def seconds_per_copy(host_cache: HostCache, most: int, device: torch.device) -> float | None:

@@ -11,6 +11,7 @@ import torch
 
 from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.experts import Experts
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.shards import num_bytes
 from gpu_backend.step.cost import plan_work
@@ -31,8 +32,11 @@ class Roofline:
         matrices = config.products_per_token - head
         attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
         rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
-        layers = num_bytes(model.layers) * config.num_layers / len(model.layers)
-        self._layer_weights = layers / peaks.bandwidth  # seconds, like all here
+        all_layers = config.num_layers / len(model.layers) / peaks.bandwidth
+        self._layer_weights = num_bytes(model.layers) * all_layers  # seconds, like all here
+        mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, Experts)]
+        stacks = tuple((mixture.gate_up, mixture.down, mixture.scales) for mixture in mixtures)
+        self._experts = num_bytes(stacks) * all_layers  # of the layers' weights; their numbers may have fewer bits
         self._last_weights = num_bytes((model.norm, model.head)) / peaks.bandwidth
         self._config = config
         self._token = 2 * matrices / rate
@@ -47,8 +51,9 @@ class Roofline:
         """Return the least time of a step that computes these."""
         work = plan_work(steps)
         sampled = sum([step.num_draft_tokens + 1 for step in steps if step.samples])
-        read = self._config.weights_read(work.tokens) / self._config.weights_read()  # of experts, those chosen
-        reading = self._layer_weights * read + self._last_weights
+        reading = self._layer_weights + self._last_weights
+        if self._config.experts is not None:  # those that nothing chooses are not read
+            reading -= self._experts * (1 - self._config.experts.share_read(work.tokens))
         multiplying = work.tokens * self._token + sampled * self._logits
         for window, key, pair in self._layers:
             if not window:

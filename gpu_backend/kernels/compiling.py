@@ -20,6 +20,7 @@ def compile_attention(
     windows: Sequence[int],
     kv_scales: KvScales | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Compile all kernels of attention that these layouts need, in parallel; on a GPU.
 
@@ -36,7 +37,7 @@ def compile_attention(
         for layout, window in cases:
             rows = query[layout.rows]
             triton_attention.paged_attention(
-                rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch, softcap=softcap
+                rows, kv_cache, layout, 1.0, window, kv_scales, launch=launch, softcap=softcap, sinks=sinks
             )
 
     with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):

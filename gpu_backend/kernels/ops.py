@@ -112,14 +112,15 @@ def paged_attention(
     window: int = 0,
     kv_scales: KvScales | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     ``groups`` say where the sequences lie; Triton takes layouts, plain torch both,
-    but of layouts only those of one query length.
+    but of layouts only those of one query length. ``sinks`` (heads,) take a share of each head's softmax.
     """
     if not uses_triton(query.device):
-        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales, softcap)
+        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales, softcap, sinks)
     from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
@@ -128,7 +129,7 @@ def paged_attention(
         assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
         triton_attention.paged_attention(
-            query[rows], kv_cache, layout, scale, window, kv_scales, out[rows], softcap=softcap
+            query[rows], kv_cache, layout, scale, window, kv_scales, out[rows], softcap=softcap, sinks=sinks
         )
     return out
 

@@ -27,22 +27,24 @@ def paged_attention(
     window: int = 0,
     kv_scales: KvScales | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
     that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
-    ``softcap`` bounds scores, see ``reference.soft_cap_``.
+    ``softcap`` bounds scores, see ``reference.soft_cap_``. ``sinks`` (heads,) are scores that take a share of each
+    head's softmax and add nothing (GPT-OSS; Xiao et al. 2024, attention sinks).
     """
     attended: list[Tensor] = []
     for group in groups:
         if isinstance(group, PagedLayout):
-            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window, softcap))
+            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window, softcap, sinks))
             continue
         mask = group.window_mask if window else group.mask
         assert mask is not None, "the groups were made without a window"
         attend = _attend_one_each if mask.shape[2] == 1 else _attend_several_each
-        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale, softcap))
+        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale, softcap, sinks))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
@@ -54,6 +56,7 @@ def _attend_padded(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """As many queries each, tables padded with any blocks: all shapes are known before the sequences are known."""
     _, heads, head_dim = query.shape
@@ -71,7 +74,8 @@ def _attend_padded(
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
     q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
     mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
-    attended = dot_products(q, key, value, mask, scale, softcap)
+    sinks = None if sinks is None else sinks.view(kv_cache.shape[3], -1).repeat(1, width)
+    attended = dot_products(q, key, value, mask, scale, softcap, sinks)
     attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
     return attended.reshape(-1, heads, head_dim)
 
@@ -84,6 +88,7 @@ def _attend_one_each(
     mask: Tensor,
     scale: float,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """One query each: the heads that share a key head take the place of several queries.
 
@@ -97,7 +102,7 @@ def _attend_one_each(
     for start, stop, width in parts:
         kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
         visible = mask[start:stop, ..., : kv.shape[1]]
-        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale, softcap)
+        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale, softcap, sinks)
     return attended.view(-1, *query.shape[1:])
 
 
@@ -115,18 +120,21 @@ def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
     return [*parts, (start, len(widths), widest)]
 
 
-def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+def _attend(
+    q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """Let ``q`` (sequences, kv_heads, sharing, head_dim) look at keys and values (sequences, context, kv_heads, …)."""
     count, kv_heads, sharing, head_dim = q.shape
     if kv_heads > MOST_HEADS_AT_ONCE:
-        return dot_products(q, key.transpose(1, 2), value.transpose(1, 2), mask, scale, softcap)
+        sinks = None if sinks is None else sinks.view(kv_heads, sharing)
+        return dot_products(q, key.transpose(1, 2), value.transpose(1, 2), mask, scale, softcap, sinks)
     # One product for all heads: each query has zeros where the keys of other heads than its own lie. That multiplies
     # more, but reads keys and values as they lie; for few heads it is the faster way.
     spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
     torch.mul(q.permute(0, 2, 3, 1), scale, out=spread.diagonal(dim1=1, dim2=3))
     scores = torch.bmm(spread.view(count, kv_heads * sharing, -1), key.flatten(2).transpose(1, 2))
     scores = soft_cap_(scores, softcap).add_(mask[:, 0])
-    attended = torch.bmm(scores.softmax(-1), value.flatten(2)).view(spread.shape)
+    attended = torch.bmm(_softmax(scores, sinks), value.flatten(2)).view(spread.shape)
     return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
@@ -138,6 +146,7 @@ def _attend_several_each(
     mask: Tensor,
     scale: float,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     _, heads, head_dim = query.shape
     kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
@@ -146,19 +155,38 @@ def _attend_several_each(
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
     q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
-    attended = dot_products(q, key, value, mask, scale, softcap)
+    attended = dot_products(q, key, value, mask, scale, softcap, None if sinks is None else sinks[:, None])
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
     return rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
-def dot_products(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """Return what queries (sequences, heads, queries, head_dim) see of keys and values, which may have fewer heads."""
-    if not softcap:
+def dot_products(
+    q: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return what queries (sequences, heads, queries, head_dim) see of keys and values, which may have fewer heads.
+
+    ``sinks`` are (heads, queries), or (heads, 1).
+    """
+    if not softcap and sinks is None:
         return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
     sharing = q.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
     scores = soft_cap_((q @ key.transpose(2, 3)).float().mul_(scale), softcap) + mask
-    return scores.softmax(-1).to(q.dtype) @ value
+    return _softmax(scores, sinks).to(q.dtype) @ value
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the shares of scores (..., context); ``sinks`` (...) of each row take a share, too."""
+    if sinks is None:
+        return scores.softmax(-1)
+    also = sinks.to(scores.dtype)[..., None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, also), -1).softmax(-1)[..., :-1]
 
 
 def _gather(

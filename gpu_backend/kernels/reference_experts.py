@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpu_backend.kernels.layout.mxfp4 import unpack_mxfp4
 from gpu_backend.kernels.reference import silu_and_mul
 
 
@@ -39,28 +40,47 @@ def mix_experts(
     shares: Tensor,
     experts: Tensor,
     scales: tuple[Tensor, Tensor] | None = None,
+    biases: tuple[Tensor, Tensor] | None = None,
+    clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
     """Return the sum of each token's gated MLPs, each times its share; x (tokens, hidden).
 
     ``gate_up`` is (experts, 2 · inner, hidden), gate above up; ``down`` (experts, hidden, inner). Both are of x's type,
-    or of float8 or int8 with float32 ``scales`` (experts, outputs). ``shares`` and ``experts`` are ``choose_experts``'.
-    The CPU is given one token at a time where a row's sum must be the same to the bit (``batch_invariant``).
+    or of float8 or int8 with float32 ``scales`` (experts, outputs), or packed as ``layout.mxfp4`` has them, with its
+    exponents. ``biases`` (experts, outputs) are added to both products; ``clamp`` is what ``clamped_swiglu`` takes.
+    ``shares`` and ``experts`` are ``choose_experts``'. The CPU is given one token at a time where a row's sum must be
+    the same to the bit (``batch_invariant``).
     """
     of_inner, of_out = scales or (None, None)
+    to_inner, to_out = biases or (None, None)
+
+    def mlp(rows: Tensor, expert: int) -> Tensor:
+        both = _product(rows, gate_up, of_inner, to_inner, expert)
+        gated = silu_and_mul(both) if clamp is None else clamped_swiglu(both, *clamp)
+        return _product(gated, down, of_out, to_out, expert)
+
     pairs = experts.flatten().argsort(stable=True)
     counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
-    outs = [
-        _product(silu_and_mul(_product(rows, gate_up, of_inner, expert)), down, of_out, expert)
-        for expert, rows in enumerate(x[pairs % len(x)].split(counts))
-        if len(rows)
-    ]
+    outs = [mlp(rows, expert) for expert, rows in enumerate(x[pairs % len(x)].split(counts)) if len(rows)]
     parts = torch.empty(len(pairs), x.shape[1])
     parts[pairs] = torch.cat(outs).float() * shares.flatten()[pairs, None]
     return parts.view(*experts.shape, -1).sum(0).to(x.dtype)
 
 
-def _product(x: Tensor, weight: Tensor, scales: Tensor | None, expert: int) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return gate · sigmoid(alpha · gate) · (up + 1) for rows that hold both; gate is at most ``limit``, and up is
+    within it on both sides (GPT-OSS; OpenAI 2025, section 2)."""
+    gate, up = gate_up.chunk(2, -1)
+    gate = gate.clamp(max=limit)
+    return gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + 1)
+
+
+def _product(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, expert: int) -> Tensor:
+    added = None if bias is None else bias[expert]
     if scales is None:
-        return F.linear(x, weight[expert])
-    return (F.linear(x, weight[expert].to(x.dtype)).float() * scales[expert]).to(x.dtype)
+        return F.linear(x, weight[expert], added)
+    if weight.dtype == torch.uint8:
+        return F.linear(x, unpack_mxfp4(weight[expert], scales[expert], x.dtype), added)
+    product = (F.linear(x, weight[expert].to(x.dtype)).float() * scales[expert]).to(x.dtype)
+    return product if added is None else product + added

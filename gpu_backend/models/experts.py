@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.mxfp4 import BLOCK, pair_halves
 from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.experts import ExpertsConfig
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Mlp
 from gpu_backend.models.linear import Linear, load_linear
@@ -24,7 +27,8 @@ class Experts:
     router: Tensor  # (experts, hidden); float32 where it has a bias
     gate_up: Tensor  # (experts, 2 · inner, hidden)
     down: Tensor  # (experts, hidden, inner)
-    scales: tuple[Tensor, Tensor] | None  # float32 (experts, outputs) of both, where these are float8
+    # Of both: float32 (experts, outputs) where these are float8, uint8 (experts, outputs, blocks) where they are mxfp4.
+    scales: tuple[Tensor, Tensor] | None
     per_token: int
     is_normalised: bool
     batch_invariant: bool
@@ -32,14 +36,25 @@ class Experts:
     factor: float = 1.0  # of all shares
     shared: Mlp | None = None  # the expert that every token goes through
     shared_gate: Tensor | None = None  # (1, hidden): by how much; None: whole
+    router_bias: Tensor | None = None  # (experts,): of its logits
+    biases: tuple[Tensor, Tensor] | None = None  # (experts, outputs) of both
+    clamp: tuple[float, float] | None = None  # what ``reference_experts.clamped_swiglu`` takes; None: SiLU
 
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return what it makes of the norm of ``x + residual``, and that sum."""
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
-        logits = ops.linear(normed.to(self.router.dtype), self.router, None, self.batch_invariant)
+        logits = ops.linear(normed.to(self.router.dtype), self.router, self.router_bias, self.batch_invariant)
         shares, chosen = ops.choose_experts(logits, self.per_token, self.is_normalised, self.bias, self.factor)
         mixed = ops.mix_experts(
-            normed, self.gate_up, self.down, shares, chosen, self.scales, batch_invariant=self.batch_invariant
+            normed,
+            self.gate_up,
+            self.down,
+            shares,
+            chosen,
+            self.scales,
+            self.biases,
+            self.clamp,
+            batch_invariant=self.batch_invariant,
         )
         if self.shared is None:
             return mixed, summed
@@ -54,6 +69,8 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     """Load one layer's; ``prefix`` names it in the checkpoint. Raises ``UnsupportedModel``."""
     shape, hidden = config.experts, config.hidden_size
     assert shape is not None
+    if shape.clamp is not None:
+        return _load_clamped(config, shape, weights, prefix)
     _check_format(weights)
     one = _load_mlp(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
     stacks = [_stack_of(product, shape.number) for product in (one.gate_up, one.down)]
@@ -78,6 +95,53 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         shared=_load_mlp(weights, shared, hidden, shape.shared_size) if shape.shared_size else None,
         shared_gate=weights.get(gate, 1, hidden) if shape.gates_shared else None,
     )
+
+
+def _load_clamped(config: ModelConfig, shape: ExpertsConfig, weights: WeightSource, prefix: str) -> Experts:
+    """Load a GPT-OSS' experts: all in a tensor, their inputs before their outputs, gate and up taking turns, with
+    biases; or in mxfp4, outputs before inputs."""
+    number, hidden, inner = shape.number, config.hidden_size, shape.intermediate_size
+    if weights.linear.quantization is not None:
+        raise UnsupportedModel(
+            f"a GPT-OSS' experts cannot be rounded to {weights.linear.quantization}; they are served in mxfp4, as "
+            "their checkpoint has them, or as float32, float16 or bfloat16: leave quantization out"
+        )
+    named = {"gate_up": (f"{prefix}.experts.gate_up_proj", 2 * inner, hidden)}
+    named["down"] = (f"{prefix}.experts.down_proj", hidden, inner)
+    kept, scales, biases = {}, {}, {}
+    for which, (name, outputs, inputs) in named.items():
+        arrange = _gate_above_up if which == "gate_up" else Tensor.contiguous
+        biases[which] = torch.stack([arrange(bias) for bias in weights.get(f"{name}_bias", number, outputs)])
+        if weights.packed is None:
+            stored = weights.get(name, number, inputs, outputs)
+            kept[which] = stored.new_empty(number, outputs, inputs)
+            for own, one in zip(kept[which], stored, strict=True):
+                own.copy_(arrange(one.t()))
+            continue
+        if inputs % BLOCK:
+            raise UnsupportedModel(f"{name} has {inputs} inputs, which mxfp4's blocks of {BLOCK} do not divide")
+        blocks = weights.get_stored(f"{name}_blocks", torch.uint8, number, outputs, inputs // BLOCK, BLOCK // 2)
+        exponents = weights.get_stored(f"{name}_scales", torch.uint8, number, outputs, inputs // BLOCK)
+        kept[which] = blocks.new_empty(number, outputs, inputs // 2)
+        for own, one in zip(kept[which], blocks, strict=True):
+            own.copy_(pair_halves(arrange(one)))
+        scales[which] = torch.stack([arrange(some) for some in exponents])
+    return Experts(
+        router=weights.get(f"{prefix}.gate.weight", number, hidden),
+        gate_up=kept["gate_up"],
+        down=kept["down"],
+        scales=(scales["gate_up"], scales["down"]) if scales else None,
+        per_token=shape.per_token,
+        is_normalised=shape.is_normalised,
+        batch_invariant=weights.linear.batch_invariant,
+        router_bias=weights.get(f"{prefix}.gate.bias", number),
+        biases=(biases["gate_up"], biases["down"]),
+        clamp=shape.clamp,
+    )
+
+
+def _gate_above_up(rows: Tensor) -> Tensor:
+    return torch.cat((rows[::2], rows[1::2]))
 
 
 def _check_format(weights: WeightSource) -> None:

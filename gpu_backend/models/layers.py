@@ -36,6 +36,7 @@ class Attention:
     window: int = 0  # how many tokens back a query looks, itself included; 0: all
     softcap: float = 0.0  # what scores are bounded by; 0: nothing
     rope: int = 0  # which of the model's ropes turns queries and keys
+    sinks: Tensor | None = None  # (heads,) float32: scores that take a share of each head's softmax, and add nothing
     width_norms: tuple[Tensor, ...] = ()  # of all of a token's queries (heads · head_dim,), and of all its keys
     add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads
 
@@ -65,7 +66,7 @@ class Attention:
         )
         query = query if by.queries is None else query * by.queries
         attended = ops.paged_attention(
-            query, kv_cache, tensors.groups, self.scale, self.window, kv_scales, self.softcap
+            query, kv_cache, tensors.groups, self.scale, self.window, kv_scales, self.softcap, self.sinks
         )
         return self.out(attended.reshape(len(qkv), -1))
 

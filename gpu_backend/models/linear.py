@@ -48,7 +48,7 @@ def load_linear(
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
     added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
     if weights.packed is not None and is_packed(weights.packed, names[0]):
-        load = load_packed if weights.packed.is_of_four_bits else load_rounded
+        load = load_packed if weights.packed.is_of_words else load_rounded
         return load(weights, names, outs, width, added)
     weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
     if weights.linear.quantization is not None and not weights.linear.is_smoothed:

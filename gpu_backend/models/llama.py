@@ -77,6 +77,7 @@ def _load_attention(config: ModelConfig, weights: WeightSource, index: int, pref
         scale=config.factors.attention or config.head_dim**-0.5,
         window=config.windows[own],
         softcap=config.softcap,
+        sinks=weights.get(f"{prefix}.sinks", config.num_heads).float() if config.has_sinks else None,
         rope=distinct_ropes(config).index(config.ropes[own]),
         width_norms=width_norms,
         add_ranks=weights.linear.add_ranks,

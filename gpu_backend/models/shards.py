@@ -14,11 +14,21 @@ from torch import Tensor
 from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
-from gpu_backend.models.config.packed_format import PACKED_BITS
+from gpu_backend.models.config.packed_format import MXFP4_GROUP, PACKED_BITS
 from gpu_backend.models.weights import WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 NARROWING = ("o_proj", "down_proj")
+STACKED = {  # of tensors of all of a GPT-OSS' experts: which dimension is their inner one
+    "gate_up_proj": 2,
+    "gate_up_proj_bias": 1,
+    "gate_up_proj_blocks": 1,
+    "gate_up_proj_scales": 1,
+    "down_proj": 1,
+    "down_proj_blocks": 2,
+    "down_proj_scales": 2,
+}
+ADDED_ONCE = ("bias", "down_proj_bias")  # of what narrows
 BY_GROUP = ("scales", "qzeros")  # of packed weights: a row for each group of inputs
 PACKED = ("qweight", *BY_GROUP)  # these are (inputs, outputs), the other way round than weights
 
@@ -46,7 +56,10 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
         intermediate_size=model.intermediate_size // ranks,
         experts=experts,
     )
-    if model.packed is not None and model.packed.is_of_four_bits:
+    is_mxfp4 = model.packed is not None and model.packed.method == "mxfp4"
+    if is_mxfp4 and experts is not None and experts.intermediate_size % MXFP4_GROUP:
+        raise UnsupportedModel(f"{ranks} ranks cut through the experts' blocks of {MXFP4_GROUP} inputs (mxfp4)")
+    if model.packed is not None and model.packed.is_of_words:
         group = max(model.packed.group_size, 32 // PACKED_BITS)  # inputs of a scale, outputs of a word
         widths = (part.num_heads * part.head_dim, part.intermediate_size)
         if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % (32 // PACKED_BITS):
@@ -90,7 +103,7 @@ class ShardedWeights:
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the part, or what all ranks have alike. Raises ``UnsupportedModel``."""
         module, kind = name.split(".")[-2:]
-        if module in NARROWING and kind == "bias":  # it is added once
+        if module in (*NARROWING, "experts") and kind in ADDED_ONCE:
             whole = self._source.get(name, *shape)
             return whole if self._rank == 0 else torch.zeros_like(whole)
         return self._part(self._source.get, self._dim(name), name, shape)
@@ -122,7 +135,9 @@ class ShardedWeights:
     def _dim(self, name: str) -> int | None:
         """Return along which dimension a tensor is cut; None: every rank has all of it."""
         module, kind = name.split(".")[-2:]
-        if module in self._widening:
+        if module == "experts":
+            return STACKED[kind]
+        if module in self._widening or kind == "sinks":
             return None if kind == "g_idx" else 1 if kind in PACKED else 0
         if module in NARROWING:
             return None if kind in BY_GROUP and self._has_one_group else 0 if kind in (*PACKED, "g_idx") else 1

@@ -23,7 +23,7 @@ RENAMED = [
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
         (r"\.mlp\.output_linear\.weight$", ".mlp.experts.down_proj"),
-        (r"\.mlp\.router\.(layer\.)?weight$", ".mlp.gate.weight"),
+        (r"\.mlp\.router\.(layer\.)?(weight|bias)$", r".mlp.gate.\2"),
     )
 ]
 

@@ -74,8 +74,7 @@ class Checkpoint:
         self.packed = packed
         if packed is not None and self.linear.quantization is not None:
             raise UnsupportedModel(
-                f"the checkpoint has weights of {4 if packed.is_of_four_bits else 8} bits already ({packed.method}); "
-                "leave quantization out"
+                f"the checkpoint has weights of {packed.bits} bits already ({packed.method}); leave quantization out"
             )
         self._device = device
         self._dtype = dtype

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.kernels import reference_experts
+from gpu_backend.kernels.layout.mxfp4 import unpack_mxfp4
 from gpu_backend.kernels.triton_ops import experts
 from gpu_backend.models.quantization import quantize
 from gpu_backend.step.messages import Generate
@@ -82,6 +83,30 @@ def engine_of_experts(setting: Setting) -> str:
     return f"worst relative error {max(errors):.0e}"
 
 
+def mixtures_of_gpt_oss(setting: Setting) -> str:
+    """Clamped gates, biases and weights of mxfp4 say what plain torch says of the same numbers unpacked."""
+
+    def error() -> float:
+        dice, dtype = setting.dice, dtype_of(setting)
+        number, tokens, count, hidden, inner = 5, dice.choice((1, 7, 37)), dice.randint(1, 4), 96, 64
+        shares, chosen = _routing(setting, dice.choice(ROUTINGS), tokens, number, count)
+        sizes = (number, 2 * inner, hidden), (number, hidden, inner)
+        bits = [(setting.randn(a, b, c // 2) * 97).int().to(torch.uint8) for a, b, c in sizes]
+        powers = [(setting.randn(a, b, c // 32) + 124).to(torch.uint8) for a, b, c in sizes]
+        whole = [
+            unpack_mxfp4(some.flatten(0, 1), by.flatten(0, 1), dtype) for some, by in zip(bits, powers, strict=True)
+        ]
+        gate_up, down = (some.view(size) for some, size in zip(whole, sizes, strict=True))
+        biases = setting.randn(number, 2 * inner).to(dtype), setting.randn(number, hidden).to(dtype)
+        x, clamp = setting.randn(tokens, hidden).to(dtype), (1.702, dice.choice((0.5, 7.0)))
+        expected = reference_experts.mix_experts(x, gate_up, down, shares, chosen, None, biases, clamp)
+        unpacked = experts.mix_experts(x, gate_up, down, shares, chosen, None, biases, clamp)
+        packed = experts.mix_experts(x, bits[0], bits[1], shares, chosen, (powers[0], powers[1]), biases, clamp)
+        return max(relative_error(unpacked, expected), relative_error(packed, expected))
+
+    return worst_of(setting, error, 3)
+
+
 def _inputs(setting: Setting, tokens: int, number: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     dtype, dice = dtype_of(setting), setting.dice
     hidden, inner = dice.choice((24, 64, 200)), dice.choice((16, 40, 136))
@@ -131,6 +156,7 @@ def _mixture_error(setting: Setting, kind: str) -> float:
 CHECKS = (
     Check("kernel: choices of experts", choices_of_experts),
     Check("kernel: mixtures of experts", mixtures_of_experts, long=(torch.bfloat16,)),
+    Check("kernel: mixtures of GPT-OSS", mixtures_of_gpt_oss, long=(torch.bfloat16,)),
     Check("kernel: mixtures whatever the batch", mixtures_stay_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
     Check("kernel: an engine of experts", engine_of_experts, (torch.float32,), long=(torch.float32,)),
 )

@@ -419,12 +419,14 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
         stored = (cache.float() / both).to(FP8)
         cache = load_kv(stored.view(torch.uint8), scales, torch.float32)
     each = [setting.randn(n, heads, dim).to(dtype) for n in lens]
-    softcap = dice.choice((0.0, 0.0, 1.5, 50.0))
+    softcap, sinks = dice.choice((0.0, 0.0, 1.5, 50.0)), None
+    if dice.random() < 0.5:
+        sinks = setting.randn(heads).float() * 3
 
     expected = []
     for query, table, past in zip(each, tables, pasts, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].double()
-        expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window, softcap))
+        expected.append(attend(query.double(), kv[:, 0], kv[:, 1], past, window, softcap, sinks))
     starts, splits = torch.tensor([0, *lens]).cumsum(0), dice.choice((1, 2, 8) if on_card else (1, 2))
     width = max(map(len, tables))
     where = paged.PagedLayout(
@@ -438,7 +440,7 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     )
     query = torch.cat(each)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, stored, where, dim**-0.5, window, scales, out, softcap=softcap)
+    paged_attention(query, stored, where, dim**-0.5, window, scales, out, softcap=softcap, sinks=sinks)
     return relative_error(out, torch.cat(expected))
 
 

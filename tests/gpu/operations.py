@@ -105,19 +105,28 @@ def _attention_error(setting: Setting) -> float:
     queries = [setting.randn(n, num_heads, dim) for n, _ in lens]
 
     expected, softcap = [], dice.choice((0.0, 0.0, 2.5, 50.0))
+    sinks = setting.randn(num_heads).float() * 3 if dice.random() < 0.5 else None
     for query, table, (_, past) in zip(queries, tables, lens, strict=True):
         kv = cache[table].flatten(0, 1)[: past + len(query)].cpu().double()
-        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past, softcap=softcap))
+        expected.append(attend(query.cpu().double(), kv[:, 0], kv[:, 1], past, softcap=softcap, sinks=sinks))
     positions = torch.tensor([past + i for n, past in lens for i in range(n)], device=setting.device)
     grouping = Grouping(size, num_blocks, 512, setting.device, setting.dtype)
     groups = grouping.groups([n for n, _ in lens], positions, tables)
     query = torch.cat(queries)
     _poison(query)
-    out = reference_attention.paged_attention(query, cache, groups, dim**-0.5, softcap=softcap)
+    out = reference_attention.paged_attention(query, cache, groups, dim**-0.5, softcap=softcap, sinks=sinks)
     return relative_error(out, torch.cat(expected))
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int = 0, softcap: float = 0.0) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    past: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention as it is defined: one sequence, its queries at ``past`` and after, in float64."""
     shared = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
@@ -128,7 +137,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, past: int, window: int =
     visible = places <= position
     if window:
         visible &= places > position - window
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), values)
+    shares = scores.masked_fill(~visible, -torch.inf).exp()
+    own = 0.0 if sinks is None else sinks.to(shares).exp()[:, None, None]
+    return torch.einsum("hqk,khd->qhd", shares / (shares.sum(-1, keepdim=True) + own), values)
 
 
 def scattered_tables(lengths: list[int], block_size: int, dice: random.Random) -> list[list[int]]:

@@ -48,6 +48,7 @@ ENGINE_FEATURES = {
     "swap": "a preempted sequence is copied to host memory where that takes less than computing it again",
     "chunks": "a prompt is longer than --max-num-batched-tokens",
     "experts": "a model with mixtures of experts",
+    "sinks": "a model whose heads have attention sinks, and windows in every other layer",
     "sliding window": "a model whose queries look back only so far",
     "graphs": "--cuda-graphs: decodes are replayed",
     "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",

@@ -18,6 +18,7 @@ MODEL_TYPES_OF_MIXTURES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GraniteMoeForCausalLM": "granitemoe",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
 }
 NAMES = {  # of router, gate, up and down; Granite has all experts' in two tensors
     "MixtralForCausalLM": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "w3", "w2"),
@@ -33,7 +34,9 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
     if model.architecture not in MODEL_TYPES_OF_MIXTURES:
         return {}
     named = {"Qwen": "num_experts", "Glm4": "n_routed_experts"}.get(model.architecture[:4], "num_local_experts")
-    config = {named: model.num_experts, "num_experts_per_tok": model.experts_per_token}
+    config: dict[str, Any] = {named: model.num_experts, "num_experts_per_tok": model.experts_per_token}
+    if model.packs_experts:
+        config["quantization_config"] = {"quant_method": "mxfp4", "dequantize": True}  # which transformers asks for
     if named == "n_routed_experts":
         config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_shared_experts": 1}
     if named != "num_local_experts":
@@ -45,6 +48,8 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
 
 def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, Tensor]:
     """Draw one layer's; ``layer`` names it."""
+    if model.architecture == "GptOssForCausalLM":
+        return _clamped(model, f"{layer}.mlp", matrix)
     config, hidden = model.config(), model.hidden_size
     inner = config.get("moe_intermediate_size", model.intermediate_size)
     router, first, up, down = (f"{layer}.{name}" for name in NAMES.get(model.architecture, QWEN))
@@ -68,6 +73,22 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
     elif model.architecture == "Qwen2MoeForCausalLM":
         tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, SHARED_SIZE, matrix)
         tensors[f"{layer}.mlp.shared_expert_gate.weight"] = matrix(1, hidden)
+    return tensors
+
+
+def _clamped(model: TinyModel, name: str, matrix: Matrix) -> dict[str, Tensor]:
+    number, hidden, inner = model.num_experts, model.hidden_size, model.intermediate_size
+    tensors = {f"{name}.router.weight": matrix(number, hidden), f"{name}.router.bias": matrix(1, number)[0]}
+    for module, inputs, outputs in (("gate_up_proj", hidden, 2 * inner), ("down_proj", inner, hidden)):
+        drawn = torch.stack([matrix(outputs, inputs) for _ in range(number)])
+        tensors[f"{name}.experts.{module}_bias"] = matrix(number, outputs)
+        if not model.packs_experts:
+            tensors[f"{name}.experts.{module}"] = drawn.mT.contiguous()
+            continue
+        exponents = drawn.view(number, outputs, -1, 32).abs().amax(-1).log2().floor() - 2 + 127
+        bits = (matrix(number * outputs, inputs // 2).abs() * 997 % 256).to(torch.uint8)
+        tensors[f"{name}.experts.{module}_blocks"] = bits.view(number, outputs, -1, 16)
+        tensors[f"{name}.experts.{module}_scales"] = exponents.to(torch.uint8)
     return tensors
 
 

@@ -57,6 +57,7 @@ class TinyModel:
     num_experts: int = 5  # of an architecture that has some
     experts_per_token: int = 2
     stacks_experts: bool = False  # as newer transformers name them
+    packs_experts: bool = False  # of a GPT-OSS: in mxfp4
     seed: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -117,6 +118,8 @@ class TinyModel:
                 tensors[f"{attention}.{name}.weight"] = matrix(*shape)
                 if self._has_bias(name):
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
+            if self.architecture == "GptOssForCausalLM":
+                tensors[f"{attention}.sinks"] = 2 * torch.randn(self.num_heads, generator=generator)
             if self.architecture.startswith(("Qwen3", "Gemma3")) or self.extra.get("use_qk_norm"):
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
                 tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)

@@ -30,9 +30,9 @@ def experts_shape(pairs: int, experts: int, batch_invariant: bool = False) -> Pr
     return FEW if pairs <= MOST_PAIRS[1] * experts else SOME if pairs <= MOST_PAIRS[2] * experts else MANY
 
 
-def depth_of(shape: ProductShape, itemsize: int) -> int:
-    """Return how many inputs are multiplied at a time: as many bytes of any type."""
-    return shape.depth * 2 // itemsize
+def depth_of(shape: ProductShape, itemsize: int, packed: bool = False) -> int:
+    """Return how many inputs are multiplied at a time: as many bytes of any type; packed, what registers hold."""
+    return min(shape.depth * 2 // itemsize, 64) if packed else shape.depth * 2 // itemsize
 
 
 def choose_experts(
@@ -60,20 +60,23 @@ def mix_experts(
     shares: Tensor,
     experts: Tensor,
     scales: tuple[Tensor, Tensor] | None = None,
+    biases: tuple[Tensor, Tensor] | None = None,
+    clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
 ) -> Tensor:
     """Return the sum of each token's gated MLPs, each times its share; shapes as ``reference_experts`` says.
 
     ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
     """
-    (count, tokens), (all_experts, hidden, width) = experts.shape, down.shape
+    (count, tokens), (all_experts, hidden, _), width = experts.shape, down.shape, gate_up.shape[1] // 2
     shape = experts_shape(count * tokens, all_experts, batch_invariant)
     blocks = sort_pairs(experts, all_experts, shape.rows)
     of_inner, of_out = scales or (None, None)
+    to_inner, to_out = biases or (None, None)
     inner = torch.empty((count * tokens, width), dtype=x.dtype, device=x.device)
-    _multiply(x, gate_up, of_inner, None, inner, blocks, tokens, shape)
+    _multiply(x, gate_up, of_inner, to_inner, None, clamp, inner, blocks, tokens, shape)
     parts = torch.empty((count, tokens, hidden), dtype=x.dtype, device=x.device)
-    _multiply(inner, down, of_out, shares, parts, blocks, tokens, shape)
+    _multiply(inner, down, of_out, to_out, shares, None, parts, blocks, tokens, shape)
     out = torch.empty_like(x)
     sum_kernel[(tokens, triton.cdiv(hidden, 1024))](
         parts, out, out, tokens, hidden, count, BIASED=False, BLOCK=1024, num_warps=4
@@ -118,20 +121,25 @@ def _multiply(
     x: Tensor,
     weight: Tensor,
     scales: Tensor | None,
+    bias: Tensor | None,
     shares: Tensor | None,
+    clamp: tuple[float, float] | None,
     out: Tensor,
     blocks: Blocks,
     tokens: int,
     shape: ProductShape,
 ) -> None:
     """Multiply with each pair's expert: tokens' rows into gated inner ones, or, with shares, inner ones into parts."""
-    outputs, inputs = out.shape[-1], x.shape[1]
+    outputs, inputs, packed = out.shape[-1], x.shape[1], weight.dtype == torch.uint8
+    alpha, limit = clamp or (0.0, 0.0)
     grouped_product_kernel[(blocks.number, triton.cdiv(outputs, shape.columns))](
-        x, weight, weight if scales is None else scales, x if shares is None else shares, out,
+        x, weight, weight if scales is None else scales, x if bias is None else bias,
+        x if shares is None else shares, out,
         blocks.order, blocks.owners, blocks.counts,
-        tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0),
-        EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth_of(shape, x.itemsize),
-        SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None,
+        tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0), alpha, limit,
+        EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth_of(shape, x.itemsize, packed),
+        SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None and not packed, PACKED=packed,
+        BIASED=bias is not None, CLAMPED=clamp is not None,
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
@@ -207,13 +215,16 @@ def place_pairs_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "pairs"])
 def grouped_product_kernel(
-    x, weight, scales, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
+    x, weight, scales, bias, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
+    alpha, limit,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr,
+    CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of pairs times some of its expert's outputs.
 
     ``GATED``: a pair reads its token's row, and gate and up become one. Else it reads its own, and is worth its share.
+    ``PACKED``: weights are as ``layout.mxfp4`` has them; a byte's two inputs are one column of a product each.
     """
     block = tl.program_id(0)
     slot = tl.arange(0, ROWS)
@@ -234,26 +245,68 @@ def grouped_product_kernel(
     from_x = x + row.to(tl.int64)[:, None] * row_stride
     HALVES: tl.constexpr = 2 if GATED else 1
     first = expert * HALVES * outputs + column  # of the expert's outputs; those of up come ``outputs`` later
-    from_weight = weight + first[:, None] * inputs
-    from_up = from_weight + outputs.to(tl.int64) * inputs
+    second = first + outputs
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = acc
     for begin in range(0, inputs, DEPTH):
-        place = begin + tl.arange(0, DEPTH)[None, :]
-        inside = place < inputs
-        taken = tl.load(from_x + place, mask=here & inside, other=0.0)
-        w = tl.load(from_weight + place, mask=there & inside, other=0.0).to(taken.dtype)
-        acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
-        if GATED:
-            w = tl.load(from_up + place, mask=there & inside, other=0.0).to(taken.dtype)
-            up = tl.dot(taken, tl.trans(w), up, input_precision=PRECISION)
+        if PACKED:
+            byte = begin // 2 + tl.arange(0, DEPTH // 2)[None, :]
+            place = byte // 16 * 32 + byte % 16  # of its low bits' input; that of its high bits is 16 further
+            inside = place < inputs
+            low = tl.load(from_x + place, mask=here & inside, other=0.0)
+            high = tl.load(from_x + place + 16, mask=here & inside, other=0.0)
+            acc = _add_packed(acc, low, high, weight, scales, first, there, begin, inputs, DEPTH, PRECISION)
+            if GATED:
+                up = _add_packed(up, low, high, weight, scales, second, there, begin, inputs, DEPTH, PRECISION)
+        else:
+            place = begin + tl.arange(0, DEPTH)[None, :]
+            inside = place < inputs
+            taken = tl.load(from_x + place, mask=here & inside, other=0.0)
+            w = tl.load(weight + first[:, None] * inputs + place, mask=there & inside, other=0.0).to(taken.dtype)
+            acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
+            if GATED:
+                w = tl.load(weight + second[:, None] * inputs + place, mask=there & inside, other=0.0).to(taken.dtype)
+                up = tl.dot(taken, tl.trans(w), up, input_precision=PRECISION)
     if SCALED:
         acc *= tl.load(scales + first, mask=column < outputs, other=0.0)[None, :]
+    if BIASED:
+        acc += tl.load(bias + first, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     if GATED:
         if SCALED:
-            up *= tl.load(scales + first + outputs, mask=column < outputs, other=0.0)[None, :]
-        acc = acc / (1.0 + tl.exp(-acc)) * up
+            up *= tl.load(scales + second, mask=column < outputs, other=0.0)[None, :]
+        if BIASED:
+            up += tl.load(bias + second, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+        if CLAMPED:  # what is no number stays so
+            acc = tl.where(acc > limit, limit, acc)
+            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+            acc = acc / (1.0 + tl.exp(-alpha * acc)) * up
+        else:
+            acc = acc / (1.0 + tl.exp(-acc)) * up
     else:
         acc *= tl.load(shares + pair, mask=pair < pairs, other=0.0)[:, None]
     target = out + pair.to(tl.int64)[:, None] * outputs + column[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=here & (column < outputs)[None, :])
+
+
+@triton.jit
+def _add_packed(
+    acc, low, high, weight, scales, row, is_row, begin, inputs, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of inputs with the low and the high bits of some bytes of each row."""
+    COLUMNS: tl.constexpr = row.shape[0]
+    byte = begin // 2 + tl.arange(0, DEPTH // 2)[None, :]
+    block = begin // 32 + tl.arange(0, DEPTH // 32)[None, :]
+    inside = is_row & (byte < inputs // 2)
+    bits = tl.load(weight + row[:, None] * (inputs // 2) + byte, mask=inside, other=0).to(tl.int32)
+    known = is_row & (block < inputs // 32)
+    exponent = tl.load(scales + row[:, None] * (inputs // 32) + block, mask=known, other=0).to(tl.int32)
+    power = (exponent << 23).to(tl.float32, bitcast=True)  # as its own exponent, of the same bias; the least one is 0
+    power = tl.reshape(tl.broadcast_to(power[:, :, None], (COLUMNS, DEPTH // 32, 16)), (COLUMNS, DEPTH // 2))
+    acc = tl.dot(low, tl.trans((_e2m1(bits & 15) * power).to(low.dtype)), acc, input_precision=PRECISION)
+    return tl.dot(high, tl.trans((_e2m1(bits >> 4) * power).to(high.dtype)), acc, input_precision=PRECISION)
+
+
+@triton.jit
+def _e2m1(bits):
+    """Return the value of four bits: as the last of a float's exponent and the first of its fraction, but for 2¹²⁶."""
+    return ((bits & 7) << 22 | (bits & 8) << 28).to(tl.float32, bitcast=True) * 8.507059173023462e37

@@ -18,6 +18,7 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales
 
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
 LOG2_E = 1.4426950408889634
+SINK_SCALE = tl.constexpr(LOG2_E)  # all scores are in powers of two
 Launch = Callable[..., None]
 # What changes from step to step is no reason to compile again: numbers, and parts of larger tensors.
 CHANGING = ["window", "splits", "split_tiles", "table_stride"]
@@ -74,6 +75,7 @@ def paged_attention(
     out: Tensor | None = None,
     launch: Launch = run,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
@@ -81,7 +83,7 @@ def paged_attention(
     kv_heads, head_dim), whole or a view of the caches of all layers; ``kv_scales`` belong to one of float8. With a
     ``window`` only that many keys count, the query's own the last of them. The launch depends on ``layout``'s shapes
     alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done with the kernels. ``softcap``
-    bounds scores, see ``reference.soft_cap_``.
+    bounds scores, see ``reference.soft_cap_``; ``sinks`` (heads,), float32, take a share of each head's softmax.
     """
     tokens, heads, head_dim = query.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
@@ -103,7 +105,9 @@ def paged_attention(
         "DIM_PADDED": triton.next_power_of_2(head_dim),
         "ROWS": shape.rows,
         "TILE": shape.tile,
+        "SINKS": sinks is not None,
     }
+    sinks = weight if sinks is None else sinks
     launch(
         attend_kernel,
         (row_blocks * splits, kv_heads, sequences),
@@ -116,6 +120,7 @@ def paged_attention(
         weight,
         kv_scales.key if kv_scales else weight,
         kv_scales.value if kv_scales else weight,
+        sinks,
         scale * (2 / softcap if softcap else 1) * LOG2_E,
         softcap * LOG2_E,
         window,
@@ -141,7 +146,7 @@ def paged_attention(
     if splits > 1:
         launch(
             combine_kernel, (layout.max_query_len * heads, sequences),
-            part, weight, out, layout.context_lens, layout.query_starts, window, splits,
+            part, weight, out, sinks, layout.context_lens, layout.query_starts, window, splits,
             layout.split_tokens // shape.tile, MOST_SPLITS=triton.next_power_of_2(max(splits, MAX_SPLITS)),
             WINDOWED=window > 0, FIXED=layout.split_tokens > 0, **common, num_warps=4,
         )  # fmt: skip
@@ -150,12 +155,12 @@ def paged_attention(
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=PLACES)
 def attend_kernel(
-    query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales,
+    query, kv_cache, block_tables, context_lens, query_starts, part, weight, key_scales, value_scales, sinks,
     scale, cap, window, splits, split_tiles,
     query_stride, block_stride, slot_stride, value_offset, head_stride, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, FIXED: tl.constexpr, PRECISION: tl.constexpr,
+    CAPPED: tl.constexpr, FIXED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one sequence and key head, against one split of its context."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -188,6 +193,9 @@ def attend_kernel(
     keys = kv_cache + kv_head.to(tl.int64) * head_stride
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS and not SPLIT:  # where the context is split, a sink counts when the parts are put together
+        best = tl.load(sinks + heads, mask=rows < num_rows, other=0.0) * SINK_SCALE
+        total += 1.0
     acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
     masked = begin
     if ROWS > 64 and not WINDOWED:  # tiles that every row sees whole need no mask; in a small batch the mask is free
@@ -252,9 +260,10 @@ def _look_at_tiles(
 
 @triton.jit(do_not_specialize=CHANGING[:3], do_not_specialize_on_alignment=PLACES[1:])
 def combine_kernel(
-    part, weight, out, context_lens, query_starts, window, splits, split_tiles,
+    part, weight, out, sinks, context_lens, query_starts, window, splits, split_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, WINDOWED: tl.constexpr, FIXED: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """One query and head: weigh the parts by what their softmax summed up to."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -275,10 +284,17 @@ def combine_kernel(
     dims = tl.arange(0, DIM_PADDED)
     places = ((first + index).to(tl.int64) * HEADS + head) * splits + each
     weights = tl.load(weight + places, mask=used, other=float("-inf"))
-    weights = tl.exp2(weights - tl.max(weights, 0))
+    most = tl.max(weights, 0)
+    whole = 0.0
+    if SINKS:
+        sink = tl.load(sinks + head) * SINK_SCALE
+        most = tl.maximum(most, sink)
+        whole = tl.exp2(sink - most)
+    weights = tl.exp2(weights - most)
+    whole += tl.sum(weights, 0)
     held = used[:, None] & (dims < DIM)[None, :]
     parts = tl.load(part + places[:, None] * DIM + dims[None, :], mask=held, other=0.0)
-    summed = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    summed = tl.sum(parts * weights[:, None], 0) / whole
     place = ((first + index).to(tl.int64) * HEADS + head) * DIM + dims
     tl.store(out + place, summed.to(out.dtype.element_ty), mask=dims < DIM)
 

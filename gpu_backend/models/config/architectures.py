@@ -40,6 +40,7 @@ class Architecture:
     mixture: Mixture | None = None  # of experts, in the place of MLPs
     turns_part: bool = False  # of a head's numbers, where partial_rotary_factor says so
     interleaves: bool = False  # in what turns, neighbours are a pair
+    has_sinks: bool = False  # each head has a score of its own that every softmax counts and that adds nothing
     scales_queries: bool = False  # by how often their position has the original context, as Llama 4 does
     rope_kinds: tuple[str, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
     defaults: dict[str, Any] = field(default_factory=dict)  # of config.json, where it says nothing
@@ -172,6 +173,26 @@ ARCHITECTURES = {
         mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
     ),
     "GraniteMoeForCausalLM": Architecture(multiplies=True, mixture=Mixture("intermediate_size", is_normalised=True)),
+    "GptOssForCausalLM": Architecture(
+        slides="layer_types",
+        has_sinks=True,
+        defaults={
+            "attention_bias": True,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1.5e5,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+        },
+        mixture=Mixture("intermediate_size", is_normalised=True, is_clamped=True),
+    ),
 }
 # Models that see, whose text is one of these, by its model_type; pictures are refused.
 TEXT_OF = {

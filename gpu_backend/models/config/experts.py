@@ -21,6 +21,7 @@ class Mixture:
     begins_dense: bool = False  # the first layers have one: by first_k_dense_replace
     shared: str = ""  # beside those chosen there is one that every token goes through: "gated", or "whole"
     is_sigmoid: bool = False  # shares are sigmoids, chosen with a bias (DeepSeek-V3's router), and have a factor
+    is_clamped: bool = False  # gate and up are bounded, and router and experts have biases (GPT-OSS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,15 @@ class ExpertsConfig:
     is_sigmoid: bool  # shares are sigmoids, chosen with a bias
     factor: float  # of all shares
     layers: tuple[bool, ...]  # by layer: whether its MLP is a mixture
+    clamp: tuple[float, float] | None = None  # GPT-OSS' alpha and limit, see ``reference_experts``; biases come with it
+
+    def share_read(self, tokens: float) -> float:
+        """Return the share of a mixture's experts that so many tokens choose, if they choose evenly."""
+        return 1 - (1 - self.per_token / self.number) ** tokens
 
     def weights_read(self, hidden_size: int, tokens: float) -> float:
         """Return how many weights of one mixture are read for so many tokens, if they choose experts evenly."""
-        chosen = self.number * (1 - (1 - self.per_token / self.number) ** tokens)
+        chosen = self.number * self.share_read(tokens)
         shared = 3 * self.shared_size + self.gates_shared
         return hidden_size * (3 * self.intermediate_size * chosen + shared + self.number)
 
@@ -75,7 +81,17 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
         is_sigmoid=mixture.is_sigmoid,
         factor=float(config.get("routed_scaling_factor") or 1.0) if mixture.is_sigmoid else 1.0,
         layers=layers,
+        clamp=_clamp(config) if mixture.is_clamped else None,
     )
+
+
+def _clamp(config: Mapping[str, Any]) -> tuple[float, float]:
+    alpha, limit = (config.get(name, default) for name, default in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)))
+    if not all(isinstance(value, int | float) and value > 0 for value in (alpha, limit)):
+        raise UnsupportedModel(
+            f"config.json has swiglu_alpha = {alpha!r} and swiglu_limit = {limit!r}; numbers above 0 are needed"
+        )
+    return float(alpha), float(limit)
 
 
 def _layers(config: Mapping[str, Any], num_layers: int, mixture: Mixture) -> tuple[bool, ...]:

@@ -57,6 +57,7 @@ class ModelConfig:
     factors: Factors
     experts: ExpertsConfig | None = None  # in the place of some layers' MLPs
     qk_norm: str = "none"  # of queries and keys, as ``Architecture`` says
+    has_sinks: bool = False  # each head has a score of its own, which adds nothing
     # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
     layers_before: int = 0
     layers_after: int = 0
@@ -138,6 +139,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         factors=_factors(config, does, hidden_size),
         experts=experts_config(config, does.mixture, num_layers),
         qk_norm=does.qk_norm if config.get("use_qk_norm", True) else "none",
+        has_sinks=does.has_sinks,
     )
 
 

@@ -72,14 +72,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
 MORE = ("sliding window", "swap", "graphs")
-KINDS = ("experts",)  # of models, in engines of a model without windows
+KINDS = ("experts", "sinks")  # of models, in engines of a model without windows
 WAYS: tuple[tuple[str, ...], ...] = (("ngram", "overlap"), ("draft", "overlap"))
 ENGINES = [*((method, *ALWAYS, *KINDS) for method in METHODS), *((*ways, *ALWAYS, *MORE) for ways in WAYS)]
 RANKS = ("tensor parallel", "pipeline parallel")
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 ENGINES_OF_RANKS.append(("overlap", *ALWAYS, *KINDS, *RANKS))
-WITH_EXPERTS = [(feature, "experts") for feature in (*FEATURES, *METHODS, *ALWAYS)]
-EXPERTS_OF_RANKS = [(feature, "experts") for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
+WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS)]
+KINDS_OF_RANKS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 64}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -99,7 +99,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # In one of its layers only, which has a rope of its own; and scores have a soft cap.
     windows = {"sliding_window": 10, "sliding_window_pattern": 2, "attn_logit_softcapping": 6.0}
     windowed = TinyModel("Gemma3ForCausalLM", extra=windows | {"query_pre_attn_scalar": 16}, eos_token_id=END)
-    kinds = {"": TinyModel("Qwen3MoeForCausalLM", eos_token_id=END), "sliding window": windowed}
+    packed = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=True, extra={"sliding_window": 10})
+    kinds = {"": replace(packed, eos_token_id=END, attention_bias=True), "sliding window": windowed}
     return {name: write_tiny_model(tmp_path_factory.mktemp("m"), kind, True) for name, kind in kinds.items()}
 
 
@@ -279,7 +280,7 @@ def test_every_feature_is_here() -> None:
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
 
 
-@pytest.mark.parametrize("pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE]), *WITH_EXPERTS], ids=" and ".join)
+@pytest.mark.parametrize("pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE]), *WITH_KINDS], ids=" and ".join)
 def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
     """A request that asks for both, or for one in an engine that has the other, has the replies that it has alone."""
     expect_none(pair, faults)
@@ -287,7 +288,7 @@ def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE, *RANKS]), *EXPERTS_OF_RANKS], ids=" and ".join
+    "pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE, *RANKS]), *KINDS_OF_RANKS], ids=" and ".join
 )
 def test_a_pair_composes_across_ranks(pair: tuple[str, str], faults_of_ranks: Faults) -> None:
     """The same where four processes compute: two halves of each layer, in two stages."""

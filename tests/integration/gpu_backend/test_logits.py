@@ -29,7 +29,7 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 CPU = torch.device("cpu")
 BLOCK = 16
 TOLERANCE = 1e-4  # of the largest logit; float32 on both sides
-MAYBE_BIASED = ("LlamaForCausalLM", "GlmForCausalLM", "Glm4MoeForCausalLM")
+MAYBE_BIASED = ("LlamaForCausalLM", "GlmForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM")
 DENSE = [name for name, does in ARCHITECTURES.items() if does.mixture is None]
 NAMED_ALWAYS = {
     "architectures", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
@@ -93,11 +93,14 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         extra |= dice.choice([{}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [0]}])
     elif architecture == "MixtralForCausalLM":
         extra["sliding_window"] = dice.choice([None, 20])
+    elif architecture == "GptOssForCausalLM":
+        extra |= {"sliding_window": dice.choice([7, 16, 50])}
+        extra |= dice.choice([{}, {"swiglu_limit": 1.0}, {"layer_types": ["full_attention"] * layers}])
     elif architecture == "Glm4MoeForCausalLM":
         extra |= {"use_qk_norm": dice.random() < 0.5, "first_k_dense_replace": dice.choice([0, 1])}
     experts = dice.randint(3, 9)
     num_heads, is_phi = kv_heads * dice.choice([1, 2, 4]), architecture == "Phi3ForCausalLM"
-    return TinyModel(
+    model = TinyModel(
         architecture,
         hidden_size=16 * num_heads if is_phi else dice.choice([48, 96]),
         intermediate_size=dice.choice([40, 96]),
@@ -113,6 +116,8 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         seed=dice.randrange(1000),
         extra=extra,
     )
+    packs = architecture == "GptOssForCausalLM" and seed == 4  # in blocks of 32 inputs
+    return replace(model, packs_experts=True, hidden_size=96, intermediate_size=64) if packs else model
 
 
 def our_logits(folder: Path, token_ids: list[int], cut: int) -> Tensor:
@@ -122,7 +127,7 @@ def our_logits(folder: Path, token_ids: list[int], cut: int) -> Tensor:
     order = random.Random(1).sample(range(num_blocks), num_blocks)
     grouping = Grouping(BLOCK, num_blocks, 512, CPU, torch.float32, max(config.windows))
     with torch.inference_mode():
-        model = load_model(config, Checkpoint(folder, CPU, torch.float32), 512)
+        model = load_model(config, Checkpoint(folder, CPU, torch.float32, None, config.packed), 512)
         cache = torch.zeros(config.num_layers, num_blocks + 1, BLOCK, 2, config.num_kv_heads, config.head_dim)
         rows = []
         for start, end in ((0, cut), (cut, len(token_ids))):
@@ -230,7 +235,7 @@ def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
     def compute(rank: int, stage: int) -> list[Tensor]:
         part = stage_of(config_of_rank(config, ranks), stage, stages)
         linear = LinearOptions(add_ranks=add)
-        weights = shard(Checkpoint(folder, CPU, torch.float32, linear), config, rank, ranks)
+        weights = shard(Checkpoint(folder, CPU, torch.float32, linear, config.packed), config, rank, ranks)
         decoder = replace(
             load_model(part, weights, 512),
             receive=(lambda states: states.copy_(between[rank].pop(0))) if stage else None,

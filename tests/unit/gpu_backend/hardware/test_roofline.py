@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.models.config.model import load_model_config
+from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import num_bytes
+from gpu_backend.models.weights import Checkpoint
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
@@ -69,6 +72,20 @@ def test_windows_bound_what_is_read(runner: Runner) -> None:
     saved = full.least_seconds([decode(50)]) - less.least_seconds([decode(50)])
 
     assert saved == pytest.approx((51 - 16) * 1000 / config.num_layers / 1e6)
+
+
+def test_experts_that_nothing_chooses_are_not_read(tmp_path: Path) -> None:
+    """A token reads two of five, in the bytes that they have in mxfp4, and all that is whole."""
+    tiny = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=True)
+    folder = write_tiny_model(tmp_path, tiny)
+    config = load_model_config(folder)
+    model = load_model(config, Checkpoint(folder, torch.device("cpu"), torch.float32, None, config.packed), 64)
+    roofline = Roofline(config, model, 0.0, HardwarePeaks(bandwidth=1.0, flops=1e30))
+    experts = 5 * 3 * 64 * 64 * 17 // 32 * tiny.num_layers
+
+    read = roofline.least_seconds([decode(9)])
+
+    assert read == pytest.approx(num_bytes((model.layers, model.norm, model.head)) - experts * 3 / 5)
 
 
 def test_every_step_tells_its_least_time_once_the_device_is_measured(runner: Runner) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.roofline import MIXTURES
 from gpu_backend.kernels import reference_experts
+from gpu_backend.kernels.layout.mxfp4 import unpack_mxfp4
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig, load_model_config, parse_model_config
 from gpu_backend.models.config.packed_format import PackedFormat
@@ -190,6 +191,61 @@ def test_experts_in_groups_are_refused() -> None:
     """DeepSeek's larger ones choose groups of experts first."""
     with pytest.raises(UnsupportedModel, match="n_group is 8; experts are chosen of one group"):
         parse_model_config(TinyModel("Glm4MoeForCausalLM").config() | {"n_group": 8})
+
+
+def test_mxfp4_is_kept_as_it_was_stored(tmp_path: Path) -> None:
+    """Numbers are those of their bits, gate and up apart, and take 17 bytes for 32."""
+    model = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=True)
+    folder, tensors = write_tiny_model(tmp_path, model), model.tensors()
+    (found,) = experts_of(folder)
+    blocks, exponents = (tensors[f"{LAYER}.experts.gate_up_proj_{kind}"] for kind in ("blocks", "scales"))
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    bits = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()  # neighbours share a byte
+    numbers = values[bits & 7] * torch.where(bits > 7, -1, 1) * 2.0 ** (exponents.int() - 127)[..., None]
+    numbers = numbers.view(5, 128, 64)
+    assert found.scales is not None
+
+    for expert in range(5):
+        right = torch.cat((numbers[expert, ::2], numbers[expert, 1::2]))
+        assert torch.equal(unpack_mxfp4(found.gate_up[expert], found.scales[0][expert], torch.float32), right)
+    assert num_bytes((found.gate_up, found.down, found.scales)) == 5 * 3 * 64 * 64 * 17 // 32
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_ranks_have_a_part_of_every_clamped_expert(packs: bool, tmp_path: Path) -> None:
+    """The parts' sum is the whole mixture: the bias of what comes out is added once."""
+    model = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=packs)
+    folder = write_tiny_model(tmp_path, model)
+    (whole,), parts = experts_of(folder), experts_of(folder, 2)
+    x = torch.randn(7, 64, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(sum(mixed(part, x) for part in parts), mixed(whole, x), atol=1e-4, rtol=1e-4)
+    assert all(num_bytes((part.gate_up, part.down)) * 2 == num_bytes((whole.gate_up, whole.down)) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"swiglu_limit": 0}, "swiglu_alpha = 1.702 and swiglu_limit = 0; numbers above 0"),
+        ({"model_type": "llama"}, "mxfp4, of a llama .* supported of all experts of a gpt_oss"),
+        ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["layers.0.mlp.experts"]}}, "all"),
+    ],
+)
+def test_gpt_oss_that_is_not_understood_is_refused(fields: dict[str, Any], message: str) -> None:
+    model = TinyModel("GptOssForCausalLM", packs_experts=True, intermediate_size=64)
+
+    with pytest.raises(UnsupportedModel, match=message):
+        parse_model_config(model.config() | fields)
+
+
+def test_mxfp4_is_cut_between_its_blocks_and_rounded_no_further(tmp_path: Path) -> None:
+    """Ranks that would share a block are refused, and so are bits of another kind for experts that are whole."""
+    model = TinyModel("GptOssForCausalLM", packs_experts=True, num_kv_heads=4, intermediate_size=64)
+
+    with pytest.raises(UnsupportedModel, match=r"4 ranks cut through the experts' blocks of 32 inputs \(mxfp4\)"):
+        config_of_rank(parse_model_config(model.config()), 4)
+    with pytest.raises(UnsupportedModel, match="cannot be rounded to fp8; they are served in mxfp4"):
+        experts_of(write_tiny_model(tmp_path, replace(model, packs_experts=False)), quantization="fp8")
 
 
 def test_whole_model_of_random_weights_is_built() -> None:
