@@ -29,6 +29,7 @@ from gpu_backend.kernels.triton_ops import (
     experts,
     fused,
     logprobs,
+    lora,
     paged_attention,
     penalties,
     quantized_linear,
@@ -165,6 +166,7 @@ def variants() -> Iterator[Variant]:
     yield from _sampling()
     yield from _products()
     yield from _experts()
+    yield from _adapters()
 
 
 def _attention() -> Iterator[Variant]:
@@ -384,6 +386,21 @@ def _experts() -> Iterator[Variant]:
             kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
             kernel = experts.grouped_product_kernel
             yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)
+
+
+def _adapters() -> Iterator[Variant]:
+    """Adapters of rank 16 and 64 beside three packed products of 4,096 inputs, and one of 14,336."""
+    for modules, rank, what in ((3, 16, "bf16"), (3, 64, "bf16"), (1, 16, "bf16"), (3, 16, "fp32")):
+        types = dict.fromkeys(("x", "out", "shrink", "expand"), f"*{what}") | {"part": "*fp32", "slots": "*i32"}
+        common = {"ROWS": lora.ROWS, "PRECISION": "tf32x3" if what == "fp32" else "tf32"}
+        name = f"adapters of rank {rank}, {modules} modules, {what}"
+        bytes_each = 4 if what == "fp32" else 2
+        columns = lora.columns_of(modules * rank, bytes_each)
+        shrinking = {"COLUMNS": columns, "DEPTH": lora.DEPTH * 2 // bytes_each}
+        shrinking |= {"SPLIT": lora.split_of(4096 if modules == 3 else 14336)}
+        yield Variant(f"{name}: shrink", lora.shrink_kernel, types, common | shrinking, 4)
+        expanding = {"COLUMNS": lora.COLUMNS, "RANK": lora.rank_of(rank)}
+        yield Variant(f"{name}: expand", lora.expand_kernel, types, common | expanding, 4)
 
 
 def _is_aligned(parameter: Any, kind: str) -> bool:

@@ -18,7 +18,7 @@ from gpu_backend.server.checkpoint.model_registry import ModelVersion, find_vers
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.server.serving import serve
-from gpu_backend.server.settings import FrontSettings, read_kv_events
+from gpu_backend.server.settings import FrontSettings, read_kv_events, read_lora_modules
 from gpu_backend.step.config import (
     DEVICES,
     DTYPES,
@@ -124,6 +124,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
     add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
     add("--num-speculative-tokens", metavar="N", help="draft tokens a step")
+    add(
+        "--lora-modules",
+        nargs="+",
+        type=str,
+        default=[],
+        metavar="NAME=PATH",
+        help="LoRA adapters, models by their name",
+    )
+    add("--max-loras", type=int, metavar="N", help="adapters that the device has room for; those of --lora-modules")
+    add("--max-lora-rank", metavar="R", help="for which each of them has room")
+    loads = "clients may load and unload adapters, from any folder that the engine can read"
+    add("--allow-runtime-lora-updating", action="store_true", help=loads)
     add("--max-waiting", metavar="N", help="requests in the queue")
     add("--drain-seconds", metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")
@@ -151,6 +163,7 @@ def _settings(
         "host_kv_bytes": int(options.kv_offloading_size * 2**30),
         "step_cost": None if options.step_cost in ("auto", "off") else read_step_cost(Path(options.step_cost)),
         "measures_step_cost": options.step_cost == "auto",
+        "lora_modules": read_lora_modules(options.lora_modules),
     }
     engine = engine_config(**said)
     engine = replace(engine, kv_events=read_kv_events(options.kv_events_config or "{}"))

@@ -7,13 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 
 from gpu_backend.engine.output_processor import OutputProcessor
 from gpu_backend.engine.requests import find_problem, make_sequences, refusal
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.kv_cache.prefix_hashes import shared_hashes
+from gpu_backend.lora.loading import AdapterLoader
 from gpu_backend.scheduling.arrival import refuse_on_arrival
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.scheduling.load import LoadMeter
@@ -25,13 +26,16 @@ from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import (
     Abort,
+    AdapterLoaded,
     Command,
     Drain,
     Drained,
     Embed,
     Event,
     Generate,
+    LoadAdapter,
     LoadReport,
+    UnloadAdapter,
 )
 from gpu_backend.step.plan import DeviceLost, Launched, StepPlan, StepRunner
 from gpu_backend.step.sequence import FinishReason
@@ -65,6 +69,7 @@ class EngineLoop:
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarQueue | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         steps, prefixes, block_size = config.steps, config.prefixes, config.cache.block_size
         assert limits.max_model_len <= num_blocks * block_size
@@ -89,6 +94,7 @@ class EngineLoop:
         self._output_processor = OutputProcessor(config, self.scheduler, self._meter, clock)
         self._ids = count(1)
         self._grammars = GrammarQueue(None) if grammars is None else grammars
+        self._adapters = adapters
         self._draining = False
         self._drained = False
         self._failures = 0
@@ -99,7 +105,7 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.replies) or self._due is not None or bool(self._grammars)
+        return bool(self.scheduler.replies) or self._due is not None or bool(self._grammars) or bool(self._adapters)
 
     def load(self) -> LoadReport:
         """Describe the engine's state."""
@@ -119,6 +125,13 @@ class EngineLoop:
                 waiting = self._grammars.abort(request_id, reply_index)
                 aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
                 return [*aborted, *waiting, *self._drain_if_empty()]
+            case LoadAdapter(adapter):
+                assert self._adapters is not None, "an engine without room for adapters is asked for none"
+                return [*self._adapters.begin(adapter)]
+            case UnloadAdapter(number):
+                assert self._adapters is not None, "an engine without room for adapters has none"
+                self._adapters.unload(number)
+                return []
             case Drain():
                 self._draining = True
                 return self._drain_if_empty()
@@ -126,7 +139,7 @@ class EngineLoop:
     def step(self) -> list[Event]:
         """Schedule, run, accept; return what to tell whom. Raises if the runner fails for good, or repeatedly."""
         started = self._clock()
-        answers = self._take_compiled()
+        answers = [*self._take_compiled(), *self._move_adapters()]
         return [*answers, *self._compute(started), *self._drain_if_empty()]
 
     def _compute(self, started: float) -> list[Event]:
@@ -175,6 +188,8 @@ class EngineLoop:
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
+        if command.adapter is not None and (self._adapters is None or command.adapter not in self._adapters):
+            return refusal(command, f"the adapter {command.adapter.name} is not loaded any more")
         if refused := refuse_on_arrival(command, self.scheduler, self._steps):
             return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock())
@@ -185,6 +200,17 @@ class EngineLoop:
             return []
         self.scheduler.add(replies)
         return []
+
+    def _move_adapters(self) -> list[AdapterLoaded]:
+        """Load and unload what is to be, between two steps; without other work, wait a moment for one."""
+        if not self._adapters:
+            return []
+
+        def used() -> set[int]:
+            replies = chain(self.scheduler.replies, self._grammars)
+            return {reply.adapter.number for reply in replies if reply.adapter is not None}
+
+        return self._adapters.advance(used, PATIENCE if not self.scheduler.replies else 0.0)
 
     def _take_compiled(self) -> list[Event]:
         """Queue the requests whose grammars are compiled; without other work, wait a moment for one."""

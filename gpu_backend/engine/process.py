@@ -142,6 +142,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
 
     from gpu_backend.engine.loop import EngineLoop
     from gpu_backend.execution.runner import Runner
+    from gpu_backend.lora.loading import load_adapters
     from gpu_backend.scheduling.grammar_queue import GrammarQueue
     from gpu_backend.step.grammar import GrammarCompiler
     from gpu_backend.step.limits import Limits
@@ -152,6 +153,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         torch.set_num_threads(config.device.num_threads)
     compiler = GrammarCompiler(config.checkpoint.tokenizer_folder, model.vocab_size, model.eos_token_ids)
     runner = Runner(config, model)
+    adapters = load_adapters(config.lora, runner.adapters, model)
     runner.warm_up()
     num_blocks = runner.max_model_len // config.cache.block_size
     if config.steps.measures_step_cost and config.steps.step_cost is None and num_blocks:
@@ -175,7 +177,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         copy_seconds=runner.measure_copies(),
         draft_share=runner.draft_share,
     )
-    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
+    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler), adapters=adapters)
     ready = Ready(
         total_blocks=runner.num_blocks,
         block_size=runner.block_size,

@@ -115,6 +115,7 @@ def _sequence(
         weight=request.weight,
         tier=request.tier,
         priority=PRIORITIES.index(request.priority),
+        adapter=request.adapter,
         pools=isinstance(request, Embed),
         prompt_marks=() if isinstance(request, Embed) else request.prompt_marks,
     )

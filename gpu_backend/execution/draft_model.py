@@ -31,6 +31,7 @@ from gpu_backend.models.registry import load_model
 from gpu_backend.models.weights import LinearOptions
 from gpu_backend.sampling.sampler import sample
 from gpu_backend.sampling.token_counts import TokenCounts
+from gpu_backend.step.adapter import NONE
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.step.step_tensors import build_tensors
@@ -198,6 +199,7 @@ def _draft_step(step: SequenceStep) -> SequenceStep:
         samples=step.num_to_draft > 0,
         sampling=replace(step.sampling, logprobs=None, prompt_logprobs=None),
         targets=(),
+        adapter=NONE,  # it drafts for all adapters as for the model alone
     )
 
 

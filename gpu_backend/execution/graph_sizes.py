@@ -17,6 +17,7 @@ class Size(NamedTuple):
     places: int
     width: int  # tokens of each: one, or one and as many drafts as a sequence may get
     splits: int = 1  # parts that attention cuts contexts into
+    adapted: bool = False  # whether places may have adapters
 
 
 MOST_DRAFT_ROWS = 256  # tokens of a graph with drafts, or as many as there are places: logits have their room
@@ -76,7 +77,8 @@ class GraphSizes:
         """Return the smallest size for a plan of decodes."""
         width = self.width if any(step.num_draft_tokens for step in plan.sequences) else 1
         longest = max(step.start + len(step.token_ids) for step in plan.sequences)
-        return self.at(next(places for places in self.places if places >= len(plan.sequences)), width, longest)
+        size = self.at(next(places for places in self.places if places >= len(plan.sequences)), width, longest)
+        return size._replace(adapted=any(step.adapter for step in plan.sequences))
 
     def at(self, places: int, width: int = 1, longest: int = 1) -> Size:
         """Return the size for so many places of so many tokens, the longest context having ``longest``."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ from gpu_backend.kernels.layout.upload import pinned, upload
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import draw
 from gpu_backend.sampling.token_counts import TokenCounts
+from gpu_backend.step.adapter import NONE
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.step.step_tensors import StepTensors
 
@@ -103,6 +105,7 @@ class DecodeGraphs:
         self._room = DecodeRows.room_for(places, rows, width, num_blocks, device)
         self._rows: dict[Size, DecodeRows] = {}
         self._penalties = torch.ones((places, 3), device=device)
+        self._slots = torch.zeros(rows if model.adapters is not None else 0, dtype=torch.int32, device=device)
         self._hidden = torch.zeros((rows, model.config.hidden_size), dtype=model.embedding.dtype, device=device)
 
     def find(self, plan: StepPlan) -> Size | None:
@@ -116,7 +119,10 @@ class DecodeGraphs:
         if size not in self._graphs and (is_due or plan.is_rehearsal):
             self._try_capture(size)
         most = 2 * len(plan.sequences)
-        large = [some for some in self._graphs if size.places <= some.places <= most and some.width == size.width]
+        kind = size.width, size.adapted
+        large = [
+            some for some in self._graphs if size.places <= some.places <= most and (some.width, some.adapted) == kind
+        ]
         if self._wanted is not None:
             self._try_capture_penalised(self._wanted)
         return min(large, key=lambda some: (some.places, abs(some.splits - size.splits)), default=None)
@@ -124,8 +130,9 @@ class DecodeGraphs:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compute a step without sequences in each width, so that no stream waits for its kernels to be compiled."""
-        for width in sorted({1, self.sizes.width}):
-            size = self.sizes.at(self.sizes.places[0], width)
+        kinds = (False,) if self._model.adapters is None else (False, True)
+        for width, adapted in product(sorted({1, self.sizes.width}), kinds):
+            size = self.sizes.at(self.sizes.places[0], width)._replace(adapted=adapted)
             self._rows.setdefault(size, self._room.cut(size.places, width))
             self.fill((), size)
             self._compute(size)
@@ -138,7 +145,7 @@ class DecodeGraphs:
 
     def fill(self, steps: Sequence[SequenceStep], size: Size) -> None:
         """Tell the device what the next replay computes."""
-        places, width, _ = size
+        places, width, *_ = size
         rows = [
             (
                 step.row,
@@ -153,6 +160,11 @@ class DecodeGraphs:
         ]
         rows += [(self._device_state.spare, 0, width, 1, *NO_BLOCK, *(0,) * width)] * (places - len(steps))
         self._inputs_of(size).copy_(pinned(rows, self._inputs.device, torch.long), non_blocking=True)
+        if size.adapted and self._model.adapters is not None:
+            slot_of = self._model.adapters.slot_of
+            slots = [slot_of[step.adapter] for step in steps] + [slot_of[NONE]] * (places - len(steps))
+            of_rows = [slot for slot in slots for _ in range(width)]
+            self._slots[: len(of_rows)].copy_(pinned(of_rows, self._slots.device, torch.int32), non_blocking=True)
         if ops.uses_triton(self._kv_cache.device):
             return  # kernels read no further than is written
         fresh = [block for step in steps for block in step.block_table[-(-step.start // self._block_size) :]]
@@ -264,11 +276,11 @@ class DecodeGraphs:
         )
 
     def _inputs_of(self, size: Size) -> Tensor:
-        places, width, _ = size
+        places, width, *_ = size
         return self._inputs[: places * (HEADER + width)].view(places, HEADER + width)
 
     def _compute(self, size: Size) -> None:
-        places, width, splits = size
+        places, width, splits, adapted = size
         rows = self._rows[size]
         if width > 1 and self._device_state.has_texts:
             propose(self._inputs_of(size), self._device_state.on_device, width)
@@ -296,11 +308,12 @@ class DecodeGraphs:
             unknown=None,
             poolers=(),
             scorers=(),
+            adapters=self._slots[: places * width] if adapted else None,
         )
         self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))
 
     def _draw(self, size: Size) -> None:
-        places, width, _ = size
+        places, width, *_ = size
         rows = self._rows[size]
         tokens, usable = draw(self._model.logits(self._hidden[: places * width]), rows.sampling)
         ops.accept_draws(self._inputs_of(size), self._device_state.on_device, rows, tokens, usable)

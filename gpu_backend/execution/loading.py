@@ -31,7 +31,8 @@ def load_part(
     """Load what ``part`` describes: this rank's layers, and its share of them. Raises ``UnsupportedModel``."""
     shares_layers = ranks is not None and ranks.width > 1
     add = ranks.add if ranks is not None and shares_layers else None
-    linear = LinearOptions(config.checkpoint.quantization, config.device.batch_invariant, add)
+    has_adapters = config.lora.num_slots > 0
+    linear = LinearOptions(config.checkpoint.quantization, config.device.batch_invariant, add, has_adapters)
     weights = open_weights(config.checkpoint.folder, config.checkpoint.load_format, device, dtype, linear, part.packed)
     if ranks is None:
         return load_model(part, weights, max_model_len)

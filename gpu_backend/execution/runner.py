@@ -31,6 +31,7 @@ from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
@@ -38,6 +39,7 @@ from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import rows_of
+from gpu_backend.step.adapter import ANY, NONE
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.grammar import begin_masks
 from gpu_backend.step.plan import (
@@ -81,6 +83,10 @@ class Runner:
         requested = requested_length(config, self.model_config)
         with torch.inference_mode():
             self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
+            self._is_quantized = isinstance(self._model.layers[0].attention.out, QuantizedLinear)
+            self.adapters = AdapterSlots(config.lora.num_slots, config.lora.max_lora_rank)
+            if self.adapters.count:
+                self._model = with_adapters(self._model, self.adapters)
             self._batch_invariant = config.device.batch_invariant
             self._placement = Placement(self.block_size, self.device, self.dtype, config.device.batch_invariant)
             self._kv = KvFormat(self.model_config, self.block_size, self.dtype, self.device)
@@ -180,7 +186,8 @@ class Runner:
             others = tensors.samplers if drawing is None else drawing.others
             places, masks = self._begin_sampling(others) if self._leads else ([], None)
         else:
-            tensors = build_tensors(plan, self._grouping, self.device)
+            slot_of = self.adapters.slot_of if self.adapters.count else None
+            tensors = build_tensors(plan, self._grouping, self.device, slot_of)
             timer.begin(after=plan.copies)
             if tensors.unknown is not None:
                 rows, origins = tensors.unknown
@@ -238,10 +245,12 @@ class Runner:
             scales = self._kv.scales[0] if self._kv.scales is not None else None
             compile_attention_for(self.model_config, self._grouping, self.kv_cache[0], self.dtype, scales)
             room = min(self.max_model_len, self.num_blocks * self.block_size, self._most_tokens)
-            own_products = self._batch_invariant or isinstance(self._model.layers[0].attention.out, QuantizedLinear)
+            own_products = self._batch_invariant or self._is_quantized
             lengths = tuple(length for length in lengths_to_compile(self.model_config, own_products) if length <= room)
-        for plan in plans_of_no_request(self.block_size, self.num_blocks, lengths):
-            self.run(plan)
+        adapters = (NONE, ANY) if self.adapters.count else (NONE,)
+        for adapter in adapters:
+            for plan in plans_of_no_request(self.block_size, self.num_blocks, lengths, adapter):
+                self.run(plan)
         if self.graphs is not None and self._ranks is None:
             self.graphs.warm_up()
         kv_bytes = self._all_layers.kv_floats_per_token * self._kv.number.itemsize

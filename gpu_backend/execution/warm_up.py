@@ -14,6 +14,7 @@ from gpu_backend.kernels.compiling import compile_attention
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.step.adapter import NONE
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 
@@ -33,14 +34,16 @@ def lengths_to_compile(model: ModelConfig, own_products: bool) -> tuple[int, ...
     return lengths + tuple(math.floor(some / model.experts.per_token) + 1 for some in pairs)
 
 
-def plans_of_no_request(block_size: int, num_blocks: int, lengths: Sequence[int]) -> Iterator[StepPlan]:
-    """Yield a prompt, the decode after it, and prompts of these lengths."""
+def plans_of_no_request(
+    block_size: int, num_blocks: int, lengths: Sequence[int], adapter: int = NONE
+) -> Iterator[StepPlan]:
+    """Yield a prompt, the decode after it, and prompts of these lengths, all with that adapter."""
     prompt = block_size if num_blocks > 1 else block_size - 1
     pieces = [(prompt, 0, SamplingParams(2)), (1, prompt, SamplingParams(2, top_p=0.9))]
     pieces += [(length, 0, SamplingParams(2)) for length in lengths]
     for step, (count, start, sampling) in enumerate(pieces):
         table = tuple(range(-(-(start + count) // block_size)))
-        yield StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0),))
+        yield StepPlan(step, (SequenceStep(0, (0,) * count, start, table, True, sampling, 0, adapter=adapter),))
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent, BlockRemoved, BlockStored, Medium
 
 MOST_MARKS = 16  # of one block
@@ -19,6 +20,7 @@ class _Described:
     parent: bytes | None
     tokens: array[int]
     owner: str | None  # of a block whose parent is not this owner's too
+    adapter: Adapter | None
     media: set[Medium] = field(default_factory=set)
     marks: list[int] = field(default_factory=list)  # of prompts' beginnings that end in it
 
@@ -34,10 +36,17 @@ class BlockLog:
         self._events: list[BlockEvent] = []
         self._last: bytes | None = None  # which the last event stored at its end
 
-    def describe(self, key: bytes, parent: bytes | None, tokens: SequenceOf[int], owner: str | None) -> None:
-        """Say what a key that may be added stands for: its own tokens, and the key before it."""
+    def describe(
+        self,
+        key: bytes,
+        parent: bytes | None,
+        tokens: SequenceOf[int],
+        owner: str | None,
+        adapter: Adapter | None = None,
+    ) -> None:
+        """Say what a key that may be added stands for: its own tokens, the key before it, and by which adapter."""
         if key not in self._known:
-            self._known[key] = _Described(parent, array("q", tokens), owner)
+            self._known[key] = _Described(parent, array("q", tokens), owner, adapter)
             self._loose.add(key)
 
     def mark(self, key: bytes, marks: Iterable[int]) -> None:
@@ -67,6 +76,8 @@ class BlockLog:
         if not (isinstance(last, BlockStored) and last.medium == medium and what.parent == self._last is not None):
             parent = None if what.parent is None else number_of(what.parent)
             last = BlockStored([], parent, [], self._block_size, medium, [])
+            if what.adapter is not None:
+                last.lora_id, last.lora_name = what.adapter.number, what.adapter.name
             self._events.append(last)
         last.block_hashes.append(number_of(key))
         last.token_ids += what.tokens

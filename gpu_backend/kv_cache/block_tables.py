@@ -88,9 +88,10 @@ class BlockTables:
             self.extend_hashes(sequence)
 
     def extend_hashes(self, sequence: Sequence) -> None:
-        """Name a sequence's full blocks: tenants never find each other's, but for declared beginnings."""
+        """Name a sequence's full blocks: none finds those of another tenant, but declared beginnings, or adapter."""
         blocks, salt = self._blocks, self._salt_of(sequence)
-        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, blocks.shared)
+        shared = blocks.shared if sequence.adapter is None else frozenset()
+        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, shared)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks away, wherever they are, and with them what was computed."""
@@ -110,7 +111,8 @@ class BlockTables:
         return True
 
     def _salt_of(self, sequence: Sequence) -> bytes:
-        return _salt_of(f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}")
+        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
+        return _salt_of(owner if sequence.adapter is None else f"adapter {sequence.adapter.number} {owner}")
 
     def _describe(self, log: BlockLog, sequence: Sequence, index: int) -> None:
         """Say what a block holds, and whose it is where those before it are shared by all."""
@@ -118,7 +120,8 @@ class BlockTables:
         parent = hashes[index - 1] if index else None
         begins = hashes[index] not in shared and (parent is None or parent in shared)
         tokens = sequence.token_ids[index * size : (index + 1) * size]
-        log.describe(hashes[index], parent, tokens, self._salt_of(sequence).hex() if begins else None)
+        owner = self._salt_of(sequence).hex() if begins else None
+        log.describe(hashes[index], parent, tokens, owner, sequence.adapter)
 
     def _mark(self, log: BlockLog, sequence: Sequence, start: int, end: int) -> None:
         """Say which marks of the prompt's beginnings end in its blocks from ``start`` to before ``end``."""

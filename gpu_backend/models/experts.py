@@ -15,7 +15,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.experts import ExpertsConfig
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Mlp
-from gpu_backend.models.linear import Linear, load_linear
+from gpu_backend.models.linear import Product, load_linear
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.weights import WeightSource
 
@@ -161,7 +161,7 @@ def _load_mlp(weights: WeightSource, prefix: str, hidden: int, inner: int) -> Ml
     )
 
 
-def _stack_of(product: Linear | QuantizedLinear, number: int) -> tuple[Tensor, Tensor | None]:
+def _stack_of(product: Product, number: int) -> tuple[Tensor, Tensor | None]:
     """Return room for as many weights, and for their scales, where they have some."""
     weights = product.weight.new_empty((number, *product.weight.shape))
     if not isinstance(product, QuantizedLinear):
@@ -169,7 +169,7 @@ def _stack_of(product: Linear | QuantizedLinear, number: int) -> tuple[Tensor, T
     return weights, product.scales.new_empty((number, *product.scales.shape))
 
 
-def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Linear | QuantizedLinear) -> None:
+def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Product) -> None:
     weights, scales = stack
     if isinstance(product, QuantizedLinear) != (scales is not None) or product.weight.dtype != weights.dtype:
         raise UnsupportedModel(f"expert {number} is of {product.weight.dtype}, the first of {weights.dtype}")

@@ -15,8 +15,7 @@ from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.kernels.reference import soft_cap_
 from gpu_backend.models.config.model import ModelConfig
-from gpu_backend.models.linear import Linear
-from gpu_backend.models.quantization import QuantizedLinear
+from gpu_backend.models.linear import Product
 from gpu_backend.models.rope import RopeTable
 from gpu_backend.step.step_tensors import StepTensors, token_by_token
 
@@ -25,8 +24,8 @@ from gpu_backend.step.step_tensors import StepTensors, token_by_token
 class Attention:
     """Causal attention over the paged KV cache, with shared key heads; some models norm queries and keys."""
 
-    qkv: Linear | QuantizedLinear
-    out: Linear | QuantizedLinear
+    qkv: Product
+    out: Product
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -90,8 +89,8 @@ class Attention:
 class Mlp:
     """A gated MLP."""
 
-    gate_up: Linear | QuantizedLinear
-    down: Linear | QuantizedLinear
+    gate_up: Product
+    down: Product
     activation: str = "silu"  # one of ``config.model.ACTIVATIONS``
 
     def gate(self, gate_up: Tensor) -> Tensor:
@@ -161,6 +160,13 @@ class DecoderLayer:
         return part if self.add_ranks is None else self.add_ranks(part)
 
 
+class RowAdapters(Protocol):
+    """What adds adapters to the model's products, as ``lora`` has it: each row of a step has its own, or none."""
+
+    rows: Tensor | None  # (tokens,) int32: slots of the step's rows; None: no row has an adapter
+    slot_of: dict[int, int]  # by adapters' numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A whole model: tokens to hidden states, and hidden states to logits.
@@ -179,6 +185,7 @@ class Decoder:
     batch_invariant: bool = False
     receive: Callable[[Tensor], None] | None = None
     send: Callable[[Tensor], None] | None = None
+    adapters: RowAdapters | None = None
 
     def hidden_states(
         self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None
@@ -193,6 +200,8 @@ class Decoder:
         return self._hidden_states(tensors, kv_cache, kv_scales)
 
     def _hidden_states(self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None) -> Tensor:
+        if self.adapters is not None:
+            self.adapters.rows = tensors.adapters
         if self.receive is None:
             x = self.embed(tensors.token_ids)
         else:

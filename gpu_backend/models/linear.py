@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,6 +13,25 @@ from gpu_backend.models.packed import is_packed, load_packed
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.rounded import load_rounded
 from gpu_backend.models.weights import WeightSource
+
+
+class Product(Protocol):
+    """A matrix product as layers use it, whatever its weights are kept in and whatever is added to it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, or the fused bits of it."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """Return the product with the norm of ``x + residual``, and that sum."""
+        ...
+
+    def of_gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Return the product with activation(gate) · up."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

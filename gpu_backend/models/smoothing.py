@@ -16,7 +16,7 @@ from torch import Tensor
 from gpu_backend.kernels import reference
 from gpu_backend.kernels.reference_attention import dot_products
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
-from gpu_backend.models.linear import Linear
+from gpu_backend.models.linear import Linear, Product
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.rope import RopeTable
 
@@ -75,7 +75,7 @@ def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderL
 def rounded(layer: DecoderLayer, method: str) -> DecoderLayer:
     """Return a layer of plain weights with them rounded."""
 
-    def product(linear: Linear | QuantizedLinear) -> QuantizedLinear:
+    def product(linear: Product) -> QuantizedLinear:
         plain = _plain(linear)
         return quantize(plain.weight, plain.bias, method, plain.batch_invariant)
 
@@ -174,6 +174,6 @@ def _mlp_of(layer: DecoderLayer) -> Mlp:
     return layer.mlp
 
 
-def _plain(product: Linear | QuantizedLinear) -> Linear:
+def _plain(product: Product) -> Linear:
     assert isinstance(product, Linear), "weights are rounded once"
     return product

@@ -32,11 +32,12 @@ class LinearOptions:
     quantization: str | None = None  # one of ``config.QUANTIZATIONS``; None: as they are
     batch_invariant: bool = False  # each row's sums in the same order however many rows there are
     add_ranks: Callable[[Tensor], Tensor] | None = None  # what adds up the ranks' parts; None: there is but one
+    keeps_outliers: bool = False  # what comes between products stays as it was trained, as adapters read it
 
     @property
     def is_smoothed(self) -> bool:
         """Whether outliers are moved into the weights before they are rounded: float8 has no need of it."""
-        return self.quantization in SMOOTHED
+        return self.quantization in SMOOTHED and not self.keeps_outliers
 
 
 class WeightSource(Protocol):

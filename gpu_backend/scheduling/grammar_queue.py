@@ -34,6 +34,10 @@ class GrammarQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    def __iter__(self) -> Iterator[Sequence]:
+        for waiting in self._waiting.values():
+            yield from waiting.replies
+
     def add(self, command: Generate, replies: list[Sequence]) -> None:
         """Keep a request until its grammar is compiled."""
         assert command.sampling.grammar is not None

@@ -7,6 +7,7 @@ from collections import deque
 from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.scheduling.scheduler import Scheduler
 from gpu_backend.step.messages import LoadReport
+from gpu_backend.step.sequence import Status
 
 WINDOW_SECONDS = 10.0
 
@@ -49,6 +50,8 @@ class LoadMeter:
         recently_busy = self.busy_seconds - busy
         seen = scheduler.tables.prompt_tokens_seen
         return LoadReport(
+            running_adapters=_adapters(scheduler, running=True),
+            waiting_adapters=_adapters(scheduler, running=False),
             queue_depth=scheduler.num_waiting,
             running=len(scheduler.running),
             free_blocks=blocks.num_available,
@@ -74,3 +77,9 @@ class LoadMeter:
                 **(scheduler.speculator.counters() if scheduler.speculator else {}),
             },
         )
+
+
+def _adapters(scheduler: Scheduler, *, running: bool) -> tuple[str, ...]:
+    """Return the names of the adapters of replies that run, or of those that wait."""
+    replies = [reply for reply in scheduler.replies if (reply.status is Status.RUNNING) == running]
+    return tuple(sorted({reply.adapter.name for reply in replies if reply.adapter is not None}))

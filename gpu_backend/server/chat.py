@@ -29,6 +29,7 @@ from gpu_backend.server.wire import (
     call_bodies,
     chat_logprobs,
 )
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.sampling_params import Grammar
 from gpu_backend.step.sequence import FinishReason
 from protocol.chat import ChatRequest
@@ -66,6 +67,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         # Where tools may be called, the text passes through their reader whole, and the writer skips.
         skip=extensions.resume_text_chars if tool_use is None else 0,
         grammar_field=asked.grammar_field,
+        adapter=asked.adapter,
     )
     writer = ChatAnswerWriter(front, body, extensions, tool_use)
     return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))
@@ -81,13 +83,14 @@ class ChatJob:
     tool_use: ToolUse | None
     grammar: Grammar | None
     grammar_field: str | None
+    adapter: Adapter | None
 
 
 def read_chat(front: Front, raw: bytes) -> ChatJob:
     """Decode and check a body, and render its prompt. Raises ``BadRequest`` and its kin."""
     checkpoint = front.checkpoint
     body, extensions = read_body(raw, ChatRequest)
-    front.check_model(body.model)
+    adapter = front.check_model(body.model)
     check_chat(body, extensions)
     check_tokens(body, extensions, checkpoint.vocab_size)
     tool_use = read_tools(body, checkpoint)
@@ -98,7 +101,7 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
             raise invalid_param("tool_choice", message)
         grammar, grammar_field = tool_use.grammar, "tools"
     text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
-    return ChatJob(body, extensions, text, tool_use, grammar, grammar_field)
+    return ChatJob(body, extensions, text, tool_use, grammar, grammar_field, adapter)
 
 
 class ChatAnswerWriter:

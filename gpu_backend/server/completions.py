@@ -34,7 +34,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     max_model_len = front.max_model_len
     raw = await request.body()
     body, extensions = await off_loop(len(raw), lambda: read_body(raw, CompletionRequest))
-    front.check_model(body.model)
+    adapter = front.check_model(body.model)
     check_completion(body, extensions)
     check_tokens(body, extensions, front.checkpoint.vocab_size)
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
@@ -63,6 +63,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         resumed=extensions.resume_token_ids,
         skip=extensions.resume_text_chars,
         grammar_field=grammar_field,
+        adapter=adapter,
     )
     writer = CompletionAnswerWriter(front, body, extensions, prompts)
     return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))

@@ -32,7 +32,7 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     max_model_len = front.max_model_len
     raw = await request.body()
     body, _ = await off_loop(len(raw), lambda: read_body(raw, EmbeddingRequest))
-    front.check_model(body.model)
+    adapter = front.check_model(body.model)
     if not all(split_prompts(body.input)):
         raise invalid_param("input", "'input' holds an empty text, which has no meaning to embed.")
     if body.dimensions not in (None, front.checkpoint.hidden_size):
@@ -44,7 +44,7 @@ async def create_embeddings(request: Request[Any, Any, Any]) -> ASGIApp:
     sender = read_sender(request.headers)
     request_id = front.new_id()
     commands = [
-        Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.priority, sender.weight)
+        Embed(f"{request_id}-{i}", prompt, sender.tenant, sender.tier, sender.priority, sender.weight, adapter)
         for i, prompt in enumerate(prompts)
     ]
     return EmbeddingResponse(front, commands, body, sender, request_id_of(request))

@@ -20,6 +20,7 @@ from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.settings import FrontSettings
+from gpu_backend.step.adapter import Adapter
 from protocol.serving.announcements import Announcement, KvEventsAt
 
 
@@ -62,13 +63,18 @@ class Front:
             kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,
         )
 
-    def check_model(self, name: str) -> None:
-        """Raise ``ModelNotFound`` unless ``name`` is the model served here, alone or with its version."""
-        if name not in self.settings.names:
+    def check_model(self, name: str) -> Adapter | None:
+        """Return the adapter of that name; None for the model served here, alone or with its version.
+
+        Raises ``ModelNotFound`` for a name that is neither.
+        """
+        adapter = self.engine.adapters.by_name.get(name)
+        if adapter is None and name not in self.settings.names:
             raise ModelNotFound(
                 f"The model '{name[:100]}' is not served here, but '{self.settings.names[-1]}' is.",
                 param="model",
             )
+        return adapter
 
     def generate(self, job: Job, request_id: str) -> Generation:
         """Start a job. Raises ``Overloaded`` or ``BadRequest``; the caller closes what is returned."""
@@ -92,6 +98,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             block_size=ready.block_size if ready else 0,
             num_blocks=ready.total_blocks if ready else 0,
             since=since,
+            max_loras=settings.engine.lora.num_slots,
         )
 
     metrics = Metrics(settings.served_model_name, current)

@@ -16,6 +16,7 @@ from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter
 from gpu_backend.server.requests.bodies import Sender
 from gpu_backend.server.wire import UsageBody
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import Embedding, Generate, NewTokens
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
@@ -36,6 +37,7 @@ class Job:
     resumed: tuple[int, ...] = ()
     skip: int = 0  # characters of the resumed reply that its reader has
     grammar_field: str | None = None  # the request's field that the grammar comes from
+    adapter: Adapter | None = None
 
     @property
     def num_replies(self) -> int:
@@ -144,6 +146,7 @@ class Generation:
             deadline_ms=job.sender.deadline_ms,
             resume_token_ids=job.resumed,
             prompt_marks=tokens_of_marks(job.sender.marks, len(prompt)) if len(job.prompts) == 1 else (),
+            adapter=job.adapter,
         )
 
     def _write(self, event: NewTokens) -> Piece | None:

@@ -12,6 +12,9 @@ from msgspec import UNSET, Struct, UnsetType
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, front_of
 from gpu_backend.server.wire import encode
+from gpu_backend.step.adapter import Adapter
+from protocol.decoding import decode_with_extra
+from protocol.errors import BadRequest, NotFound, UnknownUrl, invalid_param
 
 JSON = "application/json"
 
@@ -22,7 +25,7 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "tollgate"
     root: str
-    parent: None = None  # of an adapter: the model that it adapts; there are none
+    parent: str | None = None  # of an adapter: the model that it adapts
     max_model_len: int | None  # null until the engine is ready
     version: str | None  # null where no registry has one
 
@@ -30,6 +33,13 @@ class ModelBody(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True):
     data: list[ModelBody]
     object: str = "list"
+
+
+class LoraBody(Struct, frozen=True):
+    """vLLM's, for both routes."""
+
+    lora_name: str = ""
+    lora_path: str = ""
 
 
 class Health(Struct, frozen=True):
@@ -74,16 +84,17 @@ class LoadBody(Struct, frozen=True, kw_only=True):
 
 @get("/v1/models")
 async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """List the one model that is served."""
-    return _json(ModelList([_model(front_of(request))]))
+    """List the model that is served, and its adapters."""
+    front = front_of(request)
+    adapters = front.engine.adapters.by_name.values()
+    return _json(ModelList([_model(front), *(_model(front, adapter) for adapter in adapters)]))
 
 
 @get("/v1/models/{model_id:path}")
 async def show_model(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Describe the model, or say that there is no such."""
+    """Describe the model or an adapter, or say that there is no such."""
     front = front_of(request)
-    front.check_model(str(request.path_params["model_id"]).removeprefix("/"))
-    return _json(_model(front))
+    return _json(_model(front, front.check_model(str(request.path_params["model_id"]).removeprefix("/"))))
 
 
 @get("/health", opt={"is_open": True})
@@ -144,6 +155,44 @@ async def drain(request: Request[Any, Any, Any]) -> Response[bytes]:
     return _json(Health(engine.state, engine.restarts))
 
 
+@post("/v1/load_lora_adapter", status_code=200)
+async def load_adapter(request: Request[Any, Any, Any]) -> Response[str]:
+    """Load an adapter from a folder of the engine's machine, under a name that clients can ask for."""
+    front, body = await _lora_body(request)
+    if not (body.lora_name and body.lora_path):
+        raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
+    if body.lora_name in front.settings.names:
+        raise invalid_param("lora_name", f"'{body.lora_name}' is what the model itself is called.")
+    front.engine.refuse_if_closed()
+    await front.engine.adapters.load(body.lora_name, body.lora_path)
+    return _done(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+@post("/v1/unload_lora_adapter", status_code=200)
+async def unload_adapter(request: Request[Any, Any, Any]) -> Response[str]:
+    """Let an adapter go: its name at once, its weights when the last reply with it has ended."""
+    front, body = await _lora_body(request)
+    if not body.lora_name:
+        raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name")
+    if not front.engine.adapters.unload(body.lora_name):
+        raise NotFound(f"The lora adapter '{body.lora_name[:100]}' cannot be found.", param="lora_name")
+    return _done(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def _lora_body(request: Request[Any, Any, Any]) -> tuple[Front, LoraBody]:
+    """Return what is asked. Raises ``UnknownUrl`` where the operator does not allow it, ``BadRequest``."""
+    front = front_of(request)
+    if not front.settings.engine.lora.allow_runtime_lora_updating:
+        raise UnknownUrl(
+            "Start the engine with --allow-runtime-lora-updating to load and unload adapters while it runs."
+        )
+    return front, decode_with_extra(await request.body(), LoraBody)[0]
+
+
+def _done(text: str) -> Response[str]:
+    return Response(text, media_type="text/plain; charset=utf-8")
+
+
 @cache
 def release() -> str:
     """Return the release that is installed; a checkout that is not has none."""
@@ -153,11 +202,12 @@ def release() -> str:
         return "0+unknown"
 
 
-def _model(front: Front) -> ModelBody:
-    ready = front.engine.ready
+def _model(front: Front, adapter: Adapter | None = None) -> ModelBody:
+    ready, base = front.engine.ready, front.settings.served_model_name
     return ModelBody(
-        id=front.settings.served_model_name,
-        root=front.settings.served_model_name,
+        id=base if adapter is None else adapter.name,
+        root=base if adapter is None else adapter.folder,
+        parent=None if adapter is None else base,
         created=front.checkpoint.created,
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
@@ -168,4 +218,14 @@ def _json(body: Struct, status: int = 200) -> Response[bytes]:
     return Response(encode(body), status_code=status, media_type=JSON)
 
 
-handlers = [list_models, show_model, show_health, show_load, show_version, show_metrics, drain]
+handlers = [
+    list_models,
+    show_model,
+    show_health,
+    show_load,
+    show_version,
+    show_metrics,
+    drain,
+    load_adapter,
+    unload_adapter,
+]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
 
 from gpu_backend.server.client.announcer import LEAST_SECRET, FleetSettings
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.config import EngineConfig, KvEventsConfig
 
 
@@ -58,6 +59,8 @@ class FrontSettings:
             raise ValueError(f"port is {self.port}; it is 1 to 65535, or 0 for any free one")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds is {self.drain_seconds}; it is a number of seconds from 0 up")
+        if clash := {adapter.name for adapter in self.engine.lora.lora_modules} & {*self.names}:
+            raise ValueError(f"lora_modules names an adapter {clash.pop()}, which is what the model itself is called")
         if not self.served_model_name:
             raise ValueError("served_model_name is empty; clients need a name for the model")
 
@@ -70,6 +73,29 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_lora_modules(texts: Sequence[str]) -> tuple[Adapter, ...]:
+    """Return the adapters of ``--lora-modules`` as vLLM takes them: NAME=PATH, or JSON with ``name`` and ``path``.
+
+    Raises ``ValueError`` for what is neither.
+    """
+    return tuple(Adapter(number, *_lora_module(text)) for number, text in enumerate(texts, 1))
+
+
+def _lora_module(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if text.startswith("{"):
+        try:
+            said = msgspec.json.decode(text, type=dict[str, str])
+        except msgspec.MsgspecError as exc:
+            raise ValueError(f"lora_modules: {text[:100]} is no JSON object of texts: {exc}") from exc
+        if unknown := said.keys() - {"name", "path", "base_model_name"}:
+            raise ValueError(f"lora_modules: {', '.join(sorted(unknown))} is unknown; known are name and path")
+        name, path = said.get("name", ""), said.get("path", "")
+    if not (name and path):
+        raise ValueError(f'lora_modules has {text[:100]!r}; an adapter is NAME=PATH, or {{"name": …, "path": …}}')
+    return name, path
 
 
 def read_kv_events(text: str) -> KvEventsConfig:

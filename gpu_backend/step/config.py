@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.cost import StepCost
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -187,6 +188,33 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Which adapters the model has, in the names of vLLM's flags."""
+
+    lora_modules: tuple[Adapter, ...] = ()
+    max_loras: int | None = None  # that the device has room for at once; None: for as many as there are, or one
+    max_lora_rank: int = 16  # for which each has room
+    allow_runtime_lora_updating: bool = False  # clients may load and unload adapters
+
+    def __post_init__(self) -> None:
+        _counts(self, "max_loras", "max_lora_rank")
+        names = [adapter.name for adapter in self.lora_modules]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"lora_modules has {', '.join(sorted(twice))} twice; each name is one adapter's")
+        if len(names) > self.num_slots:
+            raise ValueError(
+                f"lora_modules are {len(names)} and max_loras is {self.max_loras}; the device holds them all"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Adapters that the device has room for; 0: the model has none, and none can be loaded."""
+        if not (self.lora_modules or self.allow_runtime_lora_updating):
+            return 0
+        return self.max_loras or max(1, len(self.lora_modules))
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine serves, on what, and how much at once. Its parts refuse what cannot work with ``ValueError``."""
 
@@ -197,7 +225,15 @@ class EngineConfig:
     steps: StepConfig
     fairness: FairnessConfig
     speculation: SpeculationConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+
+    def __post_init__(self) -> None:
+        if self.lora.num_slots and self.device.num_ranks > 1:
+            raise ValueError(
+                "LoRA adapters are computed by one process; leave out lora_modules and allow_runtime_lora_updating, "
+                "or tensor_parallel_size and pipeline_parallel_size"
+            )
 
     @property
     def cached_lead_tokens(self) -> int:
@@ -208,7 +244,16 @@ class EngineConfig:
         return self.steps.max_num_batched_tokens if lead is None else lead
 
 
-PARTS = (CheckpointConfig, DeviceConfig, CacheConfig, PrefixConfig, StepConfig, FairnessConfig, SpeculationConfig)
+PARTS = (
+    CheckpointConfig,
+    DeviceConfig,
+    CacheConfig,
+    PrefixConfig,
+    StepConfig,
+    FairnessConfig,
+    SpeculationConfig,
+    LoraConfig,
+)
 
 
 def engine_config(model: str, **settings: Any) -> EngineConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
@@ -33,6 +34,7 @@ class Generate:
     resume_token_ids: tuple[int, ...] = ()
     first_reply: int = 0
     prompt_marks: tuple[tuple[int, int], ...] = ()  # of the prompt's beginnings, and how many tokens each has
+    adapter: Adapter | None = None  # None: the model as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Embed:
     tier: str = "interactive"
     priority: str = "normal"
     weight: float = 1.0
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,21 @@ class Drain:
     """Take no more work, finish what runs, report ``Drained``."""
 
 
-Command = Generate | Embed | Abort | Drain
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load an adapter beside those that there are; ``AdapterLoaded`` answers. No reply waits for it."""
+
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Let an adapter go when no reply has it any more."""
+
+    number: int
+
+
+Command = Generate | Embed | Abort | Drain | LoadAdapter | UnloadAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,8 @@ class LoadReport:
     gpu_busy_seconds: float = 0.0
     roofline_share: float = 0.0  # of the busy time: what the device could not have done without; 0: not known, or idle
     counters: dict[str, float] = field(default_factory=dict)
+    running_adapters: tuple[str, ...] = ()  # names of those that replies run with, and that others wait for
+    waiting_adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +176,12 @@ class Drained:
     """Nothing is running any more, and nothing will be taken."""
 
 
-Event = Ready | NewTokens | Embedding | Refused | LoadReport | BlocksChanged | Drained
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """Requests may ask for an adapter now; or what is wrong with it."""
+
+    number: int
+    problem: str | None = None
+
+
+Event = Ready | NewTokens | Embedding | Refused | LoadReport | BlocksChanged | Drained | AdapterLoaded

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from gpu_backend.step.adapter import NONE
 from gpu_backend.step.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class SequenceStep:
     text: bytes = b""
     text_start: int = 0
     drafted: tuple[int, ...] = ()  # drafts that sampling looks back at, too: those behind the known tokens
+    adapter: int = NONE  # the number of the sequence's
 
     @property
     def num_known(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gpu_backend.step.adapter import NONE, Adapter
 from gpu_backend.step.draft_record import DraftRecord
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
@@ -75,6 +76,7 @@ class Sequence:
     weight: float = 1.0
     tier: str = "interactive"
     priority: int = 1  # higher ones of its tenant's go first, for a while
+    adapter: Adapter | None = None
     pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
@@ -174,6 +176,7 @@ class Sequence:
             slack=slack,
             text=text,
             text_start=text_start,
+            adapter=NONE if self.adapter is None else self.adapter.number,
         )
 
     def append(self, token_id: int) -> FinishReason | None:

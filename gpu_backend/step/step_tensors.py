@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_backend.kernels.layout.grouping import AttentionGroup, Grouping, by_shape
 from gpu_backend.kernels.layout.paged import PagedLayout, PagedLayouts
-from gpu_backend.kernels.layout.upload import integers
+from gpu_backend.kernels.layout.upload import integers, upload
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 
 
@@ -32,10 +32,16 @@ class StepTensors:
     unknown: tuple[Tensor, Tensor] | None  # rows whose token is in that table, and where
     poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
+    adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
 
 
-def build_tensors(plan: StepPlan, grouping: Grouping | PagedLayouts, device: torch.device) -> StepTensors:
-    """Lay a plan out for the device."""
+def build_tensors(
+    plan: StepPlan,
+    grouping: Grouping | PagedLayouts,
+    device: torch.device,
+    slot_of: Mapping[int, int] | None = None,
+) -> StepTensors:
+    """Lay a plan out for the device; ``slot_of`` adapters by their numbers, where the model has any."""
     query_lens = [len(step.token_ids) for step in plan.sequences]
     starts = [step.start for step in plan.sequences]
     order = by_shape(query_lens, starts)
@@ -63,7 +69,18 @@ def build_tensors(plan: StepPlan, grouping: Grouping | PagedLayouts, device: tor
         sample_rows=None if len(samplers) == len(token_ids) else _sample_rows(placed, len(token_ids), device),
         poolers=tuple([(step, slice(row, row + len(step.token_ids))) for step, row in placed if step.pools]),
         scorers=tuple([(step, slice(row, row + len(step.targets))) for step, row in placed if step.targets]),
+        adapters=None if slot_of is None else adapters_of(steps, query_lens, slot_of, device),
     )
+
+
+def adapters_of(
+    steps: Sequence[SequenceStep], counts: Sequence[int], slot_of: Mapping[int, int], device: torch.device
+) -> Tensor | None:
+    """Return the slot of each row's adapter, ``counts`` rows of each sequence; None where none has one."""
+    if not any(step.adapter for step in steps):
+        return None
+    slots = chain.from_iterable([(slot_of[step.adapter],) * count for step, count in zip(steps, counts, strict=True)])
+    return upload(list(slots), device, torch.int32)
 
 
 def _unknown(placed: list[tuple[SequenceStep, int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -86,6 +103,7 @@ def token_by_token(tensors: StepTensors) -> Iterator[StepTensors]:
             token_ids=tensors.token_ids[rows],
             positions=tensors.positions[rows],
             slots=tensors.slots[rows],
+            adapters=None if tensors.adapters is None else tensors.adapters[rows],
             groups=(replace(group, rows=slice(0, 1)),),
         )
 

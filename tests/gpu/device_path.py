@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +17,9 @@ from gpu_backend.execution.device_step import DeviceStep
 from gpu_backend.execution.graphs import Drawing
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
+from gpu_backend.lora.loading import load_adapters
 from gpu_backend.models.config.model import load_model_config
+from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.limits import Limits
@@ -26,6 +29,7 @@ from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
 from tests.gpu.simulated_card import Card, simulated_card
 from tests.support.engine import answer_all, draft_from, expect_short_replies, scripted_drafts
+from tests.support.tiny_lora import TinyAdapter, write_adapter
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 FLOAT32 = (torch.float32,)
@@ -126,6 +130,20 @@ def experts(setting: Setting) -> str:
     return f"{card.replays} replays"
 
 
+def adapters(setting: Setting) -> str:
+    """Replies with any adapter or none go through one graph, and those of none alone through one without them."""
+    shape = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
+    with tempfile.TemporaryDirectory() as name:
+        folders = [write_adapter(Path(name) / str(seed), TinyAdapter(seed, rank=3 * seed), shape) for seed in (1, 2)]
+        both = tuple(Adapter(number, str(number), str(folder)) for number, folder in enumerate(folders, 1))
+        mixed = [replace(_ask(1, 7), adapter=both[0]), _ask(2, 7, given=12), replace(_ask(3, 7), adapter=both[1])]
+        card, _ = _compare(setting, mixed, shape=shape, lora_modules=both)
+        plain, _ = _compare(setting, [_ask(1, 7), _ask(2, 7)], shape=shape, lora_modules=both)
+    require(card.replays > 4 and card.launches["expand_kernel"] > 0, f"{card.replays} replays, {card.launches}")
+    require(not plain.launches["shrink_kernel"] + plain.launches["expand_kernel"], f"{plain.launches} without adapters")
+    return f"{card.replays} replays"
+
+
 def lengths_of_experts(setting: Setting) -> str:
     """The same as of lengths: an expert may have few rows or many."""
     return lengths(setting, _mixture(setting, number=3))
@@ -194,7 +212,8 @@ def _engine(device: str, folder: Path, limits: dict[str, Any] | None = None, **s
     config, model = engine_config(str(folder), device=device, **settings), load_model_config(folder)
     made = Runner(config, model)
     known = Limits(made.max_model_len, model.vocab_size, num_host_blocks=made.num_host_blocks, **limits or {})
-    return EngineLoop(config, made, made.num_blocks, known)
+    adapters = load_adapters(config.lora, made.adapters, model)
+    return EngineLoop(config, made, made.num_blocks, known, adapters=adapters)
 
 
 def _model(setting: Setting, folder: Path, shape: TinyModel | None = None) -> Path:
@@ -226,6 +245,7 @@ CHECKS = (
     Check("device path: drafts ahead", drafts_ahead, FLOAT32, long=FLOAT32),
     Check("device path: few bits", few_bits, FLOAT32, long=FLOAT32),
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
+    Check("device path: adapters", adapters, FLOAT32, long=FLOAT32),
     Check("device path: experts", experts, FLOAT32, long=FLOAT32),
     Check("device path: lengths of experts", lengths_of_experts, FLOAT32, long=FLOAT32),
 )

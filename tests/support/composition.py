@@ -32,6 +32,7 @@ EXACT = {
     "tier": "drafts are planned last, within what the step's budget and the tier's leave",
     "prefix cache": "only blocks full of computed tokens are published; drafts are in none of them",
     "preemption": "drafts live for one step; a sequence that is computed again has its own tokens alone",
+    "adapter": "drafts come from the text, or from a model without it; what they are verified by has it",
     "abort": "blocks of drafts are given back in the step that reserved them",
 }
 

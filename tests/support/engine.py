@@ -19,6 +19,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.lora.loading import load_adapters
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.sampling.verification import num_gained
 from gpu_backend.scheduling.forecast import WINDOW
@@ -218,7 +219,9 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
         copy_seconds=copy_seconds,
     )
     compiler = WaitingCompiler(folder, model.vocab_size, model.eos_token_ids)
-    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler))
+    adapters = load_adapters(config.lora, runner.adapters, model)
+    grammars = GrammarQueue(compiler)
+    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=grammars, adapters=adapters)
     if loop.scheduler.speculator is not None:
         loop.scheduler.speculator.is_forced = True
     return loop

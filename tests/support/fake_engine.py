@@ -69,12 +69,14 @@ class FakeEngine:
 
     def __init__(self, script: Script | None = None, is_ready: bool = True, max_model_len: int = 64) -> None:
         self.processes: list[FakeProcess] = []
+        self.configs: list[EngineConfig] = []  # of each process
         self.script = script or silent
         self.is_ready = is_ready
         self.max_model_len = max_model_len
 
     def start(self, config: EngineConfig) -> FakeProcess:
         """Stand in for ``EngineProcess.start``."""
+        self.configs.append(config)
         ready = replace(READY, max_model_len=self.max_model_len) if self.is_ready else None
         self.processes.append(FakeProcess(lambda command: self.script(command), ready))
         return self.processes[-1]

@@ -59,12 +59,13 @@ def running_front(
     max_waiting: int = 64,
     port: int = 0,
     fleet: FleetSettings | None = None,
+    **engine_settings: Any,
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
 
-    ``fleet``: where it announces itself."""
+    ``fleet``: where it announces itself. ``engine_settings`` go to ``EngineConfig``."""
     settings = FrontSettings(
-        engine=engine_config(model=str(folder)),
+        engine=engine_config(model=str(folder), **engine_settings),
         served_model_name="tiny",
         instance_id="front-1",
         api_key=api_key,

@@ -11,17 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from queue import SimpleQueue
 from typing import Protocol
 
 from gpu_backend.engine.process import EngineProcess
+from gpu_backend.server.client.adapter_names import AdapterNames
 from gpu_backend.server.client.call_recovery import DIED, CallRecovery
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import (
     Abort,
+    AdapterLoaded,
     BlocksChanged,
     Command,
     Drain,
@@ -91,6 +94,7 @@ class EngineClient:
         self.num_heard = 0  # times that a process said something: reports come every second, also from an idle one
         self._busy_before = 0.0  # seconds in steps of processes that died
         self._opened: float | None = None
+        self.adapters = AdapterNames(config.lora, self.send)
         self._config = config
         self._max_waiting = max_waiting
         self._start_process = start_process
@@ -182,7 +186,7 @@ class EngineClient:
 
     def _start(self) -> None:
         self._is_loading = True
-        process = self._process = self._start_process(self._config)
+        process = self._process = self._start_process(replace(self._config, lora=self.adapters.config))
         commands: SimpleQueue[Command | None] = SimpleQueue()
         self._commands = commands
         threading.Thread(target=self._read, args=(process,), name="engine-reader", daemon=True).start()
@@ -218,6 +222,8 @@ class EngineClient:
                     self._recovery.resume()
                 case BlocksChanged(changes):
                     self._on_blocks(changes)
+                case AdapterLoaded():
+                    self.adapters.answer(event)
                 case Drained():
                     log.info("drained")
 
@@ -273,6 +279,7 @@ class EngineClient:
         had = dict.fromkeys(self._calls.values())
         self._calls.clear()
         self._waiting.clear()
+        self.adapters.fail()
         self._recovery.take(had)
 
     def _give_up(self, restarts: int) -> None:

@@ -27,6 +27,7 @@ class EngineReading:
     block_size: int = 0  # tokens in a KV block; 0 until the engine is ready
     num_blocks: int = 0
     since: float = 0.0  # unix seconds of this start
+    max_loras: int = 0  # adapters that the device has room for
 
 
 class EngineCollector:
@@ -84,9 +85,14 @@ class EngineCollector:
             yield gauge
 
     def _capacity(self, reading: EngineReading) -> Iterable[Metric]:
-        """What routers read once of each engine, under vLLM's names: its blocks, and that it has no adapters."""
+        """What routers read of each engine, under vLLM's names: its blocks, and its adapters."""
         blocks = {"block_size": str(reading.block_size), "num_gpu_blocks": str(reading.num_blocks)}
-        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        load = reading.load
+        adapters = {
+            "max_lora": str(reading.max_loras),
+            "running_lora_adapters": ",".join(load.running_adapters if load else ()),
+            "waiting_lora_adapters": ",".join(load.waiting_adapters if load else ()),
+        }
         for name, text, labels, value in (
             ("cache_config", "Tokens in a KV block, and blocks in all.", blocks, 1.0),
             ("lora_requests", "Adapters in use; the value is when this engine started.", adapters, reading.since),

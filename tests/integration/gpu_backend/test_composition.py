@@ -275,7 +275,7 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults
 
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
-    assert {*FEATURES, "prefix cache", "preemption"} == EXACT.keys()
+    assert {*FEATURES, "prefix cache", "preemption", "adapter"} == EXACT.keys()  # test_lora.py has the last
     assert {*METHODS, *ALWAYS, *MORE, *KINDS, *RANKS} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
 

@@ -58,6 +58,7 @@ ASKED: dict[str, SamplingParams] = {
     "tools": replace(WARM, max_tokens=60, grammar=Grammar(GrammarKind.LARK, TOOL_CALL)),
 }
 ALONE = {
+    "adapter",  # in test_lora.py
     "n",
     "resume_token_ids",
     "deadline_ms",
