@@ -48,7 +48,7 @@ class Cache(StrEnum):
 
 Endpoints = Annotated[
     str | None,
-    typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,chat.completions, or all"),
+    typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,mcp/SERVER/TOOL, or all"),
 ]
 From = Annotated[
     str | None,

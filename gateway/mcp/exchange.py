@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
@@ -17,6 +18,7 @@ from gateway.upstreams.client import UpstreamClient, UpstreamResponse, read_erro
 from gateway.upstreams.wire.base import Delivery, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamRefused
 from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
+from protocol.serving.off_loop import off_loop
 from protocol.sse import EventReader, EventStreamTooLong
 
 SHORTEST_SECRET = 16  # characters of a header's value that no answer may hold
@@ -85,7 +87,7 @@ async def exchange(client: UpstreamClient, sent: Sent, notify: Notify) -> Answer
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json":
             body = await response.read(server.max_answer_bytes)
-            answer = _answer_in(sent, body)
+            answer = await off_loop(len(body), partial(_answer_in, sent, body))
         elif kind == "text/event-stream":
             answer = await _answer_among(sent, response, notify)
         else:
@@ -98,9 +100,24 @@ async def exchange(client: UpstreamClient, sent: Sent, notify: Notify) -> Answer
         response.close()
 
 
+async def end_session(client: UpstreamClient, sent: Sent) -> None:
+    """Have a server end the session that the headers of ``sent`` name. Raises UpstreamFailure."""
+    server, times = sent.server, sent.server.timeouts
+    headers = {**sent.headers, **server.headers}
+    request = UpstreamRequest("DELETE", server.url, headers, b"", egress=server.egress)
+    response = await client.send(request, times.connect, min(times.answer, times.total))
+    try:
+        if response.status in (404, 405):  # it has none such any more, or ends them by itself
+            raise UpstreamRefused("The MCP server ends no such session.", status=response.status)
+        if not 200 <= response.status < 300:
+            await _refusal(sent, response)
+    finally:
+        response.close()
+
+
 async def _answer_among(sent: Sent, response: UpstreamResponse, notify: Notify) -> Answer:
     async for data in _events(sent, response):
-        received = _read(sent, data)
+        received = await off_loop(len(data), partial(_read, sent, data))
         if received.method is UNSET:
             return _answer_of(sent, received)
         if received.id is UNSET:

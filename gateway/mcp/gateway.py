@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +26,7 @@ from gateway.core.clock import Clock
 from gateway.core.principals import Caller
 from gateway.core.settings import McpServer
 from gateway.inference.admission import Admission
-from gateway.mcp.exchange import Answer, Notify, Sent, exchange
+from gateway.mcp.exchange import Answer, Notify, Sent, end_session, exchange
 from gateway.mcp.grants import Grant
 from gateway.mcp.messages import CALL, tool_of
 from gateway.mcp.results import checked
@@ -35,6 +37,8 @@ from gateway.upstreams.resilience.retry import verdict_of
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.errors import Overloaded
 from protocol.serving.leaving import Client
+
+T = TypeVar("T")
 
 
 class McpCall(Struct, frozen=True, kw_only=True):
@@ -74,7 +78,8 @@ class McpGateway:
         """
         if call.sent.message.method != CALL:
             async with self._admission.counted(call.request_id, call.caller) as hold:
-                answer = checked(await self._ask(call, _ignore), call.sent.message, call.grant)
+                answer = await self._asked(call, partial(exchange, self._client, call.sent, _ignore))
+                answer = checked(answer, call.sent.message, call.grant)
             yield replace(answer, headers=rate_limit_headers(hold))
             return
         tool = tool_of(call.sent.message)
@@ -87,6 +92,12 @@ class McpGateway:
         finally:
             self._admission.settle(account)
 
+    async def end_session(self, call: McpCall) -> None:
+        """Have a server end the session that ``call`` names, which counts as a request. Raises UpstreamFailure, or what
+        refuses the call."""
+        async with self._admission.counted(call.request_id, call.caller):
+            await self._asked(call, partial(end_session, self._client, call.sent))
+
     async def _call_tool(
         self, call: McpCall, tool: str, account: CallAccounting, client: Client, notify: Notify
     ) -> Answer:
@@ -97,14 +108,14 @@ class McpGateway:
         account.open(record)
         status, outcome = Status.FAILED, "error"
         try:
-            answer = await self._ask(call, notify)
+            answer = await self._asked(call, partial(exchange, self._client, call.sent, notify))
             status, outcome = (Status.FAILED, "refused") if answer.result is None else (Status.ANSWERED, "ok")
             return answer
         except UpstreamFailure as exc:
             outcome = exc.outcome
             raise
         except asyncio.CancelledError:
-            outcome = "client_left"
+            outcome = "abandoned"  # its client left, or we are closing
             if client.has_left and call.sent.delivery.is_whole:
                 status = Status.INTERRUPTED
             raise
@@ -116,8 +127,8 @@ class McpGateway:
             account.close(record)
             self._metrics.close(record)
 
-    async def _ask(self, call: McpCall, notify: Notify) -> Answer:
-        """Ask a server whose breaker lets it be asked, and have the breaker hear how it went."""
+    async def _asked(self, call: McpCall, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``ask`` brings of a server whose breaker lets it be asked, and have that hear how it went."""
         server = call.sent.server
         self._refuse_away(server)
         breaker, now = self._breaker(server), self._clock.monotonic()
@@ -125,9 +136,9 @@ class McpGateway:
         if is_probe:
             breaker.begin_probe()
         try:
-            answer = await exchange(self._client, call.sent, notify)
+            found = await ask()
             verdict = Verdict.GOOD
-            return answer
+            return found
         except UpstreamFailure as exc:
             verdict = verdict_of(exc)
             raise

@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from billing.journal.adoption import calls_in
 from gateway.accounts.schemas import LimitsInput
 from tests.support.audits import lasting_differences
 from tests.support.house import MCP_CREDENTIAL, House, make_team
 from tests.support.leaving import ask_and_leave
-from tests.support.scripted_mcp import Act, Heard, ScriptedMcp, Stage
+from tests.support.scripted_mcp import Act, Heard, ScriptedMcp, Stage, well
 from tests.support.waiting import until
 
 VERSION = "2026-07-28"
@@ -163,13 +164,17 @@ def test_a_session_is_its_keys_own(house: House, client: httpx.Client, mcp: Scri
     called = in_session(client, "tools/call", session, name="find", arguments={})
     refused = in_session(client, "tools/call", session, name="purge", arguments={})
     unspoken = in_session(client, "prompts/list", session)
+    said = {"mcp-protocol-version": "2025-11-25"} | session
     with house.client(key_of(house)) as other:
         stolen = in_session(other, "tools/list", session)
+        spared = other.delete("/mcp/tickets", headers=said)
+    ended = client.delete("/mcp/tickets", headers=said)
 
     assert begun.json()["result"]["capabilities"] == {"tools": {}} and session["mcp-session-id"].endswith("session-1")
     assert mcp.heard[0].body["params"] == {**asked, "capabilities": {}}
     assert (noted.status_code, noted.content, dropped.status_code) == (202, b"", 400)  # without a version
-    assert [heard.headers.get("mcp-session-id") for heard in mcp.heard] == [None, *["session-1"] * 3]
+    assert [heard.headers.get("mcp-session-id") for heard in mcp.heard] == [None, *["session-1"] * 4]
+    assert (spared.status_code, ended.status_code, ended.content) == (404, 204, b"")
     assert len(listed.json()["result"]["tools"]) == 2 and called.json()["result"]["content"]
     assert (refused.status_code, refused.json()["error"]["code"]) == (200, -32602)
     assert (unspoken.status_code, unspoken.json()["error"]["code"]) == (200, -32601)
@@ -213,7 +218,7 @@ def test_what_is_no_message_is_told_so(client: httpx.Client, mcp: ScriptedMcp) -
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
         assert answer.json()["id"] is None
     assert client.post("/mcp/tickets", content=b" " * 5_000_000).status_code == 413
-    assert {client.request(method, "/mcp/tickets").status_code for method in ("GET", "DELETE")} == {405}
+    assert [client.request(method, "/mcp/tickets").status_code for method in ("GET", "DELETE")] == [405, 400]
     assert mcp.heard == []
 
 
@@ -315,6 +320,35 @@ def test_a_client_that_leaves_owes_the_call_that_its_server_has(house: House, mc
         found = until(rows)
 
     assert (found[0]["model_used"], found[0]["cost_usd"]) == ("mcp/tickets/close", 0.01)
+
+
+def test_a_process_that_dies_leaves_a_call_that_costs_nothing(house: House, mcp: ScriptedMcp) -> None:
+    """Before the server has answered, the journal has a row of no cost for who adopts it; after, one at its price."""
+
+    def in_journals(request_id: str = "") -> list[tuple[str, int]]:
+        calls = [call for path in (house.settings.data_dir / "journal").rglob("*.journal") for call in calls_in(path)]
+        return [
+            (call.request_id, call.status.value, call.cost_nanousd)
+            for call in calls
+            if call.endpoint == "mcp" and call.request_id not in before and request_id in call.request_id
+        ]
+
+    before: set[str] = set()
+    before = {one[0] for one in in_journals()}
+
+    def act(stage: Stage, heard: Heard) -> None:
+        died.extend(in_journals())
+        well(stage, heard)
+
+    died: list[Any] = []
+    mcp.act = act
+    with house.client() as client:
+        answer = ask(client, "tools/call", name="close")
+    ident = answer.headers["x-request-id"]
+
+    assert died == [(ident, "failed", 0)]
+    assert in_journals(ident) in ([(ident, "answered", 10_000_000)], [])  # until it is in the ledger
+    assert house.record_of(answer)["cost_usd"] == 0.01
 
 
 def test_limits_of_the_team_hold(house: House, mcp: ScriptedMcp) -> None:

@@ -39,6 +39,11 @@ class Stage(BaseHTTPRequestHandler):
         except OSError:  # the gateway has had enough
             self.close_connection = True
 
+    def do_DELETE(self) -> None:
+        """End a session."""
+        self.server.heard.append(Heard({name.lower(): value for name, value in self.headers.items()}, {}))
+        self.say(200 if self.headers["mcp-session-id"] == "session-1" else 404, b"")
+
     def say(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
         """Answer whole."""
         self.send_response(status)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from litestar import post
+from litestar import delete, post
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
@@ -21,11 +21,13 @@ from gateway.mcp.exchange import Answer, Sent
 from gateway.mcp.gateway import McpCall, McpGateway
 from gateway.mcp.grants import Grant, grant_of
 from gateway.mcp.messages import (
+    HEADER_MISMATCH,
     INITIALIZE,
     INITIALIZED,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     METHODS,
+    WITH_SESSIONS,
     McpMessage,
     RpcError,
     body_for,
@@ -65,6 +67,25 @@ async def send_to_mcp_server(request: AnyRequest) -> ASGIApp:
     grant = grant_of(settings.mcp_servers, request.path_params["server"], caller_of(request))
     message, _ = await read_body(request, read_message)
     return McpResponse(request, settings, grant, message)
+
+
+@delete("/mcp/{server:str}", guards=[team_guard], status_code=204, summary="End a session at an MCP server")
+async def end_mcp_session(request: AnyRequest) -> None:
+    """Have a server end the session that `mcp-session-id` names. The stateless revision has none."""
+    settings, caller = edition_of(request).settings, caller_of(request)
+    _check_origin(request.headers.get("origin"), settings)
+    server = grant_of(settings.mcp_servers, request.path_params["server"], caller)
+    version, session = request.headers.get("mcp-protocol-version"), request.headers.get("mcp-session-id")
+    if version not in WITH_SESSIONS or session is None:
+        raise RpcError(f"A session has its id and its version: {' or '.join(WITH_SESSIONS)}.", HEADER_MISMATCH)
+    headers = {"mcp-protocol-version": version, "mcp-session-id": opened(session, settings, server.server, caller)}
+    call = McpCall(
+        request_id=request.scope["state"]["request_id"],
+        caller=caller,
+        grant=server,
+        sent=Sent(server.server, McpMessage("2.0", ""), headers, b""),
+    )
+    await part_of(request, McpGateway).end_session(call)
 
 
 def _check_origin(origin: str | None, settings: Settings) -> None:
