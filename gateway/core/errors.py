@@ -6,6 +6,7 @@
 #   │   ├── AddressNotAllowed      address_not_allowed: the key is for calls from elsewhere
 #   │   └── EndpointNotAllowed     endpoint_not_allowed: the key is for other endpoints
 #   ├── ContentPolicyViolation 400 content_policy_violation: the request, or its answer, may not pass
+#   ├── RpcError              400  invalid_request: a message of JSON-RPC breaks a rule of its protocol
 #   ├── EncodedBody           415  unsupported_encoding
 #   ├── UpgradeRequired       426  upgrade_required: a WebSocket is spoken here
 #   ├── Conflict              409  the thing exists already, or is not in a state to be changed so
@@ -25,7 +26,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import ServiceError
+from protocol.errors import BadRequest, ServiceError
 
 DO_NOT_RETRY = {"x-should-retry": "false"}
 RETRY_SOON = {"retry-after": "1"}
@@ -49,6 +50,17 @@ class EndpointNotAllowed(Forbidden, code="endpoint_not_allowed"):
 
 class ContentPolicyViolation(ServiceError, status=400, code="content_policy_violation"):
     """The content policy forbids the request, or the answer to it."""
+
+
+class RpcError(BadRequest):
+    """The message breaks a rule of the protocol. ``rpc_code`` is JSON-RPC's, ``data`` what it says besides."""
+
+    def __init__(
+        self, message: str, rpc_code: int, *, status: int = 400, code: str = "invalid_request", data: object = None
+    ) -> None:
+        super().__init__(message, status=status, code=code)
+        self.rpc_code = rpc_code
+        self.data = data
 
 
 class EncodedBody(ServiceError, status=415, code="unsupported_encoding"):

@@ -13,6 +13,7 @@ from billing.core.holds import Hold, RefusedHold, Settlement
 from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
+from gateway.core.errors import RpcError
 from protocol.decoding import decode_with_unread
 from protocol.errors import ServiceError
 from protocol.events import Event
@@ -100,6 +101,36 @@ class ErrorShape(Struct, frozen=True, kw_only=True):
 
 
 OPENAI_ERRORS = ErrorShape(body=ServiceError.body, schema=Error)
+
+
+class RpcFault(Struct, frozen=True):
+    """The error of an answer in JSON-RPC; ``data`` has the ``code``, ``status`` and ``request_id`` of other APIs."""
+
+    code: int
+    message: str
+    data: Any
+
+
+class RpcErrorAnswer(Struct, frozen=True):
+    """An answer that is an error."""
+
+    jsonrpc: str
+    id: str | int | None
+    error: RpcFault
+
+
+def rpc_error(error: ServiceError, request_id: str = "", ident: str | int | None = None) -> RpcErrorAnswer:
+    """Return an error as JSON-RPC tells it, as the answer to the request ``ident``; -32000: it has no code for that."""
+    data: Any = error.data if isinstance(error, RpcError) else None
+    if data is None:
+        data = {"code": error.code, "status": error.status, "request_id": request_id}
+        if wait := error.headers.get("retry-after"):
+            data["retry_after"] = int(wait)
+    code = error.rpc_code if isinstance(error, RpcError) else -32600 if error.status == 400 else -32000
+    return RpcErrorAnswer("2.0", ident, RpcFault(code, error.message, data))
+
+
+RPC_ERRORS = ErrorShape(body=rpc_error, schema=RpcErrorAnswer)
 
 
 class Asked(Struct, frozen=True):

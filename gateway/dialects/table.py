@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 
 from gateway.dialects import audio, chat, completions, embeddings, images, messages, responses
 from gateway.dialects.checks import require
-from gateway.dialects.endpoint import OPENAI_ERRORS, ApiEndpoint, ErrorShape
-from gateway.mcp.messages import RpcErrorAnswer, error_body
+from gateway.dialects.endpoint import OPENAI_ERRORS, RPC_ERRORS, ApiEndpoint, ErrorShape
 
 ENDPOINTS: tuple[ApiEndpoint, ...] = (
     chat.ENDPOINT,
@@ -27,10 +26,9 @@ FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_
 FIELDS = frozenset(name for row in ENDPOINTS for name in row.body_type.__struct_encode_fields__)
 
 _ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS))
-JSON_RPC_ERRORS = ErrorShape(body=error_body, schema=RpcErrorAnswer)
 _OTHER_ERRORS = (
     *((row.path, row.errors) for row in ENDPOINTS if row.errors is not OPENAI_ERRORS),
-    ("/mcp/", JSON_RPC_ERRORS),
+    ("/mcp/", RPC_ERRORS),
 )
 
 

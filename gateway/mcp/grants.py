@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from gateway.core.errors import RpcError
 from gateway.core.principals import Caller
 from gateway.core.settings import ALL_TOOLS, McpServer
-from gateway.mcp.messages import INVALID_PARAMS, RpcError
+from gateway.mcp.messages import INVALID_PARAMS
 from protocol.errors import NotFound
 
 EVERY_TEAM = "*"

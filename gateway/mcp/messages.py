@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from protocol.errors import BadRequest, ServiceError
+from gateway.core.errors import RpcError
 
 STATELESS = "2026-07-28"
 WITH_SESSIONS = ("2025-11-25", "2025-06-18")
@@ -28,7 +28,6 @@ METHODS: Mapping[bool, tuple[str, ...]] = {  # by whether a request is of the st
 }
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
-FAILED = -32000  # what JSON-RPC has no code for: a limit, a server that is away; ``data.code`` says which
 HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 LONGEST_NAME = 256  # characters of a tool's name
@@ -48,46 +47,6 @@ class McpMessage(Struct, frozen=True):
     method: str
     id: Ident | UnsetType = UNSET
     params: dict[str, Raw] = {}
-
-
-class RpcFault(Struct, frozen=True, omit_defaults=True):
-    """The error of an answer."""
-
-    code: int
-    message: str
-    data: Any | UnsetType = UNSET
-
-
-class RpcErrorAnswer(Struct, frozen=True):
-    """An answer that is an error."""
-
-    jsonrpc: str
-    id: Ident | None
-    error: RpcFault
-
-
-class RpcError(BadRequest):
-    """The message breaks a rule of the protocol. ``rpc_code`` is JSON-RPC's, ``data`` what it says besides."""
-
-    def __init__(
-        self, message: str, rpc_code: int, *, status: int = 400, code: str = "invalid_request", data: object = UNSET
-    ) -> None:
-        super().__init__(message, status=status, code=code)
-        self.rpc_code = rpc_code
-        self.data = data
-
-
-def error_body(error: ServiceError, request_id: str = "", ident: Ident | None = None) -> RpcErrorAnswer:
-    """Return an error as JSON-RPC tells it, as the answer to the request ``ident``."""
-    if isinstance(error, RpcError):
-        code, data = error.rpc_code, error.data
-    else:
-        code, data = INVALID_REQUEST if error.status == 400 else FAILED, UNSET
-    if data is UNSET:
-        data = {"code": error.code, "status": error.status, "request_id": request_id}
-        if wait := error.headers.get("retry-after"):
-            data["retry_after"] = int(wait)
-    return RpcErrorAnswer("2.0", ident, RpcFault(code, error.message, data))
 
 
 def read_message(body: bytes) -> McpMessage:

@@ -11,8 +11,9 @@ from litestar.types import ASGIApp
 from msgspec import UNSET
 
 from gateway.accounts.guards import team_guard
-from gateway.core.errors import Forbidden
+from gateway.core.errors import Forbidden, RpcError
 from gateway.core.settings import Settings
+from gateway.dialects.endpoint import rpc_error
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.http.inference_port import inference_of
@@ -29,10 +30,8 @@ from gateway.mcp.messages import (
     METHODS,
     WITH_SESSIONS,
     McpMessage,
-    RpcError,
     body_for,
     check_version,
-    error_body,
     headers_for,
     read_message,
 )
@@ -192,7 +191,7 @@ class McpResponse:
 
     def _error(self, error: ServiceError) -> bytes:
         ident = None if self._message.id is UNSET else self._message.id
-        return msgspec.json.encode(error_body(error, self._scope["state"]["request_id"], ident))
+        return msgspec.json.encode(rpc_error(error, self._scope["state"]["request_id"], ident))
 
     def _status(self, status: int) -> int:
         """Return with which status an answer goes out: in a session 404 says that it is gone."""
