@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin release clean
+.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin rules release clean
 
 setup: .venv/.ready
 
@@ -81,6 +81,10 @@ lock: setup
 # The images of compose.yaml and the Dockerfile, to the digest; SKIPPED where no registry answers.
 pin:
 	$(PYTHON) deploy/pin.py
+
+# The alerts for the Prometheus operator, from deploy/alerts.yml.
+rules:
+	$(PYTHON) deploy/rules.py
 
 # What a release consists of, in dist/: wheel, source archive, and what the images are built of as bills of materials.
 release: setup
