@@ -269,6 +269,11 @@ class McpServer(Struct, frozen=True, kw_only=True):
         """What the ledger and keys call it."""
         return f"mcp/{self.name}"
 
+    def label_of(self, tool: str) -> str:
+        """What the ledger calls a tool. Those that the file does not name share one name: a caller may make up any."""
+        named = self.tools.union(self.prices, *self.teams.values())
+        return f"{self.label}/{tool if tool in named else '*'}"
+
     def price_of(self, tool: str) -> Price:
         """Return what a call of a tool costs."""
         return _price_of_call(self.prices.get(tool, self.price))

@@ -167,13 +167,9 @@ async def _ignore(_: bytes) -> None:
     """Drop what a server notifies of while it answers what is no call of a tool."""
 
 
-def _model(call: McpCall, tool: str) -> str:
-    return f"{call.sent.server.label}/{tool}"
-
-
 def _hold_of(call: McpCall, tool: str) -> HoldRequest:
     cost = bounded_cost(call.sent.server.price_of(tool).request)
-    leg = Leg(call.sent.server.label, 0, cost, _model(call, tool))
+    leg = Leg(call.sent.server.label, 0, cost, call.sent.server.label_of(tool))
     return HoldRequest(
         request_id=call.request_id,
         team_id=call.caller.team.id,
@@ -190,8 +186,8 @@ def _record_of(call: McpCall, tool: str, account: CallAccounting, now: float) ->
         team_id=call.caller.team.id,
         key_id=call.caller.key_id,
         endpoint=McpGateway.ENDPOINT,
-        model_asked=_model(call, tool),
-        model_used=_model(call, tool),
+        model_asked=server.label_of(tool),
+        model_used=server.label_of(tool),
         provider=server.label,
         provider_endpoint=f"mcp {server.url}",
         status=Status.FAILED,

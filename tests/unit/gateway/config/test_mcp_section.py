@@ -50,6 +50,18 @@ def test_a_server_is_read_with_its_prices(tmp_path: Path) -> None:
     assert {to_nano("0.001"), to_nano("0.01")} <= fees
 
 
+def test_tools_that_the_file_does_not_name_share_one_name(tmp_path: Path) -> None:
+    """Names in the ledger and in metrics are the operator's: callers cannot make up more."""
+    said = "{url: 'https://a.test', tools: {allow: '*', prices: {close: 1}}, teams: {a: [find], b: '*'}}"
+    server = load(tmp_path, said).mcp_servers["tickets"]
+
+    assert [server.label_of(tool) for tool in ("find", "close", "x" * 99)] == [
+        "mcp/tickets/find",
+        "mcp/tickets/close",
+        "mcp/tickets/*",
+    ]
+
+
 @pytest.mark.parametrize(
     ("server", "words"),
     [
