@@ -137,13 +137,14 @@ async def _look_at_engines(client: UpstreamClient, registry: ProviderRegistry, s
             found.append(fault(part, f"{place}: {exc.message}", remedy))
             continue
         served = {one.upstream_model for one in settings.models.values() if one.provider in replica.names}
-        if served and load.model_id not in served:
-            words = f"{place} serves {load.model_id}, and the catalogue asks for {', '.join(sorted(served))}"
+        told = ", ".join(load.names)
+        if served and served.isdisjoint(load.names):
+            words = f"{place} serves {told}, and the catalogue asks for {', '.join(sorted(served))}"
             found.append(fault(part, words, "correct upstream_model, or --served-model-name of the engine"))
         elif load.status != "active":
             found.append(warning(part, f"{place} is {load.status}", "it takes nothing new: start another, or end it"))
         else:
-            found.append(ok(part, f"{place} serves {load.model_id}: {load.running} run, {load.queue_depth} wait"))
+            found.append(ok(part, f"{place} serves {told}: {load.running} run, {load.queue_depth} wait"))
     return found
 
 

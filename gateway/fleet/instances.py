@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -63,6 +63,12 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     busy_seconds: Seconds = 0
     request_seconds: Seconds = 0
     kv_events: KvAddress | None = None
+    adapters: tuple[Name, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the catalogue may ask for: the model, and its adapters."""
+        return self.model_id, *self.adapters
 
 
 class Replica(Struct, frozen=True):
@@ -174,7 +180,7 @@ def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:
 
 def look_from(report: EngineLoad, replica: Replica, catalog: Catalog, now: float) -> Look:
     """Return what is recorded of a report, at the price that the catalogue has now (unix seconds)."""
-    model = model_of(report.model_id, replica.names, catalog)
+    model = model_of(report.names, replica.names, catalog)
     return Look(
         instance_id=report.instance_id,
         provider=replica.provider.name,
@@ -189,15 +195,17 @@ def look_from(report: EngineLoad, replica: Replica, catalog: Catalog, now: float
     )
 
 
-def model_of(upstream_model: str, providers: frozenset[str], catalog: Catalog) -> ModelSpec | None:
-    """Return the catalogue's model that a replica serves; of several the first that says what its GPU costs."""
-    served = [
+def model_of(served: Sequence[str], providers: frozenset[str], catalog: Catalog) -> ModelSpec | None:
+    """Return the catalogue's model that a replica serves, rather than an adapter of it; of several the first that says
+    what its GPU costs."""
+    found = [
         one
+        for name in served
         for model in catalog.models.values()
         for one in model.everywhere
-        if one.provider in providers and one.upstream_model == upstream_model
+        if one.provider in providers and one.upstream_model == name
     ]
-    return next((model for model in served if model.gpu_hour_nanousd is not None), served[0] if served else None)
+    return next((model for model in found if model.gpu_hour_nanousd is not None), found[0] if found else None)
 
 
 read_report = msgspec.json.Decoder(EngineLoad).decode

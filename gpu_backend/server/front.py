@@ -61,6 +61,7 @@ class Front:
             block_size=ready.block_size if ready else None,
             max_model_len=ready.max_model_len if ready else None,
             kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,
+            adapters=tuple(self.engine.adapters.by_name),
         )
 
     def check_model(self, name: str) -> Adapter | None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 EVERY = 0.2  # seconds between heartbeats
 KEY_LASTS = 60_000  # milliseconds after the last heartbeat of any replica of a pool
-LONGEST = 4096  # bytes of one
+LONGEST = 16_384  # bytes of one
 PURPOSE = b"tollgate announcement 1\n"  # the secret signs nothing else in this form
 
 ACTIVE, DRAINING = "active", "draining"  # states, of those that an engine's GET /load has
@@ -39,11 +39,13 @@ class Announcement(Struct, frozen=True, kw_only=True):
     block_size: int | None = None  # tokens; None until it is ready, as what follows
     max_model_len: int | None = None  # tokens
     kv_events: KvEventsAt | None = None
+    adapters: tuple[str, ...] = ()  # of the model, by the names that calls ask for
 
     @property
     def names(self) -> frozenset[str]:
-        """What the replica lets its model be called."""
-        return frozenset({self.model} if self.version is None else {self.model, f"{self.model}@{self.version}"})
+        """What the replica lets its model be called, and its adapters."""
+        own = {self.model} if self.version is None else {self.model, f"{self.model}@{self.version}"}
+        return frozenset({*own, *self.adapters})
 
 
 def pool_key(pool: str) -> str:

@@ -48,7 +48,7 @@ def test_only_what_is_signed_is_believed() -> None:
         b"a copy": good,
         b"changed": signed(said(instance="changed"), SECRET).replace(b"10.0.0.1", b"10.6.6.6"),
         b"bare": good.partition(b" ")[2],
-        b"long": signed(said(instance="long", model="x" * 5000), SECRET),
+        b"long": signed(said(instance="long", model="x" * 20_000), SECRET),
         b"empty": b"",
     }
     gateway.pool.hear(forged, 0.0, BEGAN)
@@ -56,6 +56,15 @@ def test_only_what_is_signed_is_believed() -> None:
     assert gateway.pool.base_urls() == () and gateway.pool.members() == []
     assert gateway.pool.unsigned == len(forged)
     assert gateway.hear(said()) == (HERE,)
+
+
+def test_an_adapter_is_one_of_the_names_that_calls_ask_for() -> None:
+    """A replica that has it loaded is asked, one that has not, or has unloaded it, is not."""
+    gateway, adapters = Gateway(served="sql"), [f"adapter-{number}" for number in range(100)]
+
+    assert gateway.hear(said()) == ()
+    assert gateway.hear(said(2, adapters=(*adapters, "sql"))) == (HERE,)
+    assert gateway.hear(said(3, adapters=adapters)) == ()
 
 
 def test_a_secret_is_replaced_without_a_gap() -> None:
