@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, LimitName, RefusedHold
+from billing.core.holds import DOLLAR_LIMITS, TOKEN_LIMITS, LimitName, RefusedHold, Scope
 from billing.core.money import to_text
 from protocol.errors import ServiceError
 
@@ -49,8 +49,9 @@ def refusal_error(refused: RefusedHold, fits: int | None = None) -> ServiceError
 
 def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     scope = refused.scope
-    team = scope.id.removesuffix(f"/{scope.model}")
-    whose = "this key" if scope.kind == "key" else f"team {team} for {scope.model}" if scope.model else f"team {team}"
+    if refused.limit is LimitName.SCOPES_PER_DAY:
+        return _too_many(refused)
+    whose = _whose(scope)
     limit = f"The limit of {_amount(refused, refused.cap)} {_per(refused.limit)} of {whose}"
     wanted = _amount(refused, refused.wanted)
     do_not_retry = {"x-should-retry": "false"}
@@ -84,6 +85,30 @@ def _refusal_error(refused: RefusedHold, fits: int | None) -> ServiceError:
     )
 
 
+def _whose(scope: Scope) -> str:
+    team, _, rest = scope.id.partition("/")
+    match scope.kind:
+        case "key":
+            return "this key"
+        case "model":
+            return f"team {team} for {scope.model}"
+        case "user":
+            return f"team {team} for this end user"
+        case "tag":
+            return f"team {team} for this value of '{rest.rpartition('=')[0]}' in metadata"
+        case _:
+            return f"team {team}"
+
+
+def _too_many(refused: RefusedHold) -> ServiceError:
+    what = "end users" if refused.scope.kind == "user" else "values in metadata"
+    return QuotaExhausted(
+        f"Team {refused.scope.id.partition('/')[0]} has limits for each of its {what}, and its calls have named "
+        f"{refused.cap:,} today, the most that are counted. Calls of those go on; others again at 00:00 UTC.",
+        headers={"x-should-retry": "false"},
+    )
+
+
 def _what_fits(fits: int | None) -> str:
     if fits is None:
         return "Shorten the input."
@@ -113,3 +138,5 @@ def _per(limit: LimitName) -> str:
             return "per month (UTC)"
         case LimitName.CONCURRENT_REQUESTS:
             return "at a time"
+        case LimitName.SCOPES_PER_DAY:
+            return "at 00:00 UTC"

@@ -22,11 +22,11 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Scope(Struct, frozen=True):
-    """Whose limits: a team's, one of its keys', or a team's for one model. All scopes of a team share one hash tag in
-    Redis."""
+    """Whose limits: a team's, one of its keys', or a team's for one model, one end user or one value of a tag. All
+    scopes of a team share one hash tag in Redis."""
 
-    kind: str  # "team", "key" or "model"
-    id: str  # of a model "TEAM/MODEL"
+    kind: str  # "team", "key", "model", "user" or "tag"
+    id: str  # "TEAM/MODEL", "TEAM/HASH" of a user, "TEAM/KEY=HASH" of a tag
     limits: Limits
     model: str = ""  # whose calls alone count; empty: all of them
 
@@ -34,6 +34,16 @@ class Scope(Struct, frozen=True):
     def name(self) -> str:
         """What balances and leases call it."""
         return f"{self.kind}:{self.id}"
+
+
+OF_VALUES = ("user:", "tag:")  # what the names of scopes begin with that calls bring along: nothing lists these before
+
+
+class NamedLimits(Struct, frozen=True):
+    """Limits of one end user or one value of a tag, or of each that has none of its own ("*")."""
+
+    name: str  # as admins say it
+    limits: Limits
 
 
 class Leg(Struct, frozen=True):
@@ -86,6 +96,7 @@ class LimitName(StrEnum):
     TOKENS_PER_DAY = "tokens_per_day"
     USD_PER_DAY = "usd_per_day"
     USD_PER_MONTH = "usd_per_month"
+    SCOPES_PER_DAY = "scopes_per_day"  # end users, or values of tags, that a team's limits count of
 
 
 class Remaining(Struct, frozen=True):

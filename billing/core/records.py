@@ -93,6 +93,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     held_nanousd: int = 0
     price: str = ""  # the edition of the price that the cost was reckoned by
     held_models: tuple[str, ...] | None = None  # whose own limits the call held; none where its team sets none
+    held_scopes: tuple[str, ...] | None = None  # of its end user and its tags, where they are limited
 
     @property
     def is_cached(self) -> bool:

@@ -6,7 +6,8 @@
 # what bounds them (docs/experiments/money/batch-of-rows.md).
 #
 # A row also spends a lease of its team's limits for its model, where the team has ever set any (limited_models): its
-# owner's, if its call held these limits, and else that of no owner, as the limits were set while it ran.
+# owner's, if its call held these limits, and else that of no owner, as the limits were set while it ran. Of its end
+# user and its tags it spends what its call held (held_scopes), and no other.
 
 from __future__ import annotations
 
@@ -99,6 +100,8 @@ INSERT = text(f"""
                  UNION ALL
                  SELECT name, CASE WHEN model_used = ANY (held_models) THEN owner ELSE '' END
                  FROM limited WHERE name = 'model:' || team_id || '/' || model_used
+                 UNION ALL
+                 SELECT unnest(held_scopes), owner
              ) AS scope (name, owner),
              LATERAL (VALUES ('tokens', CAST(input_tokens AS bigint) + output_tokens),
                              ('nanousd', cost_nanousd)) AS unit (name, amount)

@@ -35,6 +35,7 @@ metadata = MetaData(
 )
 
 ZERO = text("0")
+IS_OF_VALUE = "scope ~ '^(user|tag):'"  # billing.core.holds.OF_VALUES
 
 # Partitioned by ``day``, the UTC day inside the request id, so that a record delivered twice meets itself in one
 # partition, and retention drops whole partitions. Days without a partition of their own fall into usage_records_rest.
@@ -75,6 +76,7 @@ usage_records = Table(
     Column("units", JSONB),  # what was priced beside tokens: protocol.usage.UNITS
     Column("price", Text, nullable=False, server_default=""),  # price_editions.edition: what its cost was reckoned by
     Column("held_models", ARRAY(Text)),  # whose own limits the call held: of these its owner's leases know
+    Column("held_scopes", ARRAY(Text)),  # scopes of its end user and its tags that the call held
     # The database holds every row to these facts (migrations, 0017): its day is that of its id, its status is known,
     # nothing is negative, and only a charged call costs.
     Index("usage_records_team_id_request_id_idx", "team_id", "request_id"),
@@ -161,7 +163,7 @@ failovers = Table(
 balances = Table(
     "balances",
     metadata,
-    Column("scope", Text(collation="C"), primary_key=True),  # "team:ID" or "key:ID"
+    Column("scope", Text(collation="C"), primary_key=True),  # billing.core.holds.Scope.name
     Column("unit", Text(collation="C"), primary_key=True),  # "tokens" or "nanousd"
     Column("period", Text(collation="C"), primary_key=True),  # "2026-11-22", or "2026-11" (money only)
     Column("cap", BigInteger),  # null: as much as it likes
@@ -169,6 +171,8 @@ balances = Table(
     Column("corrected", BigInteger, nullable=False, server_default=ZERO),  # signed
     Column("tight_since", DateTime(timezone=True)),  # while nothing is granted beyond the need
     Index("balances_tight_since_idx", "tight_since", postgresql_where=text("tight_since IS NOT NULL")),
+    # Those of end users and tags, to count and to page through.
+    Index("balances_period_scope_idx", "period", "scope", postgresql_where=text(f"unit = 'nanousd' AND {IS_OF_VALUE}")),
 )
 
 # What each process has drawn for a scope's day. All of it is cumulative: what is said twice changes nothing.

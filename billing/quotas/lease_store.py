@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from billing.core.edges import Clock, Database
+from billing.core.holds import OF_VALUES
 
 TOKENS, NANOUSD = "tokens", "nanousd"  # units
 TIGHT_CHANNEL = "tollgate_leases"  # the name of a scope is told there when one of its balances becomes tight
 ALIVE = 10.0  # seconds since an owner was last seen, after which its share goes to the others
+MOST_VALUES = 10_000  # end users, and as many values of tags, whose budgets a team's calls may open in a day
 RESERVATIONS = "provider-batch:"  # what the names of owners begin with that are reservations, and no processes
 
 
@@ -27,6 +30,7 @@ class Need(Struct, frozen=True):
     need: int
     want: int
     hold: int
+    is_first: bool = False  # its process has never had any of it
 
 
 class LeaseRow(Struct, frozen=True, array_like=True):
@@ -61,6 +65,8 @@ class Taken(Struct, frozen=True):
     is_late: bool = False  # it was committed before it was on the disk, and is not told before it is there
     leases: list[LeaseRow] | None = None
     balances: list[Balance] | None = None
+    # Scopes that were not made, as their team has as many as it may: their asks were not heard.
+    beyond: Sequence[str] = ()
 
 
 class Told(Struct, frozen=True):
@@ -148,6 +154,11 @@ class PostgresLeases:
     async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
         """Draw room. Of a tight balance the statement commits before the disk has it, so that all owners who want it
         do not wait for the disk one after the other; then this one waits for the disk, beside them."""
+        beyond = await self._beyond(day, {need.scope for ask in asks for need in ask if need.is_first})
+        if beyond:
+            asks = [ask for ask in asks if not any(need.scope in beyond for need in ask)]
+            if not asks:
+                return Taken(beyond=beyond)
         needs = [(number, need) for number, ask in enumerate(asks) for need in ask]
         values = {
             "owner": owner,
@@ -166,7 +177,15 @@ class PostgresLeases:
             taken = _decode_taken((await connection.execute(TAKE, values)).scalar_one())
             if taken.is_late:
                 await connection.execute(REACH_THE_DISK)
-            return taken
+            return replace(taken, beyond=beyond) if beyond else taken
+
+    async def _beyond(self, day: str, first: Iterable[str]) -> Sequence[str]:
+        """Return which of these scopes are of end users or tags that a team has too many of to count another one."""
+        values = {"scopes": [scope for scope in first if scope.startswith(OF_VALUES)], "day": day, "most": MOST_VALUES}
+        if not values["scopes"]:
+            return ()
+        async with self._database.in_time() as connection:
+            return (await connection.execute(BEYOND, values)).scalars().all()
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
         """Set what an owner has given back."""
@@ -242,6 +261,7 @@ TAKE = text("""
         true, CAST(:moment AS timestamptz), CAST(:clock AS timestamptz)
     ) AS text)
 """)
+BEYOND = text("SELECT scopes_beyond(CAST(:scopes AS text[]), :day, CAST(:most AS bigint))")
 TELL = text("""
     SELECT tell_leases(:owner, CAST(:scopes AS text[]), CAST(:units AS text[]), CAST(:days AS text[]),
                        CAST(CAST(:grants AS text[]) AS bigint[]), CAST(CAST(:returns AS text[]) AS bigint[]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 
@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from billing.core.deadlines import running_timeout
 from billing.core.edges import Clock
-from billing.core.holds import HoldRequest, LimitName, RefusedHold, Scope, headroom_of
+from billing.core.holds import OF_VALUES, HoldRequest, LimitName, RefusedHold, Scope, headroom_of
 from billing.core.ids import EPOCH, day_of
 from billing.core.store_errors import POSTGRES_AWAY
-from billing.quotas.lease_store import NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, Need, Taken, Told
+from billing.quotas.lease_store import MOST_VALUES, NANOUSD, TOKENS, Balance, LeaseRow, LeaseStore, Need, Taken, Told
 
 ASK_WITHIN = 2.0  # seconds that a caller waits for the database
 GIVE_UP_AFTER = 4.0  # seconds that a statement has: one that is given up costs its connection, and so the database more
@@ -422,6 +422,8 @@ class Leases:
                 self._end_without(waiting, taken)
             return 0.0
         self._take_in(taken, day, rooms)
+        if taken.beyond:
+            self._refuse_beyond(asked, taken.beyond)
         has_grown = sum(room.granted for room in rooms) > before
         now = asyncio.get_running_loop().time()
         refused = []
@@ -439,7 +441,7 @@ class Leases:
             is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
             if may_come and (is_there or waiting.until > now):
                 continue
-            waiting.answer.set_result(why or _unknown(waiting.request))
+            self._refuse(waiting, why or _unknown(waiting.request))
         tight = [room for room in rooms if room.is_tight]
         for room in tight:
             self._give_back(room, 0)
@@ -520,7 +522,7 @@ class Leases:
                     need = max(0, amount - left)
                     free[room] = left + need - amount
                     want = need + (room.size if is_first and not room.is_tight else 0)
-                    needs.append(Need(room.scope, room.unit, need, want, amount))
+                    needs.append(Need(room.scope, room.unit, need, want, amount, room.granted == 0))
             yield needs
 
     def _take_in(self, taken: Taken, day: int, asked: Iterable[Room]) -> None:
@@ -586,7 +588,36 @@ class Leases:
             self.force(waiting.request)
             waiting.answer.set_result(None)
         else:
-            waiting.answer.set_result(_unknown(waiting.request))
+            self._refuse(waiting, _unknown(waiting.request))
+
+    def _refuse(self, waiting: _Waiting, why: RefusedHold) -> None:
+        waiting.answer.set_result(why)
+        self._let_go(waiting.request)
+
+    def _refuse_beyond(self, asked: Iterable[_Waiting], beyond: Collection[str]) -> None:
+        """Refuse the calls of end users or tags of whom their team has too many."""
+        for waiting in asked:
+            scope = next((scope for scope in waiting.request.scopes if scope.name in beyond), None)
+            if scope is not None and not waiting.answer.done():
+                self._refuse(waiting, _too_many(scope))
+
+    def _let_go(self, request: HoldRequest) -> None:
+        """Forget rooms of end users and tags that nothing was drawn of, or names that callers make up would fill the
+        memory. Not those of which an answer is on its way."""
+        names = [scope.name for scope in request.scopes if scope.name.startswith(OF_VALUES)]
+        if not names or self._late:
+            return
+        unread = {need.scope for _, needs in self._unread for need in needs}
+        day = day_of(request.request_id)
+        rooms = self._rooms.get(day, {})
+        for name in names:
+            pair = rooms.get(name, ())
+            if name not in unread and not any(room.granted or room.held or room.used for room in pair):
+                rooms.pop(name, None)
+                self._looked_at.pop((day, name), None)
+                for room in pair:
+                    self._tight.pop(room, None)
+                    self._untold.pop(room, None)
 
     def _of(self, asked: Sequence[_Waiting]) -> set[Room]:
         return {room for one in asked for pair in self._rooms_of(one.request) for room in pair}
@@ -669,6 +700,13 @@ def refused_hold(scope: Scope, limit: LimitName, balance: Balance, used: int, ou
         is_settled=is_settled,
         alone_exceeds=alone,
     )
+
+
+def _too_many(scope: Scope) -> RefusedHold:
+    return RefusedHold(
+        scope=scope, limit=LimitName.SCOPES_PER_DAY, cap=MOST_VALUES, used=MOST_VALUES, held=0, wanted=1,
+        retry_after=None, is_settled=True, alone_exceeds=False,
+    )  # fmt: skip
 
 
 def _unknown(request: HoldRequest) -> RefusedHold:

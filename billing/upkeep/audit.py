@@ -19,7 +19,8 @@ from billing.core.edges import Database, fetch_within
 from billing.core.records import CHARGED
 from billing.ledger.ledger import ROLLUP_KEY, SUMS, memory_begins
 from billing.ledger.price_editions import compare_costs
-from billing.upkeep.sweep import first_month
+from billing.ledger.tables import IS_OF_VALUE
+from billing.upkeep.sweep import VALUES_KEPT, first_month
 from billing.upkeep.turns import database_moment
 
 COSTS, STATEMENTS, LEASES, BALANCES = "costs", "statements", "leases", "balances"
@@ -64,7 +65,8 @@ async def audit(database: Database, day: date, *, today: date | None = None) -> 
             report = await _compare(connection, report, STATEMENTS, LINES, {"day": day})
         moment = await database_moment(connection) if today is None else datetime(*today.timetuple()[:3], tzinfo=UTC)
         if day >= first_month(moment).date():
-            report = await _compare(connection, report, LEASES, SPENT, {"day": day, "charged": list(CHARGED)})
+            values = {"charged": list(CHARGED), "has_values": day >= (moment - VALUES_KEPT).date()}
+            report = await _compare(connection, report, LEASES, SPENT, {"day": day, **values})
             periods = {"first": day.replace(day=1), "period": f"{day}", "month": f"{day:%Y-%m}"}
             report = await _compare(connection, report, BALANCES, DRAWN, {"day": day, **periods})
     return report
@@ -111,7 +113,8 @@ _SCOPES = """LATERAL (
                  WHERE id = team_id AND jsonb_exists(model_limits, model_used)
              )"""
 
-# What charged calls used of a day, by scope and unit, and what its leases say is spent.
+# What charged calls used of a day, by scope and unit, and what its leases say is spent; of end users and tags by the
+# scopes that the rows say were held, as long as the sweep lets their leases be.
 SPENT = text(f"""
     WITH used AS (
         SELECT scope.name COLLATE "C" AS scope, unit.name COLLATE "C" AS unit, sum(unit.amount) AS spent
@@ -120,8 +123,17 @@ SPENT = text(f"""
              LATERAL (VALUES ('tokens', input_tokens + output_tokens), ('nanousd', cost_nanousd)) AS unit (name, amount)
         WHERE day = :day AND status = ANY(CAST(:charged AS text[]))
         GROUP BY 1, 2
+        UNION ALL
+        SELECT scope.name COLLATE "C", unit.name COLLATE "C", sum(unit.amount)
+        FROM usage_records, unnest(held_scopes) AS scope (name),
+             LATERAL (VALUES ('tokens', CAST(input_tokens AS bigint) + output_tokens), ('nanousd', cost_nanousd))
+                 AS unit (name, amount)
+        WHERE day = :day AND status = ANY(CAST(:charged AS text[])) AND :has_values
+        GROUP BY 1, 2
     ), leased AS (
-        SELECT scope, unit, sum(spent) AS spent FROM leases WHERE day = :day GROUP BY scope, unit
+        SELECT scope, unit, sum(spent) AS spent FROM leases
+        WHERE day = :day AND (:has_values OR NOT {IS_OF_VALUE})
+        GROUP BY scope, unit
     ), book AS MATERIALIZED (
         SELECT scope, unit, CAST(coalesce(used.spent, 0) AS bigint) AS expected,
                CAST(coalesce(leased.spent, 0) AS bigint) AS found
@@ -155,7 +167,10 @@ DRAWN = text(f"""
         GROUP BY 1, 2, 3
     ), book AS MATERIALIZED (
         SELECT scope || ' ' || period COLLATE "C" AS place, unit, cap,
-               CAST(coalesce(team.limits, key.limits, of_model.limits) ->> (
+               CAST(coalesce(
+                   team.limits, key.limits, of_model.limits,
+                   limits_of_value(of_value.user_limits, of_value.tag_limits, scope)
+               ) ->> (
                    unit || CASE length(period) WHEN 7 THEN '_per_month' ELSE '_per_day' END
                ) AS bigint) AS limit_of_row,
                CAST(coalesce(lent.drawn, 0) AS bigint) AS drawn, coalesce(balance.drawn, 0) AS drawn_found,
@@ -170,6 +185,8 @@ DRAWN = text(f"""
             SELECT 'model:' || id || '/' || model.name AS name, model.limits
             FROM teams, jsonb_each(model_limits) AS model (name, limits)
         ) AS of_model ON scope = of_model.name
+        LEFT JOIN teams AS of_value ON {IS_OF_VALUE}
+            AND of_value.id = split_part(substr(scope, strpos(scope, ':') + 1), '/', 1)
     )
     {_COUNT} WHERE is_there
     UNION ALL

@@ -21,6 +21,7 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.ledger import forget_days
 from billing.ledger.partitions import delete_stragglers, drop_partition, old_partitions
 from billing.ledger.series import forget_series, merge_parts, seal_hours
+from billing.ledger.tables import IS_OF_VALUE
 from billing.quotas.lease_store import RESERVATIONS
 from billing.upkeep.turns import Turns
 
@@ -30,6 +31,9 @@ STEADY = 60.0  # seconds that Postgres has to answer before an owner is called l
 LOST_AFTER = 3600.0  # seconds; an owner not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 MOST = 2000  # rows in one transaction: writers of the ledger wait for it some 50 ms
+VALUES_KEPT = timedelta(
+    days=2
+)  # of days whose leases of end users and tags are kept whether a month counts them or not
 OWNERS_KEPT = timedelta(days=7)  # after their end
 
 log = structlog.get_logger(__name__)
@@ -112,7 +116,7 @@ class Sweeper:
         """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
         now = await self._turns.now()
         began = time.monotonic()
-        for chore in (fold_leases, delete_old_months, delete_owners):
+        for chore in (fold_leases, delete_idle_values, delete_old_months, delete_owners):
             changed = 1
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:
@@ -157,6 +161,16 @@ async def fold_leases(connection: AsyncConnection, now: datetime) -> int:
     return how many."""
     await connection.execute(ALONE)
     return int((await connection.execute(FOLD, {"most": MOST})).scalar_one())
+
+
+async def delete_idle_values(connection: AsyncConnection, now: datetime) -> int:
+    """Delete some leases and balances of end users and tags for closed days that no limit of a month counts any more;
+    return how many. What is left of a balance stays the sum of its leases."""
+    await connection.execute(ALONE)
+    before = (now - VALUES_KEPT).date()
+    leases = (await connection.execute(DELETE_VALUES, {"before": before, "most": MOST})).scalar_one()
+    balances = await connection.execute(DELETE_DAYS, {"before": f"{before}", "most": MOST})
+    return int(leases) + balances.rowcount
 
 
 async def delete_old_months(connection: AsyncConnection, now: datetime) -> int:
@@ -209,6 +223,31 @@ DELETE_LEASES = text(SOME.format(table="leases", which="day < :first"))
 DELETE_BALANCES = text(SOME.format(table="balances", which="period < :period"))
 NO_LEASE = "NOT EXISTS (SELECT FROM leases WHERE leases.owner = owners.id)"
 DELETE_OWNERS = text(SOME.format(table="owners", which=f"coalesce(ended_at, seen_at) < :before AND {NO_LEASE}"))
+# Folded ones, of owners that have ended and days that are closed.
+IDLE = f"""
+    owner = '' AND day < :before AND {IS_OF_VALUE} AND NOT EXISTS (
+        SELECT FROM balances WHERE balances.scope = leases.scope AND unit = 'nanousd'
+        AND period = to_char(leases.day, 'YYYY-MM') AND cap IS NOT NULL
+    )
+"""
+DELETE_VALUES = text(f"""
+    WITH gone AS (
+        {SOME.format(table="leases", which=IDLE)}
+        RETURNING scope, unit, to_char(day, 'YYYY-MM-DD') AS day, returned - granted AS amount
+    ), sums AS (
+        SELECT count(*) AS rows, array_agg(scope) AS scopes, array_agg(unit) AS units, array_agg(day) AS days,
+               array_agg(amount) AS amounts
+        FROM gone
+    )
+    SELECT rows, CASE WHEN rows > 0 THEN CAST(draw(scopes, units, days, amounts) AS text) END FROM sums
+""")  # noqa: S608
+WITHOUT_LEASE = f"""
+    {IS_OF_VALUE} AND period < :before AND length(period) = 10 AND drawn = 0 AND corrected = 0 AND NOT EXISTS (
+        SELECT FROM leases WHERE leases.scope = balances.scope AND leases.unit = balances.unit
+        AND to_char(leases.day, 'YYYY-MM-DD') = balances.period
+    )
+"""
+DELETE_DAYS = text(SOME.format(table="balances", which=WITHOUT_LEASE))
 # An owner that is not listed any more has ended long ago. What an ended owner holds it has spent.
 OLD = """
     owner > '' AND granted - returned = spent

@@ -14,10 +14,10 @@ from typing import TypeVar
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 
-from billing.core.holds import Limits
+from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_nano
 from gateway.core.clock import read_duration
-from gateway.core.principals import Role
+from gateway.core.principals import Role, Team, WithoutUser
 from gateway.core.settings import CacheUse, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
@@ -29,6 +29,8 @@ MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
 LONGEST_NAME = 200  # characters
 MOST_MODELS = 100  # with limits of their own, of one team: each of its rows is compared with them
+MOST_NAMED = 100  # end users, or tags, with limits of their own, of one team: what is known of a caller holds them
+LONGEST_VALUE = 512  # characters, as of metadata
 MOST_RANGES = 100  # of addresses, of one key: each call is compared with them
 LONGEST_OVERLAP = 90 * 86400.0  # seconds
 LEAST_OWN_OVERLAP = 60.0  # seconds, where a team rotates: nor does it rotate again before its end
@@ -57,7 +59,7 @@ class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ModelLimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of a team for one model. Absent: as it is; null: no limit."""
+    """Limits of a team for one model, end user or tag. Absent: as it is; null: no limit."""
 
     tokens_per_day: int | UnsetType | None = UNSET
     usd_per_day: Decimal | UnsetType | None = UNSET
@@ -75,6 +77,9 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safety: SafetyInput | None = None
     limits: LimitsInput | None = None
     model_limits: dict[str, ModelLimitsInput | None] | None = None  # by model
+    user_limits: dict[str, ModelLimitsInput | None] | None = None  # by end user; "*": of each other one
+    tag_limits: dict[str, ModelLimitsInput | None] | None = None  # by KEY=VALUE of metadata; KEY=*: of each other value
+    calls_without_user: WithoutUser = "refuse"  # where each end user has limits; "count": as those of one end user
     webhook_url: str | None = None
     cost_centre: str | None = None  # to which its cost goes, as finance names it
 
@@ -89,6 +94,9 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safety: SafetyInput | UnsetType | None = UNSET
     limits: LimitsInput | UnsetType | None = UNSET
     model_limits: dict[str, ModelLimitsInput | None] | UnsetType | None = UNSET  # models not named keep theirs
+    user_limits: dict[str, ModelLimitsInput | None] | UnsetType | None = UNSET  # likewise; null: as each other one
+    tag_limits: dict[str, ModelLimitsInput | None] | UnsetType | None = UNSET
+    calls_without_user: WithoutUser | UnsetType = UNSET
     webhook_url: str | UnsetType | None = UNSET
     cost_centre: str | UnsetType | None = UNSET
     suspended: bool | UnsetType = UNSET
@@ -263,6 +271,45 @@ def apply_model_limits(
     if len(after) > MOST_MODELS:
         raise invalid_value("model_limits", f"are of {len(after)} models; {MOST_MODELS} are the most")
     return after
+
+
+def apply_user_limits(wanted: Mapping[str, ModelLimitsInput | None] | None, before: Team) -> dict[str, NamedLimits]:
+    """Return the team's limits of end users with what ``wanted`` says. Raises BadRequest."""
+    after = _apply_named("user_limits", wanted, {one.name: one.limits for one in before.user_limits.values()})
+    return {_place_of(before, name): NamedLimits(name, limits) for name, limits in after.items()}
+
+
+def apply_tag_limits(
+    wanted: Mapping[str, ModelLimitsInput | None] | None, before: Team
+) -> dict[str, dict[str, NamedLimits]]:
+    """Return the team's limits of tags, by key, with what ``wanted`` says. Raises BadRequest."""
+    known = {one.name: one.limits for of_key in before.tag_limits.values() for one in of_key.values()}
+    found: dict[str, dict[str, NamedLimits]] = {}
+    for name, limits in _apply_named("tag_limits", wanted, known).items():
+        key, _, value = name.partition("=")
+        if not key or not value:
+            raise invalid_param("tag_limits", "A tag is KEY=VALUE as in 'metadata', such as agent=research, or KEY=*.")
+        found.setdefault(key, {})[_place_of(before, value)] = NamedLimits(name, limits)
+    return found
+
+
+def _apply_named(
+    field: str, wanted: Mapping[str, ModelLimitsInput | None] | None, before: Mapping[str, Limits]
+) -> dict[str, Limits]:
+    after = {} if wanted is None else dict(before)
+    for name, limits in (wanted or {}).items():
+        if not 0 < len(name) <= LONGEST_VALUE or not name.isprintable():
+            raise invalid_value(field, f"has names of 1 to {LONGEST_VALUE} printable characters; found {name[:40]!a}")
+        after[name] = apply_limits(limits, before.get(name, NO_LIMITS), f"{field}.{name[:100]}")
+        if limits is None or (name.endswith("*") and after[name] == NO_LIMITS):
+            del after[name]  # one of each others' limits again
+    if len(after) > MOST_NAMED:
+        raise invalid_value(field, f"are of {len(after)} names; {MOST_NAMED} are the most")
+    return after
+
+
+def _place_of(team: Team, value: str) -> str:
+    return value if value == "*" else team.hash_of(value)
 
 
 def apply_limits(

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 from msgspec.structs import asdict
 
-from billing.core.holds import Limits
+from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_text
 from billing.core.prices import UNIT_PRICES, Price, Rates
 from billing.upkeep.scope_room import ScopeRoom
@@ -55,6 +55,21 @@ def limits_view(limits: Limits) -> dict[str, Any]:
 def model_limits_view(limits: Mapping[str, Limits]) -> dict[str, Any]:
     """Return the limits for one model each; models without any are left out."""
     shown = {name: limits_view(of) for name, of in sorted(limits.items()) if of != Limits()}
+    return {name: {limit: of[limit] for limit in ModelLimitsInput.__struct_fields__} for name, of in shown.items()}
+
+
+def value_limits_view(team: Team) -> dict[str, Any]:
+    """Return a team's limits of end users and of tags by name, and what becomes of calls that name no end user."""
+    tags = [one for of_key in team.tag_limits.values() for one in of_key.values()]
+    return {
+        "user_limits": _named_view(team.user_limits.values()),
+        "tag_limits": _named_view(tags),
+        "calls_without_user": team.calls_without_user,
+    }
+
+
+def _named_view(found: Iterable[NamedLimits]) -> dict[str, Any]:
+    shown = {one.name: limits_view(one.limits) for one in sorted(found, key=lambda one: one.name)}
     return {name: {limit: of[limit] for limit in ModelLimitsInput.__struct_fields__} for name, of in shown.items()}
 
 
@@ -118,6 +133,7 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         "safety": team.safety,
         "limits": limits_view(team.limits),
         "model_limits": model_limits_view(team.model_limits),
+        **value_limits_view(team),
         "webhook_url": record.webhook_url,
         "cost_centre": record.cost_centre,
         "suspended": team.is_suspended,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from ipaddress import ip_network
@@ -15,13 +16,15 @@ from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, or_, s
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.holds import Limits
+from billing.core.holds import Limits, NamedLimits
 from gateway.accounts.schemas import (
     NewTeam,
     TeamPatch,
     apply_limits,
     apply_model_limits,
     apply_safety,
+    apply_tag_limits,
+    apply_user_limits,
     check_id,
     check_models,
     check_name,
@@ -61,13 +64,14 @@ async def create_team(
     """Create a team. ``models``: the names it may be allowed, and ``limitable`` the models that it may have limits for,
     when they are known. Raises BadRequest, Conflict."""
     named = new if new.name is not None else replace(new, name=new.id)
-    values = {"id": check_id(new.id), **_checked(named, models, limitable)}
+    team = Team(id=check_id(new.id), name="", hash_key=secrets.token_hex(16))
+    values = {"id": team.id, "hash_key": team.hash_key, **_checked(named, models, limitable, team)}
     query = insert(teams).values(**values).on_conflict_do_nothing().returning(teams)
     row = (await connection.execute(query)).mappings().one_or_none()
     if row is None:
         words = f"There is a team '{new.id}' already. Change that one, or choose another id."
         raise Conflict(words, param="id", code="team_exists")
-    details = {name: value for name, value in values.items() if name != "id"}
+    details = {name: value for name, value in values.items() if name not in ("id", "hash_key")}
     await _tell(connection, act, "team.created", new.id, details)
     return _record(row)
 
@@ -117,6 +121,8 @@ async def update_team(
             await connection.execute(_BEGIN_MODEL_LIMITS, {"team_id": team_id, "models": named})
         for name in changes["model_limits"]:
             await follow_limits(connection, f"model:{team_id}/{name}")
+    if "user_limits" in changes or "tag_limits" in changes:
+        await connection.execute(_FOLLOW_VALUE_LIMITS, {"team_id": team_id})
     if "webhook_url" in changes and before["webhook_url"] is not None:
         await follow_url(connection, team_id, before["webhook_url"], changes["webhook_url"])
     details = {name: value for name, value in changes.items() if name != "suspended_at"}
@@ -189,7 +195,15 @@ async def _tell(connection: AsyncConnection, act: Act, action: str, team_id: str
     await announce(connection, team_id)
     if details.get("webhook_url") is not None:  # paths and queries of webhooks are often secret
         details = {**details, "webhook_url": read_url(details["webhook_url"]).shown}
+    if "user_limits" in details:  # who they are is the team's to know
+        details = {**details, "user_limits": _unnamed(details["user_limits"])}
+    if "tag_limits" in details:
+        details = {**details, "tag_limits": {key: _unnamed(of) for key, of in details["tag_limits"].items()}}
     await record_act(connection, act, action, team_id=team_id, subject=team_id, details=details)
+
+
+def _unnamed(limits: Mapping[str, NamedLimits]) -> dict[str, Limits]:
+    return {which: one.limits for which, one in limits.items()}
 
 
 def _changes(
@@ -218,6 +232,9 @@ def _checked(
         "safety": lambda said: apply_safety(said, before.safety),
         "limits": lambda said: apply_limits(said, before.limits),
         "model_limits": lambda said: apply_model_limits(said, before.model_limits, limitable),
+        "user_limits": lambda said: apply_user_limits(said, before),
+        "tag_limits": lambda said: apply_tag_limits(said, before),
+        "calls_without_user": str,
         "webhook_url": check_webhook_url,
         "cost_centre": lambda said: check_name(said or "", "cost_centre") or None,
     }
@@ -238,8 +255,14 @@ def _team(row: Mapping[Any, Any]) -> Team:
         safety=_safety(row["safety"]),
         limits=read_limits(row["limits"]),
         model_limits={name: read_limits(one) for name, one in row["model_limits"].items()},
+        user_limits=_named(row["user_limits"]),
+        tag_limits={key: _named(of) for key, of in row["tag_limits"].items()},
         is_suspended=row["suspended_at"] is not None,
     )
+
+
+def _named(stored: Any) -> dict[str, NamedLimits]:
+    return msgspec.convert(stored, dict[str, NamedLimits])
 
 
 def _safety(stored: Any) -> TeamSafety | None:
@@ -247,6 +270,7 @@ def _safety(stored: Any) -> TeamSafety | None:
 
 
 _FOLLOW_LIMITS = text("SELECT follow_limits(:scope)")  # the caps of its open balances
+_FOLLOW_VALUE_LIMITS = text("SELECT follow_value_limits(:team_id)")
 _HOLD_LEDGER = text("SELECT hold_ledger()")
 _BEGIN_MODEL_LIMITS = text("SELECT begin_model_limits(:team_id, CAST(:models AS text[]))")
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")

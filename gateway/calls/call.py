@@ -8,20 +8,23 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from billing.core.holds import Hold, Leg, Scope
+from billing.core.holds import Hold, Leg, Limits, NamedLimits, Scope
 from billing.core.records import Served, Status, UsageRecord
 from billing.ledger.price_editions import edition_of
 from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
-from gateway.core.principals import Caller
+from gateway.core.principals import Caller, Team
 from gateway.core.settings import PRICED_TIERS, CacheUse
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
+from protocol.errors import missing_param
 from protocol.inference import NativeRequest, Request
 from protocol.messages import MessagesRequest
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route, Target
 
 OPENING = 2000  # characters of what a user said first that tell conversations apart, or at either end of a prompt
+
+NO_USER = "This team has limits for each of its end users: say in 'user' for whom the call is, by a name of your own."
 
 TURN = 65_521  # makes a second hash of one: whatever model a conversation has, its replicas are shared
 
@@ -54,6 +57,11 @@ class Call(Struct, frozen=True, kw_only=True):
     is_internal: bool = False  # made by the gateway, for a team that pays: not an act of its key
     created_at: float  # unix seconds
     started: float  # monotonic seconds
+
+    @property
+    def end_user(self) -> str | None:
+        """Who asks, as its caller says: ``user``, ``safety_identifier``, or ``metadata.user_id`` of Anthropic's API."""
+        return self.request.user or getattr(self.request, "safety_identifier", None)
 
     @property
     def streams(self) -> bool:
@@ -131,6 +139,33 @@ def scopes_of(caller: Caller, legs: Iterable[Leg] = ()) -> tuple[Scope, ...]:
     return scopes + tuple([Scope("model", f"{team.id}/{name}", team.model_limits[name], name) for name in models])
 
 
+def value_scopes_of(call: Call) -> tuple[Scope, ...]:
+    """Return the scopes of the call's end user and of its tags, as far as its team limits them. What the gateway asks
+    by itself has none. Raises BadRequest where its team counts by end users and it names none."""
+    team = call.caller.team
+    if call.is_internal or not (team.user_limits or team.tag_limits):
+        return ()
+    scopes = []
+    user = call.end_user or ""  # the name of those without one
+    if team.user_limits and (user or "*" in team.user_limits):
+        if not user and team.calls_without_user == "refuse":
+            raise missing_param("user", NO_USER)
+        scopes.append(_value_scope("user", team, "", user, team.user_limits))
+    metadata = getattr(call.request, "metadata", None) or {}
+    for key, limits in team.tag_limits.items():
+        if key in metadata:
+            scopes.append(_value_scope("tag", team, f"{key}=", metadata[key], limits))
+    return tuple([scope for scope in scopes if scope is not None])
+
+
+def _value_scope(kind: str, team: Team, prefix: str, value: str, limits: Mapping[str, NamedLimits]) -> Scope | None:
+    which = team.hash_of(value)
+    found = limits.get(which) or limits.get("*")
+    return (
+        None if found is None or found.limits == Limits() else Scope(kind, f"{team.id}/{prefix}{which}", found.limits)
+    )
+
+
 def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Status, **known: Any) -> UsageRecord:
     """Return the usage record of a call at one target of its route, with whatever else is known."""
     served = served_by(target)
@@ -149,7 +184,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         route_reason=route.reason,
         complexity=route.complexity,
         client_request_id=call.client_request_id,
-        user_tag=call.request.user,
+        user_tag=call.end_user,
         metadata=getattr(call.request, "metadata", None),
         created_at=call.created_at,
         owner=hold.owner,
@@ -157,6 +192,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         held_nanousd=hold.request.cost_nanousd,
         price=edition_of(target.model.price),
         held_models=tuple([scope.model for scope in hold.request.scopes if scope.model]) or None,
+        held_scopes=tuple([scope.name for scope in hold.request.scopes if scope.kind in ("user", "tag")]) or None,
         **known,
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, get_args
 
 import typer
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gateway.accounts.schemas import (
     LimitsInput,
@@ -35,6 +36,7 @@ from gateway.commands.command_line import (
     read_names,
     run,
 )
+from gateway.core.principals import WithoutUser
 from gateway.core.settings import Level, Settings
 from gateway.terminal.address import ApiKeyOption, UrlOption
 from gateway.terminal.config_path import ConfigOption
@@ -45,7 +47,10 @@ command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which mod
 
 LEVELS: Mapping[str, Level | None] = {"block": "block", "flag": "flag", "off": "off", "none": None}
 LIMITS_OF_MODELS = ModelLimitsInput.__struct_fields__
-COLUMNS = ("id", "name", "weight", "allowed_models", "suspended", "limits", "model_limits", "cost_centre", "created_at")
+COLUMNS = (
+    "id", "name", "weight", "allowed_models", "suspended", "limits", "model_limits", "user_limits", "tag_limits",
+    "cost_centre", "created_at",
+)  # fmt: skip
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
 Name = Annotated[str | None, typer.Option(help="For people")]
@@ -65,6 +70,19 @@ Levels = Annotated[
 ModelLimits = Annotated[
     list[str] | None,
     typer.Option(metavar="MODEL:LIMIT=N", help="Of its calls to one model, such as gpt-4o:usd_per_day=5, or =none"),
+]
+UserLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="USER:LIMIT=N", help="Of one end user, or of each other one: '*:usd_per_day=2'; USER=default: as those"
+    ),
+]
+TagLimits = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE:LIMIT=N", help="Of calls with this metadata: 'agent=research:usd_per_month=50'"),
+]
+WithoutUserOption = Annotated[
+    str | None, typer.Option(metavar="refuse|count", help="Calls without an end user, where each has limits")
 ]
 
 
@@ -87,6 +105,9 @@ def create(
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
     model_limit: ModelLimits = None,
+    user_limit: UserLimits = None,
+    tag_limit: TagLimits = None,
+    without_user: WithoutUserOption = None,
     config: ConfigOption = None,
     url: UrlOption = None,
     api_key: ApiKeyOption = None,
@@ -102,7 +123,10 @@ def create(
         allow_smaller=allow_smaller is not False,
         safety=_safety(safety_input, safety_output, safety_level),
         limits=read_limits(locals()),
-        model_limits=_model_limits(model_limit),
+        model_limits=_named_limits("--model-limit MODEL", model_limit),
+        user_limits=_named_limits("--user-limit USER", user_limit),
+        tag_limits=_named_limits("--tag-limit KEY=VALUE", tag_limit),
+        calls_without_user=_without_user(without_user) or "refuse",
         webhook_url=None if webhook_url == "none" else webhook_url,
         cost_centre=None if cost_centre == "none" else cost_centre,
     )
@@ -135,6 +159,9 @@ def change(
     usd_per_day: Usd = None,
     usd_per_month: Usd = None,
     model_limit: ModelLimits = None,
+    user_limit: UserLimits = None,
+    tag_limit: TagLimits = None,
+    without_user: WithoutUserOption = None,
     suspended: Annotated[bool | None, typer.Option("--suspend/--resume", help="Shut it out, or let it in")] = None,
     config: ConfigOption = None,
     url: UrlOption = None,
@@ -149,7 +176,10 @@ def change(
         allow_smaller=UNSET if allow_smaller is None else allow_smaller,
         safety=_safety(safety_input, safety_output, safety_level) or UNSET,
         limits=read_limits(locals()),
-        model_limits=_model_limits(model_limit) or UNSET,
+        model_limits=_named_limits("--model-limit MODEL", model_limit) or UNSET,
+        user_limits=_named_limits("--user-limit USER", user_limit) or UNSET,
+        tag_limits=_named_limits("--tag-limit KEY=VALUE", tag_limit) or UNSET,
+        calls_without_user=_without_user(without_user) or UNSET,
         webhook_url=UNSET if webhook_url is None else None if webhook_url == "none" else webhook_url,
         cost_centre=UNSET if cost_centre is None else None if cost_centre == "none" else cost_centre,
         suspended=UNSET if suspended is None else suspended,
@@ -228,16 +258,29 @@ def _safety(input: str | None, output: str | None, levels: list[str] | None) -> 
     )
 
 
-def _model_limits(said: list[str] | None) -> dict[str, ModelLimitsInput | None]:
-    """Return the limits that options say for one model each, such as ``gpt-4o:usd_per_day=5``."""
-    by_model: dict[str, dict[str, Any]] = {}
+def _named_limits(meant: str, said: list[str] | None) -> dict[str, ModelLimitsInput | None]:
+    """Return the limits that options say for one name each, such as ``gpt-4o:usd_per_day=5``; of ``NAME=default`` those
+    of its own go. ``meant``: the option, and what it takes."""
+    option, _, name = meant.partition(" ")
+    found: dict[str, ModelLimitsInput | None] = {}
     for words in said or ():
         which, _, amount = words.rpartition("=")
-        model, _, limit = which.rpartition(":")  # a model's name may hold colons
-        if not model or limit not in LIMITS_OF_MODELS:
-            fail(f"--model-limit: expected MODEL:LIMIT=N, LIMIT one of {', '.join(LIMITS_OF_MODELS)}; found {words!r}")
-        by_model.setdefault(model, {})[limit] = read_limit(f"--model-limit {which}", limit, amount)
-    return {model: ModelLimitsInput(**limits) for model, limits in by_model.items()}
+        if amount == "default" and name != "MODEL":
+            found[which] = None
+            continue
+        of, _, limit = which.rpartition(":")  # a name may hold colons
+        if not of or limit not in LIMITS_OF_MODELS:
+            fail(f"{option}: expected {name}:LIMIT=N, LIMIT one of {', '.join(LIMITS_OF_MODELS)}; found {words!r}")
+        amounts = {limit: read_limit(f"{option} {which}", limit, amount)}
+        found[of] = replace(found.get(of) or ModelLimitsInput(), **amounts)
+    return found
+
+
+def _without_user(said: str | None) -> WithoutUser | None:
+    for known in get_args(WithoutUser):
+        if said == known:
+            return known
+    return None if said is None else fail(f"--without-user takes refuse or count, not {said!r}")
 
 
 def _level(option: str, said: str) -> Level | None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from hashlib import blake2b
+from typing import Literal
 
 from msgspec import Struct
 
-from billing.core.holds import Limits
+from billing.core.holds import Limits, NamedLimits
 from gateway.core.client_addresses import Networks
 from gateway.core.settings import CacheUse, TeamSafety
 
 # Every change to a team or a key is announced on this Postgres channel, in the transaction that makes it; the payload
 # is the team's id. Gateways drop what they remember of that team.
 ACCESS_CHANNEL = "tollgate_access"
+
+WithoutUser = Literal["refuse", "count"]  # calls that name no end user: 400, or they share one user's limits
 
 
 class Team(Struct, frozen=True, kw_only=True):
@@ -27,7 +31,15 @@ class Team(Struct, frozen=True, kw_only=True):
     safety: TeamSafety | None = None  # its own levels; None: the deployment's
     limits: Limits = Limits()
     model_limits: Mapping[str, Limits] = {}  # for one model each; one whose limits were taken away stays, with none
+    user_limits: Mapping[str, NamedLimits] = {}  # of end users by hash, and "*": of each that has none of its own
+    tag_limits: Mapping[str, Mapping[str, NamedLimits]] = {}  # of values of metadata, by key; of each as of end users
+    calls_without_user: WithoutUser = "refuse"  # where each end user has limits
+    hash_key: str = ""  # by which the values of this team are hashed
     is_suspended: bool = False
+
+    def hash_of(self, value: str) -> str:
+        """Return what stands for an end user or a tag's value where names may not stand: 32 hexadecimal digits."""
+        return blake2b(value.encode("utf-8", "replace"), key=self.hash_key.encode(), digest_size=16).hexdigest()
 
 
 class Caller(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from billing.core.prices import most_cost
 from billing.journal.journal import Journal
 from billing.quotas.quotas import Quotas
 from gateway.calls.accounting import NOTHING, CallAccounting
-from gateway.calls.call import Call, scopes_of
+from gateway.calls.call import Call, scopes_of, value_scopes_of
 from gateway.calls.journaling import OpenCalls
 from gateway.calls.rate_limits import LimitHeaders, rate_limit_headers
 from gateway.core.clock import Clock
@@ -151,7 +151,7 @@ def _request_of(call: Call, legs: tuple[Leg, ...]) -> HoldRequest:
     return HoldRequest(
         request_id=call.request_id,
         team_id=call.caller.team.id,
-        scopes=scopes_of(call.caller, legs),
+        scopes=scopes_of(call.caller, legs) + value_scopes_of(call),
         legs=legs,
         is_internal=call.is_internal,
     )
@@ -165,7 +165,9 @@ def _at_live_price(target: Target) -> Target:
 def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:
     """Return what the prompt comes to, looked at closely where it is long and counts, and what each target may use."""
     prompt = bound_prompt(call.request)
-    if not prompt.is_short and (call.caller.team.model_limits or any(map(_is_metered, scopes_of(call.caller)))):
+    team = call.caller.team
+    has_more = team.model_limits or team.user_limits or team.tag_limits
+    if not prompt.is_short and (has_more or any(map(_is_metered, scopes_of(call.caller)))):
         prompt = prompt.closely()
     return prompt, legs_of(call, route, prompt)
 

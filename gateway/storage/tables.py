@@ -51,6 +51,12 @@ teams = Table(
     Column("limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # billing.core.holds.Limits
     # Its own limits for one model each. A model that was named once stays, if without limits: leases know it from then.
     Column("model_limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    Column("user_limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),  # gateway.core.principals.Team
+    Column("tag_limits", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    Column("calls_without_user", Text, nullable=False, server_default="refuse"),
+    Column(
+        "hash_key", Text, nullable=False, server_default=text("replace((gen_random_uuid())::text, '-'::text, ''::text)")
+    ),
     moment("suspended_at"),
     Column("webhook_url", Text),  # where its events go; null: nowhere
     Column("cost_centre", Text),  # to which its cost goes, as finance names it

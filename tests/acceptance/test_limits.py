@@ -397,5 +397,44 @@ def test_a_model_whose_own_limit_is_spent_leaves_the_routes_of_its_team(
     assert 0 < of_day["used"] + of_day["held"] <= 0.001 and seen["limits"]["usd_per_day"] is None
 
 
+def test_an_end_user_and_a_tag_whose_limits_are_spent_are_refused(house: House, upstream: ScriptedUpstream) -> None:
+    """Others go on, in OpenAI's shape and in Anthropic's; a call that names no end user is told to; no audit log has
+    their names."""
+    key = asyncio.run(make_team(house.settings, "by_user"))
+    upstream.script("tokens=100")
+    with house.client(house.admin_key) as admin, house.client(key) as client:
+        body = {"user_limits": {"*": {"usd_per_day": 0.001}}, "tag_limits": {"agent=research": {"usd_per_day": 0}}}
+        changed = admin.patch("/admin/teams/by_user", json=body).raise_for_status().json()
+        admin.patch("/admin/teams/by_user", json={"user_limits": {"ann": {"usd_per_day": 5}}}).raise_for_status()
+        log = admin.get("/admin/audit-log", params={"team_id": "by_user"}).json()["data"]
+
+        def ask(**fields: object) -> httpx.Response:
+            return client.post("/v1/chat/completions", json={**ASK, "model": "small", **fields})
+
+        def spent() -> httpx.Response | None:
+            bobs.append(answered := ask(safety_identifier="bob"))
+            return answered if answered.status_code == 429 and "x-should-retry" in answered.headers else None
+
+        bobs: list[httpx.Response] = []
+        refused = until(spent)
+        unnamed, ann, tagged = ask(), ask(user="ann"), ask(user="ann", metadata={"agent": "research"})
+        other = ask(user="ann", metadata={"agent": "support"})
+        message = {"model": "small", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]}
+        spoken = client.post("/v1/messages", json={**message, "metadata": {"user_id": "bob"}})
+        row, of_bob = house.record_of(ann), [house.record_of(one)["held_scopes"] for one in (bobs[0], spoken)]
+        seen = client.get("/v1/team").json()
+
+    error = refused.json()["error"]
+    assert error["code"] == "insufficient_quota" and "opens again at 00:00 UTC" in error["message"]
+    assert "limit of $0.001 per day (UTC) of team by_user for this end user" in error["message"]
+    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "user")
+    assert (ann.status_code, other.status_code, tagged.status_code, spoken.status_code) == (200, 200, 429, 200)
+    assert "for this value of 'agent' in metadata lets nothing through" in tagged.json()["error"]["message"]
+    assert of_bob[0] == of_bob[1] != row["held_scopes"]
+    assert row["user_tag"] == "ann" and len(row["held_scopes"]) == 1 and "ann" not in row["held_scopes"][0]
+    assert set(seen["user_limits"]) == {"*", "ann"} and changed["tag_limits"]["agent=research"]["usd_per_day"] == 0
+    assert "ann" not in str([entry["details"] for entry in log])
+
+
 def _ask(client: httpx.Client, model: str) -> httpx.Response:
     return client.post("/v1/chat/completions", json={**ASK, "model": model})

@@ -92,6 +92,22 @@ def test_a_team_has_limits_for_one_model_each() -> None:
     assert as_json("teams", "show", "by-model")["model_limits"] == {}
 
 
+def test_a_team_has_limits_for_end_users_and_tags() -> None:
+    """What is not named stays; a name's own limits go with `=default`; the audit log and scopes hold no name."""
+    tollgate("teams", "create", "by-user", "--user-limit", "*:usd_per_day=2", "--user-limit", "a:nn:usd_per_day=10")
+    tollgate("teams", "set", "by-user", "--tag-limit", "agent=research:usd_per_month=50", "--without-user", "count")
+    tollgate("teams", "set", "by-user", "--user-limit", "bob:usd_per_day=none", "--tag-limit", "agent=*:usd_per_day=1")
+    team = as_json("teams", "show", "by-user")
+    tollgate("teams", "set", "by-user", "--user-limit", "a:nn=default", "--user-limit", "*:usd_per_day=none")
+    left = as_json("teams", "show", "by-user")["user_limits"]
+
+    users = {name: limits["usd_per_day"] for name, limits in team["user_limits"].items()}
+    assert (users, team["calls_without_user"]) == ({"*": 2, "a:nn": 10, "bob": None}, "count")
+    tags = {name: (limits["usd_per_day"], limits["usd_per_month"]) for name, limits in team["tag_limits"].items()}
+    assert tags == {"agent=*": (1, None), "agent=research": (None, 50)}
+    assert list(left) == ["bob"] and "hash_key" not in team
+
+
 def test_a_key_is_for_endpoints() -> None:
     """A name that is none is told with those that there are; `all` takes the bound away."""
     tollgate("teams", "create", "embedding")
@@ -265,6 +281,8 @@ def test_example_sets_ten_teams_up(config: Path, monkeypatch: pytest.MonkeyPatch
         (("teams", "create", "x", "--model-limit", "smal:usd_per_day=1"), "Did you mean 'small'?"),
         (("teams", "create", "x", "--model-limit", "small:requests_per_minute=1"), "expected MODEL:LIMIT=N"),
         (("teams", "create", "x", "--model-limit", "small:usd_per_day=-1"), "model_limits.small.usd_per_day"),
+        (("teams", "create", "x", "--tag-limit", "research:usd_per_day=1"), "KEY=VALUE"),
+        (("teams", "create", "x", "--without-user", "no"), "refuse or count"),
         (("teams", "create", "x", "--webhook-url", "https://10.0.0.1/"), "a private address"),
         (("teams", "set", "nobody", "--webhook-url", "ftp://x"), "must begin with https://"),
         (("teams", "set", "nobody", "--weight", "1"), "no team 'nobody'"),

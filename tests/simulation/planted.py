@@ -11,6 +11,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.core.holds import HoldRequest
 from billing.journal.owner_files import bury, dead
 from billing.quotas.leases import Leases, Room
 from billing.upkeep.owner import Owner
@@ -247,6 +248,28 @@ def _the_next_failover_is_not_found(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqlModel, "found_failover", found)
 
 
+def _end_users_need_no_room(patch: pytest.MonkeyPatch) -> None:
+    def try_hold(self: Leases, request: HoldRequest) -> bool:
+        others = tuple(scope for scope in request.scopes if scope.kind != "user")
+        rooms = self._rooms_of(replace(request, scopes=others))
+        amounts = request.tokens, request.cost_nanousd
+        if any(room.free < amount for pair in rooms for room, amount in zip(pair, amounts, strict=True)):
+            return False
+        self._enter(request, self._rooms_of(request), request.amounts)
+        return True
+
+    patch.setattr(Leases, "_try", try_hold)
+
+
+def _rows_leave_end_users_out(patch: pytest.MonkeyPatch) -> None:
+    book = SqlModel.book_spent
+
+    def without(self: SqlModel, flusher: str, spent: Any) -> int | None:
+        return book(self, flusher, {key: amount for key, amount in spent.items() if not key[1].startswith("user:")})
+
+    patch.setattr(SqlModel, "book_spent", without)
+
+
 FAILOVERS = Plan(faults=("fail_over", "fail_over", "crash", "down"), fault_every=2.0)
 
 BUGS = (
@@ -259,6 +282,8 @@ BUGS = (
     Bug("a process uses what it has returned", (3,), _returned_stays_in_use),
     Bug("a row spends each time it is delivered", (2, 4), _rows_spend_each_time),
     Bug("a row beyond its lease is not booked", (3, 4), _rows_beyond_a_lease_are_not_forced),
+    Bug("a row leaves its end user out", (3, 4, 6), _rows_leave_end_users_out),
+    Bug("a call is let in without room for its end user", (3,), _end_users_need_no_room),
     Bug("a correction leaves its month as it is", (5,), _month_is_not_corrected),
     Bug("an ended owner keeps its room", (6,), _ended_owners_keep_room),
     Bug(

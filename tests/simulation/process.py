@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from billing.core.edges import Database
-from billing.core.holds import HoldRequest, Leg, Limits, RefusedHold, Scope
+from billing.core.holds import OF_VALUES, HoldRequest, Leg, Limits, RefusedHold, Scope
 from billing.core.ids import uuid7
 from billing.core.records import Status, UsageRecord
 from billing.journal.journal import Journal
@@ -161,6 +161,10 @@ class Process:
         ]
         if f"model:{team}/m" in limits:
             scopes.append(Scope("model", f"{team}/m", Limits(**limits[f"model:{team}/m"]), "m"))
+        for kind in OF_VALUES:  # of one of a few end users, and of one tag
+            scope = f"{kind}{team}/{self.world.dice.randrange(3) if kind == 'user:' else 'k=1'}"
+            if scope in limits:
+                scopes.append(Scope(kind[:-1], scope.removeprefix(kind), Limits(**limits[scope])))
         request_id = uuid7(int(self.clock.now() * 1000), self.world.dice.getrandbits(80))
         legs = Leg("m", tokens, nanousd, "m"), Leg("n", tokens, nanousd, "n")
         return HoldRequest(request_id=request_id, team_id=team, scopes=tuple(scopes), legs=legs)
@@ -180,6 +184,7 @@ class Process:
             model_used=dice.choice("mn"), provider="p", provider_endpoint="e", status=Status.ANSWERED,
             owner=leases.owner, held_tokens=tokens, held_nanousd=nanousd,
             held_models=tuple(scope.model for scope in request.scopes if scope.model),
+            held_scopes=tuple(scope.name for scope in request.scopes if scope.name.startswith(OF_VALUES)),
         )  # fmt: skip
         try:
             self.journal.opened(record)

@@ -426,7 +426,7 @@ def spent_by(record: UsageRecord, day: str) -> Iterator[tuple[LeaseKey, int]]:
         scopes = [f"team:{record.team_id}", f"key:{record.key_id}"]
         if record.model_used in (record.held_models or ()):
             scopes.append(f"model:{record.team_id}/{record.model_used}")
-        for scope in scopes:
+        for scope in (*scopes, *(record.held_scopes or ())):
             for unit, amount in (
                 (TOKENS, record.input_tokens + record.output_tokens),
                 (NANOUSD, record.cost_nanousd),

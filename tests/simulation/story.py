@@ -231,9 +231,12 @@ async def _limits(world: World) -> None:
 
 
 def _scopes(team: str) -> tuple[str, ...]:
-    """Return the scopes of a team that have limits; the first team has some for one of its models, too."""
-    of_model = (f"model:{team}/m",) * (team == next(iter(TEAMS)))
-    return (f"team:{team}", *(f"key:{key}" for key in TEAMS[team]), *of_model)
+    """Return the scopes of a team that have limits; the first team has some for one of its models, the second for end
+    users and for a tag, too."""
+    first, second, *_ = TEAMS
+    of_model = (f"model:{team}/m",) * (team == first)
+    of_values = (f"user:{team}/0", f"user:{team}/1", f"tag:{team}/k=1") * (team == second)
+    return (f"team:{team}", *(f"key:{key}" for key in TEAMS[team]), *of_model, *of_values)
 
 
 async def _correct(world: World) -> None:

@@ -24,6 +24,7 @@ from tests.support.factories import make_record
 STEPS = 300
 OWNERS = ("a", "b", "c")
 TEAMS = {"t1": ("k1", "k2"), "t2": ("k3",)}
+USER = "user:t2/" + "0" * 32
 STATUSES = (Status.ANSWERED, Status.ANSWERED, Status.INTERRUPTED, Status.FAILED)
 TODAY = int(NOON // 86_400)
 
@@ -104,7 +105,7 @@ class Pair:
         asks = []
         for _ in range(self.dice.choice((1, 1, 2, 3))):
             ask = []
-            for scope in (f"team:{team}", f"key:{key}"):
+            for scope in (f"team:{team}", f"key:{key}", *(USER,) * (team == "t2")):
                 for unit in (TOKENS, NANOUSD):
                     need = self.dice.choice((-5, 0, 10, 50, 100, 300))
                     want = max(need, 0) + self.dice.choice((0, 0, 100, 1000))
@@ -161,6 +162,7 @@ class Pair:
                     cached_input_tokens=0,
                     cost_nanousd=0 if status is Status.FAILED else self.dice.randrange(120),
                     owner=self.dice.choice((*OWNERS, "gone")),
+                    held_scopes=(USER,) if team == "t2" and self.dice.random() < 0.5 else None,
                 )
             )
         self.said += records
@@ -180,7 +182,8 @@ class Pair:
         )
 
     async def _limits(self, _: str) -> Any:
-        scope = self.dice.choice([f"team:{team}" for team in TEAMS] + [f"key:{k}" for ks in TEAMS.values() for k in ks])
+        keys = [f"key:{k}" for ks in TEAMS.values() for k in ks]
+        scope = self.dice.choice([*(f"team:{team}" for team in TEAMS), *keys, USER])
         limits = {
             name: cap
             for name, caps in (
@@ -190,6 +193,8 @@ class Pair:
         }  # fmt: skip
         self.model.set_limits(scope, limits, self.clock.now())
         table = "teams" if scope.startswith("team:") else "api_keys"
+        if scope == USER:
+            return await self._limit_user(limits)
         async with self.database.begin() as connection:
             await connection.execute(
                 text(f"UPDATE {table} SET limits = CAST(:limits AS jsonb) WHERE id = :id"),
@@ -197,6 +202,16 @@ class Pair:
             )
             moment = datetime.fromtimestamp(self.clock.now(), UTC)
             await connection.execute(text("SELECT follow_limits(:scope, :moment)"), {"scope": scope, "moment": moment})
+        return None, None
+
+    async def _limit_user(self, limits: dict[str, int]) -> Any:
+        values = {"limits": json.dumps({"*": {"name": "*", "limits": limits}})}
+        async with self.database.begin() as connection:
+            await connection.execute(
+                text("UPDATE teams SET user_limits = CAST(:limits AS jsonb) WHERE id = 't2'"), values
+            )
+            moment = datetime.fromtimestamp(self.clock.now(), UTC)
+            await connection.execute(text("SELECT follow_value_limits('t2', :moment)"), {"moment": moment})
         return None, None
 
     async def _correct(self, _: str) -> Any:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from billing.core.holds import Hold, HoldRequest
 from billing.core.records import Status, UsageRecord
 from gateway.calls.answering import Answering
-from gateway.calls.call import Call, record_for
+from gateway.calls.call import Call, record_for, value_scopes_of
 from gateway.calls.hooks import KeepEnding
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
@@ -71,6 +71,8 @@ class ProviderLines:
         Raises a ServiceError where it may not be sent at all, as ``Inference.answer`` does.
         """
         self._moderator.refuse_paused(call)
+        if value_scopes_of(call):
+            return None  # reservations are counted for teams, keys and models
         route = await self._chooser.choose(call, self._chooser.health())
         if (target := self._target_of(call, route)) is None:
             return None

@@ -28,6 +28,7 @@ from gateway.accounts.serializers import (
     moment_of,
     team_budgets_view,
     team_scopes,
+    value_limits_view,
 )
 from gateway.accounts.team_keys import replace_secret
 from gateway.core.clock import Clock
@@ -225,6 +226,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
             "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
             "limits": limits_view(team.limits),
             "model_limits": model_limits_view(team.model_limits),
+            **value_limits_view(team),
             **of_team,
             "unavailable": unavailable,
             "key": {
