@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from litestar import Request, post
@@ -11,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gpu_backend.server.answers import Envelope, InferenceResponse
+from gpu_backend.server.checkpoint.harmony import FINAL, HarmonyDetokenizer, HarmonyReader
 from gpu_backend.server.checkpoint.tool_calls import ParsedText, ToolCallReader, join_parsed
 from gpu_backend.server.front import Front, front_of, request_id_of
 from gpu_backend.server.generation import Job
@@ -48,6 +50,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     body, extensions, tool_use = asked.body, asked.extensions, asked.tool_use
     prompt = await encode_chat(front.checkpoint, asked.text, max_model_len)
+    is_harmony = front.checkpoint.chat is not None and front.checkpoint.chat.is_harmony
     job = Job(
         prompts=(prompt,),
         sampling=sampling_of(
@@ -65,11 +68,14 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         stops=stop_strings(body) + (tool_use.stops if tool_use is not None else ()),
         resumed=extensions.resume_token_ids,
         # Where tools may be called, the text passes through their reader whole, and the writer skips.
-        skip=extensions.resume_text_chars if tool_use is None else 0,
+        skip=extensions.resume_text_chars if tool_use is None and not is_harmony else 0,
         grammar_field=asked.grammar_field,
         adapter=asked.adapter,
+        new_detokenizer=partial(HarmonyDetokenizer, front.checkpoint.codec, in_answer=asked.grammar is not None)
+        if is_harmony
+        else None,
     )
-    writer = ChatAnswerWriter(front, body, extensions, tool_use)
+    writer = ChatAnswerWriter(front, body, extensions, tool_use, is_harmony=is_harmony)
     return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))
 
 
@@ -91,7 +97,8 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
     checkpoint = front.checkpoint
     body, extensions = read_body(raw, ChatRequest)
     adapter = front.check_model(body.model)
-    check_chat(body, extensions)
+    chat = checkpoint.chat
+    check_chat(body, extensions, chat.efforts if chat is not None else ())
     check_tokens(body, extensions, checkpoint.vocab_size)
     tool_use = read_tools(body, checkpoint)
     grammar, grammar_field = grammar_of(body, extensions)
@@ -100,7 +107,10 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
             message = f"'{grammar_field}' says what the reply looks like, 'tool_choice' that it is a call. Send one."
             raise invalid_param("tool_choice", message)
         grammar, grammar_field = tool_use.grammar, "tools"
-    text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else ())
+    effort = body.reasoning_effort if body.reasoning_effort != "none" else None
+    text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else (), effort)
+    if chat is not None and chat.is_harmony and grammar is not None:
+        text += FINAL  # a grammar is the answer's: there are no thoughts before it
     return ChatJob(body, extensions, text, tool_use, grammar, grammar_field, adapter)
 
 
@@ -108,7 +118,13 @@ class ChatAnswerWriter:
     """Writes one call's replies as chat completions."""
 
     def __init__(
-        self, front: Front, body: ChatRequest, extensions: Extensions, tool_use: ToolUse | None = None
+        self,
+        front: Front,
+        body: ChatRequest,
+        extensions: Extensions,
+        tool_use: ToolUse | None = None,
+        *,
+        is_harmony: bool = False,
     ) -> None:
         self._codec = front.checkpoint.codec
         self._envelope = Envelope(front, body, "chatcmpl")
@@ -117,7 +133,9 @@ class ChatAnswerWriter:
         self._shows_gpu_seconds = extensions.return_gpu_seconds
         self._begun: set[int] = set()  # replies whose role is out
         self._tool_use = tool_use
-        self._readers: dict[int, ToolCallReader] = {}  # by reply, where tools may be called
+        self._is_harmony = is_harmony
+        # By reply, where tools may be called or thoughts told.
+        self._readers: dict[int, ToolCallReader | HarmonyReader] = {}
         self._skip = extensions.resume_text_chars  # characters of content that a resumed reply's reader has
         self._new_id = front.new_id
 
@@ -139,12 +157,16 @@ class ChatAnswerWriter:
         parsed = self._read(piece)
         choice = ChunkChoice(
             index=piece.index,
-            delta=ChatDelta(content=parsed.content or UNSET, tool_calls=call_bodies(parsed.calls, streamed=True)),
+            delta=ChatDelta(
+                content=parsed.content or UNSET,
+                tool_calls=call_bodies(parsed.calls, streamed=True),
+                reasoning_content=parsed.reasoning or UNSET,
+            ),
             logprobs=chat_logprobs(self._codec, piece.scored) if piece.scored else None,
             token_ids=piece.token_ids if self._shows_token_ids else UNSET,
             gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
         )
-        if parsed.content or parsed.calls or piece.scored:
+        if parsed.content or parsed.calls or parsed.reasoning or piece.scored:
             chunks.append(self._envelope.chunk(CHUNK, choice))
             choice = ChunkChoice(index=piece.index, delta=ChatDelta())
         if piece.finish_reason is not None:
@@ -164,6 +186,7 @@ class ChatAnswerWriter:
             message=ChatMessage(
                 None if parsed.calls and not parsed.content else parsed.content,
                 tool_calls=call_bodies(parsed.calls, streamed=False),
+                reasoning_content=parsed.reasoning or UNSET,
             ),
             logprobs=chat_logprobs(self._codec, reply.scored) if self._shows_logprobs else None,
             finish_reason=self._reason(reply),
@@ -172,14 +195,11 @@ class ChatAnswerWriter:
 
     def _read(self, piece: Piece) -> ParsedText:
         """Return the content and the calls in a piece's text."""
-        if self._tool_use is None:
+        if self._tool_use is None and not self._is_harmony:
             return ParsedText(piece.text)
         reader = self._readers.get(piece.index)
         if reader is None:
-            use = self._tool_use
-            most = 1 if use.has_one_call else None
-            reader = ToolCallReader(use.style, use.names, lambda: f"call_{self._new_id()[:24]}", most)
-            self._readers[piece.index] = reader
+            reader = self._readers[piece.index] = self._new_reader(self._tool_use)
         parsed = reader.feed(piece.text)
         if piece.finish_reason is not None:
             parsed = join_parsed(parsed, reader.finish())
@@ -187,6 +207,16 @@ class ChatAnswerWriter:
         self._skip -= skipped
         parsed.content = parsed.content[skipped:]
         return parsed
+
+    def _new_reader(self, use: ToolUse | None) -> ToolCallReader | HarmonyReader:
+        def new_id() -> str:
+            return f"call_{self._new_id()[:24]}"
+
+        most = 1 if use is not None and use.has_one_call else None
+        if self._is_harmony:
+            return HarmonyReader(use.names if use is not None else (), new_id, most)
+        assert use is not None, "other models have a reader where tools may be called"
+        return ToolCallReader(use.style, use.names, new_id, most)
 
     def _reason(self, piece: Piece) -> str:
         """Return why a reply ended; a model that made calls waits for their results."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
+from gpu_backend.server.checkpoint.harmony import HarmonyDetokenizer
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import DeadlineExceeded, EngineFailed
@@ -38,6 +39,7 @@ class Job:
     skip: int = 0  # characters of the resumed reply that its reader has
     grammar_field: str | None = None  # the request's field that the grammar comes from
     adapter: Adapter | None = None
+    new_detokenizer: Callable[[], HarmonyDetokenizer] | None = None  # for each reply; None: what tokens say is text
 
     @property
     def num_replies(self) -> int:
@@ -76,6 +78,7 @@ class Generation:
                 checkpoint.eos_token_ids,
                 job.resumed,
                 job.skip,
+                job.new_detokenizer and job.new_detokenizer(),
             )
             for i in range(len(job.prompts))
             for j in range(job.n)

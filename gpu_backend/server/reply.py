@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpu_backend.server.checkpoint.harmony import HarmonyDetokenizer
 from gpu_backend.server.checkpoint.tokens import Detokenizer, StopStrings, TextCodec
 from gpu_backend.step.messages import NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
@@ -53,6 +54,7 @@ class ReplyWriter:
         eos_token_ids: frozenset[int] = frozenset(),
         resumed: Sequence[int] = (),
         skip: int = 0,
+        detokenizer: Detokenizer | HarmonyDetokenizer | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0  # of the whole reply, resumed ones included
@@ -62,7 +64,7 @@ class ReplyWriter:
         self.finish_reason: FinishReason | None = None  # set once the text has its end
         self._sampling = sampling
         self._silent = frozenset() if sampling.ignore_eos else eos_token_ids
-        self._detokenizer = Detokenizer(codec)
+        self._detokenizer = detokenizer or Detokenizer(codec)
         self._stops = StopStrings(stops)
         self._length = 0  # characters decoded
         self._shown = 0  # characters given out, or skipped

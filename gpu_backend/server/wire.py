@@ -101,6 +101,7 @@ class ChatMessage(Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: Sequence[CallBody] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     tool_calls: Sequence[CallBody] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):

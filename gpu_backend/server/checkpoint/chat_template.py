@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpu_backend.server.checkpoint.control_tokens import AddedTokens
+from gpu_backend.server.checkpoint.harmony import is_harmony
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import UnsupportedParameter, invalid_param
@@ -51,6 +52,9 @@ class ChatTemplate:
         except TemplateError as exc:
             raise ValueError(f"the chat template does not compile: {exc}") from exc
         self.tool_style = _tool_style(source) if takes_tools else None
+        self.is_harmony = is_harmony(source)
+        # How much a model may be told to think before it answers.
+        self.efforts = ("low", "medium", "high") if self.is_harmony and "reasoning_effort" in source else ()
         self._special_tokens = dict(special_tokens)
         self._control_tokens = added_tokens.control_tokens(source)
         # A template may look for thoughts in a reply, to leave them out: there they stay as the model wrote them.
@@ -59,8 +63,10 @@ class ChatTemplate:
         self._control_tokens_in_replies = added_tokens.control_tokens(source, without=marks)
         self._knows_developers = "developer" in source
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), effort: str | None = None) -> str:
         """Return the conversation as text, ending where the assistant's next turn begins; there it may call ``tools``.
+
+        ``effort`` is one of ``efforts``; None: as the template has it.
 
         The text has marks where callers wrote control tokens; ``TextCodec.encode`` knows them.
         Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
@@ -71,6 +77,12 @@ class ChatTemplate:
             if message["role"] == "developer" and not self._knows_developers:
                 message["role"] = "system"  # many templates leave out what they do not know
         functions = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools] or None
+        options = {} if effort is None else {"reasoning_effort": effort}
+        if self.is_harmony:  # its template tells the first call of a turn alone, and takes each tool to be described
+            plain = _one_call_a_turn(plain)
+            functions = functions and [
+                {**tool, "function": {"description": "", **tool["function"]}} for tool in functions
+            ]
         try:
             plain = [self._guarded(message) for message in plain]
             functions = functions and [
@@ -78,12 +90,12 @@ class ChatTemplate:
                 for tool in functions
             ]
             try:
-                return self._render(plain, functions)
+                return self._render(plain, functions, options)
             except TemplateError:
                 single = _one_call_a_turn(plain)
                 if len(single) == len(plain):
                     raise
-                return self._render(single, functions)
+                return self._render(single, functions, options)
         except TemplateError as exc:
             why = exc.message or type(exc).__name__
             raise invalid_param("messages", f"The model's chat template refuses these messages: {why}.") from exc
@@ -97,9 +109,16 @@ class ChatTemplate:
             guarded["content"] = self._control_tokens_in_replies.guard(message["content"])
         return {"role": message["role"], **guarded}
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, str]
+    ) -> str:
         return self._template.render(
-            messages=messages, add_generation_prompt=True, tools=tools, documents=None, **self._special_tokens
+            messages=messages,
+            add_generation_prompt=True,
+            tools=tools,
+            documents=None,
+            **self._special_tokens,
+            **options,
         )
 
 
@@ -129,6 +148,8 @@ def _looked_for(template: nodes.Template) -> set[str]:
 
 def _tool_style(source: str) -> ToolStyle | None:
     """Return how the template tells the model to write its calls; None for a way that is not read here."""
+    if is_harmony(source):
+        return ToolStyle.HARMONY
     if OPEN in source and "<function=" not in source:
         return ToolStyle.HERMES
     if '"parameters": ' in source and ("python_tag" in source or "ipython" in source):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate, read_template
+from gpu_backend.server.checkpoint.harmony import LAST
 from gpu_backend.server.checkpoint.tokens import TextCodec, read_json, special_tokens
 
 
@@ -74,7 +75,7 @@ def load_checkpoint(folder: Path, tokenizer_folder: Path | None = None) -> Check
         codec=codec,
         chat=chat,
         tool_chat=tool_chat if tool_chat is not None and tool_chat.tool_style is not None else None,
-        eos_token_ids=_eos_token_ids(codec, names, config, generation),
+        eos_token_ids=_eos_token_ids(codec, names, config, generation) | _last_tokens(codec, chat),
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         defaults=_defaults(generation),
@@ -91,6 +92,12 @@ def _eos_token_ids(codec: TextCodec, names: Mapping[str, str], *configs: Mapping
         found.update(given if isinstance(given, list) else [] if given is None else [given])
     named = codec.token_id(names["eos_token"]) if "eos_token" in names else None
     return frozenset(found if named is None else found | {named})
+
+
+def _last_tokens(codec: TextCodec, chat: ChatTemplate | None) -> frozenset[int]:
+    """Return what ends replies of GPT-OSS, be it named as an end or not: its calls end a reply, too."""
+    found = (codec.token_id(text) for text in (LAST if chat is not None and chat.is_harmony else ()))
+    return frozenset(token for token in found if token is not None)
 
 
 def _defaults(generation: Mapping[str, Any]) -> SamplingDefaults:

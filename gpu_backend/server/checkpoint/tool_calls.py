@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpu_backend.server.checkpoint.tool_call_text import CallState, CallText
@@ -14,6 +14,7 @@ class ToolStyle(StrEnum):
     """How a model writes its calls."""
 
     HERMES = "hermes"  # <tool_call>{"name": …, "arguments": {…}}</tool_call>, among text; Qwen's too
+    HARMONY = "harmony"  # GPT-OSS': a message of its own, which ``harmony.py`` reads
     LLAMA = "llama"  # {"name": …, "parameters": {…}}, several apart by ";", and no text beside them
 
 
@@ -36,11 +37,22 @@ class ParsedText:
 
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    reasoning: str = ""
+
+    def add_call(self, gained: CallDelta) -> None:
+        """Add what a call gained: of the last one it is part of the same piece."""
+        if self.calls and (last := self.calls[-1]).index == gained.index:
+            self.calls[-1] = replace(last, arguments=last.arguments + gained.arguments)
+        else:
+            self.calls.append(gained)
 
 
 def join_parsed(first: ParsedText, second: ParsedText) -> ParsedText:
     """Return both as one."""
-    return ParsedText(first.content + second.content, first.calls + second.calls)
+    both = ParsedText(first.content + second.content, list(first.calls), first.reasoning + second.reasoning)
+    for call in second.calls:
+        both.add_call(call)
+    return both
 
 
 class ToolCallReader:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gpu_backend.server.requests.bodies import Extensions, GeneratingRequest, stop_strings
 from gpu_backend.server.requests.prompts import check_token_ids
@@ -19,8 +19,8 @@ MAX_BIASES = 1024  # tokens in a logit_bias
 MOST_REPETITION_PENALTY = 10
 
 
-def check_chat(body: ChatRequest, extensions: Extensions) -> None:
-    """Refuse what only chat requests can get wrong, and what this engine cannot do yet."""
+def check_chat(body: ChatRequest, extensions: Extensions, efforts: Collection[str] = ()) -> None:
+    """Refuse what only chat requests can get wrong, and what this engine cannot do yet; ``efforts`` are the model's."""
     if not body.messages:
         raise invalid_param("messages", "'messages' is empty; it needs at least one message.")
     check_arguments(body)
@@ -28,8 +28,9 @@ def check_chat(body: ChatRequest, extensions: Extensions) -> None:
         raise invalid_param(
             "max_tokens", "'max_tokens' and 'max_completion_tokens' mean the same and differ here. Send one of them."
         )
-    if body.reasoning_effort not in (None, "none"):
-        raise _unsupported("reasoning_effort", "This model's effort cannot be set. Leave 'reasoning_effort' out.")
+    if body.reasoning_effort not in (None, "none", *efforts):
+        known = f"is one of {', '.join(efforts)}" if efforts else "cannot be set"
+        raise _unsupported("reasoning_effort", f"This model's effort {known}. Leave 'reasoning_effort' out.")
     if body.top_logprobs is not None:
         _check_span("top_logprobs", body.top_logprobs, 0, 20)
         if not body.logprobs:

@@ -15,13 +15,15 @@ from protocol.serving.off_loop import in_parallel
 MAX_PROMPTS = 2048
 
 
-def render_chat(checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+def render_chat(
+    checkpoint: Checkpoint, messages: Sequence[Message], tools: Sequence[Tool] = (), effort: str | None = None
+) -> str:
     """Return a conversation as the model reads it. Raises ``BadRequest``, also for a model without a template."""
     if checkpoint.chat is None:
         words = "This model has no chat template, so it cannot chat. Use /v1/completions instead."
         raise UnsupportedParameter(words, param="messages")
     template = checkpoint.tool_chat if tools and checkpoint.tool_chat is not None else checkpoint.chat
-    return template.render(messages, tools)
+    return template.render(messages, tools, effort)
 
 
 async def encode_chat(checkpoint: Checkpoint, text: str, max_model_len: int) -> tuple[int, ...]:

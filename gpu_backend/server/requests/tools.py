@@ -46,10 +46,15 @@ def read_tools(body: ChatRequest, checkpoint: Checkpoint) -> ToolUse | None:
     if checkpoint.tool_chat is None or checkpoint.tool_chat.tool_style is None:
         raise UnsupportedParameter(
             "This model's chat template has no tools, or none in a style that this engine reads (Hermes, Qwen, "
-            "Llama 3). Leave 'tools' out, or ask another model.",
+            "Llama 3, GPT-OSS). Leave 'tools' out, or ask another model.",
             param="tools",
         )
     style = checkpoint.tool_chat.tool_style
+    if style is ToolStyle.HARMONY and body.tool_choice not in (None, "auto"):
+        raise UnsupportedParameter(
+            "This model thinks before it calls, so it cannot be made to. Leave 'tool_choice' out, or send 'auto'.",
+            param="tool_choice",
+        )
     several = body.parallel_tool_calls is not False
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name

@@ -67,7 +67,9 @@ ARGUMENTS = st.dictionaries(
 
 
 @given(
-    st.sampled_from(ToolStyle), st.lists(st.sampled_from(WORDS), max_size=14), st.lists(st.integers(0, 300), max_size=9)
+    st.sampled_from((ToolStyle.HERMES, ToolStyle.LLAMA)),
+    st.lists(st.sampled_from(WORDS), max_size=14),
+    st.lists(st.integers(0, 300), max_size=9),
 )
 def test_any_text_in_any_pieces_says_the_same(style: ToolStyle, words: list[str], places: list[int]) -> None:
     """Half calls, broken calls, calls in odd places: streamed and whole cannot differ."""
@@ -77,7 +79,7 @@ def test_any_text_in_any_pieces_says_the_same(style: ToolStyle, words: list[str]
 
 
 @given(
-    st.sampled_from(ToolStyle),
+    st.sampled_from((ToolStyle.HERMES, ToolStyle.LLAMA)),
     st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3),
     st.booleans(),
 )
