@@ -65,10 +65,11 @@ def _decode(body: bytes, type: type[T]) -> tuple[T, dict[str, Any], Any]:
     return value, extra, plain
 
 
-def convert(fields: dict[str, Any], type: type[T]) -> T:
-    """Return decoded ``fields`` as ``type``, with the same errors as ``decode``."""
+def convert(fields: dict[str, Any], type: type[T], *, strict: bool = True) -> T:
+    """Return decoded ``fields`` as ``type``, with the same errors as ``decode``; unless ``strict``, of texts, too, that
+    stand for numbers and booleans."""
     try:
-        return msgspec.convert(fields, type)
+        return msgspec.convert(fields, type, strict=strict)
     except msgspec.ValidationError as exc:
         raise _wrong_field(str(exc), type) from exc
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 # Fields of a Usage that count no tokens, and cost.
-UNITS = ("extra_requests", "web_searches", "search_units", "images", "characters")
+UNITS = ("extra_requests", "web_searches", "search_units", "images", "characters", "audio_seconds")
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -30,6 +30,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     search_units: int = 0  # of documents ranked: a query with up to a hundred of them
     images: int = 0  # that were made
     characters: int = 0  # that were said
+    audio_seconds: int = 0  # of recordings that were written down
 
     @property
     def total_tokens(self) -> int:
@@ -51,4 +52,5 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.search_units + other.search_units,
             self.images + other.images,
             self.characters + other.characters,
+            self.audio_seconds + other.audio_seconds,
         )

@@ -18,7 +18,7 @@ MILLION = 1_000_000
 # What is priced by the piece: the count in a usage, and the field of a price.
 UNIT_PRICES = (
     *(("web_searches", "web_search"), ("search_units", "search_unit")),
-    *(("images", "image"), ("characters", "character")),
+    *(("images", "image"), ("characters", "character"), ("audio_seconds", "audio_second")),
 )
 
 
@@ -63,6 +63,7 @@ class Price(Rates, frozen=True, kw_only=True):
     web_search: NanoDollars | None = None  # for each search that the upstream makes; None: not known
     image: NanoDollars | None = None  # for each picture that is made; None: its tokens alone
     character: NanoDollars | None = None  # for each that is said; None: its tokens alone
+    audio_second: NanoDollars | None = None  # for each of a recording; None: its tokens alone
     search_unit: NanoDollars | None = None  # for each query with up to a hundred documents to rank; None: nothing
     steps: tuple[PriceStep, ...] = ()  # by rising ``above``
     batch_discount: float = 1.0  # the factor on everything in tier batch; below 1 at our own engines alone

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from protocol.chat import ChatReply, Choice, RedactedThinkingBlock, ReplyMessage, ThinkingBlock
+from protocol.chat import ChatReply, Choice, FinishReason, RedactedThinkingBlock, ReplyMessage, ThinkingBlock
 from protocol.completions import CompletionReply
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply
+from protocol.media.audio import TranscriptionReply
 from protocol.messages import ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock
 from protocol.usage import Usage
 
@@ -22,6 +23,8 @@ def events_of(whole: WholeReply, usage: Usage | None) -> list[Event]:
         case ChatReply(choices=choices):
             for choice in choices:
                 events += _chat_deltas(choice)
+        case TranscriptionReply(text):
+            events.append(Delta(text=text, finish_reason=FinishReason.STOP))
         case CompletionReply(choices=texts):
             events += [
                 Delta(text.index, text.text, finish_reason=text.finish_reason, logprobs=text.logprobs) for text in texts

@@ -43,6 +43,7 @@ def filled_in(request: Request, model: ModelSpec, prompt: PromptBound | None, to
         search_units=told.search_units or (likely.search_units if price.search_unit else 0),
         images=told.images or (likely.images if price.image else 0),
         characters=told.characters or (likely.characters if price.character else 0),
+        audio_seconds=told.audio_seconds or (likely.audio_seconds if price.audio_second else 0),
         extra_requests=requests_made(request, model) - 1,
     )
 

@@ -28,7 +28,12 @@ PROVIDERS_DISCOUNT = 0.5  # of the Batch APIs of OpenAI, Anthropic, Google and A
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
 WORDLESS = {Capability.EMBEDDINGS, Capability.RERANK}  # answers have no tokens
-PIECES = {Capability.RERANK: "search_unit", Capability.IMAGES: "image", Capability.SPEECH: "character"}
+PIECES = {
+    Capability.RERANK: "search_unit",
+    Capability.IMAGES: "image",
+    Capability.SPEECH: "character",
+    Capability.TRANSCRIPTION: "audio_second",
+}
 OUTSIDE_CAPABILITIES = (Capability.CHAT, Capability.TOOLS, Capability.JSON)
 
 

@@ -14,7 +14,7 @@ from billing.core.records import UsageRecord
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
 from gateway.core.errors import RpcError
-from protocol.decoding import decode_with_unread
+from protocol.decoding import convert, decode_with_unread
 from protocol.errors import ServiceError
 from protocol.events import Event
 from protocol.inference import NativeRequest, Request, WholeReply
@@ -163,7 +163,8 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
     tells_unread: bool = True  # of fields inside of items that are unknown to us; else those mean nothing there
     has_memory: bool = False  # what it answers may be stored, and gone on from
     is_for_batches: bool
-    route_field: str  # of a body, by which /v1/route tells that it is of this endpoint
+    is_form: bool = False  # a body is multipart/form-data, and brings a file
+    route_field: str | None  # of a body, by which /v1/route tells that it is of this endpoint; None: it takes none
     route_signs: frozenset[str] = frozenset()  # other fields, each of which tells it from endpoints of the same one
 
     def read(self, body: bytes, note_model: Callable[[str], None] | None = None) -> Asked:
@@ -174,6 +175,14 @@ class ApiEndpoint(Struct, frozen=True, kw_only=True):
         self.check(asked)
         told = self.translate(asked, extra)
         return replace(told, unread=unread) if unread else told
+
+    def read_form(self, fields: dict[str, Any], note_model: Callable[[str], None]) -> Asked:
+        """Check what a form says, each field a text or a list of them. Raises as ``read`` does."""
+        known = self.body_type.__struct_encode_fields__
+        asked = convert({name: fields[name] for name in fields if name in known}, self.body_type, strict=False)
+        note_model(asked.model)
+        self.check(asked)
+        return self.translate(asked, {name: fields[name] for name in fields if name not in known})
 
     def names_of(self, fields: Iterable[str]) -> list[str]:
         """Return names of fields as this API's callers know them."""

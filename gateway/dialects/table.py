@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gateway.dialects import audio, chat, completions, embeddings, images, messages, responses
+from gateway.dialects import chat, completions, embeddings, media, messages, responses
 from gateway.dialects.checks import require
 from gateway.dialects.endpoint import OPENAI_ERRORS, RPC_ERRORS, ApiEndpoint, ErrorShape
 
@@ -14,8 +14,10 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     completions.ENDPOINT,
     embeddings.ENDPOINT,
     embeddings.RERANK,
-    images.ENDPOINT,
-    audio.SPEECH,
+    media.PICTURES,
+    media.SPEECH,
+    media.TRANSCRIPTIONS,
+    media.TRANSLATIONS,
     messages.ENDPOINT,
     responses.ENDPOINT,
     responses.COMPACT_ENDPOINT,
@@ -25,7 +27,7 @@ FOR_BATCHES = {endpoint.path: endpoint for endpoint in ENDPOINTS if endpoint.is_
 
 FIELDS = frozenset(name for row in ENDPOINTS for name in row.body_type.__struct_encode_fields__)
 
-_ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS))
+_ROUTE_FIELDS = tuple(dict.fromkeys(endpoint.route_field for endpoint in ENDPOINTS if endpoint.route_field))
 _OTHER_ERRORS = (
     *((row.path, row.errors) for row in ENDPOINTS if row.errors is not OPENAI_ERRORS),
     ("/mcp/", RPC_ERRORS),

@@ -42,8 +42,11 @@ def note_model(request: AnyRequest, model: str) -> None:
     request.scope["state"]["model_asked"] = model
 
 
-def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int) -> Call:
-    """Return the call to ``endpoint`` that a body of ``size`` bytes makes. Raises BadRequest and its kin."""
+def call_of(
+    request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int, upload: memoryview | None = None
+) -> Call:
+    """Return the call to ``endpoint`` that a body of ``size`` bytes makes, one with an ``upload`` or without. Raises
+    BadRequest and its kin."""
     caller, clock = caller_of(request), part_of(request, Clock)
     options, extensions = options_of(asked, caller, endpoint.name, request.headers, "key")
     return Call(
@@ -59,6 +62,7 @@ def call_of(request: AnyRequest, endpoint: ApiEndpoint, asked: Asked, size: int)
         understood=extensions.understood,
         unread=asked.unread,
         size=size,
+        upload=upload,
         client_request_id=request.scope["state"].get("client_request_id"),
         traceparent=request.headers.get("traceparent"),
         cache=options.cache or caller.cache,

@@ -212,7 +212,9 @@ class RecordingWriter:
 def answer_headers(reply: OpenReply, body: bytes | None = None) -> list[tuple[bytes, bytes]]:
     """Return the headers of a plain answer with ``body``, or of a stream."""
     if body is not None:
-        return [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
+        media_type = media_type_of(reply.call)
+        kind = JSON if media_type is None else media_type.encode()
+        return [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *reply_headers(reply)]
     media_type = media_type_of(reply.call)
     return [*(EVENT_STREAM if media_type is None else [(b"content-type", media_type.encode())]), *reply_headers(reply)]
 

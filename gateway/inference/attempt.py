@@ -107,6 +107,7 @@ def asking_of(
         streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,
         native=call.as_message,
+        upload=call.upload,
         extra=extra,
         left_out=(*_unknown(call, extra), *refused, *call.unread),
         quirks=quirks,

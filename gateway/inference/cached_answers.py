@@ -36,6 +36,7 @@ from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply, RerankReply
 from protocol.events import Delta
 from protocol.inference import WholeReply
+from protocol.media.audio import TranscriptionReply
 from protocol.media.images import ImageReply
 from protocol.serving.off_loop import in_parallel, off_loop
 from router.catalog.targets import ModelSpec, Route, Target
@@ -162,8 +163,8 @@ class _Keeper(ReplyHook):
                 answer = replace(answer, embedding=embedding)
             case RerankReply() as rerank:
                 answer = replace(answer, rerank=rerank)
-            case ImageReply():
-                return  # drawn anew each time
+            case ImageReply() | TranscriptionReply():
+                return  # made anew each time
         self._cache.keep(self._call, self._looked, self._model, answer)
 
 

@@ -12,7 +12,7 @@ from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_us
 from gateway.inference.failover import FailoverStream
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.messages import WebSearchResultBlock
 from protocol.usage import Usage
 from router.catalog.targets import Tier
@@ -69,7 +69,7 @@ class Meter:
 
     def usage(self) -> Usage:
         """Return what was used so far: all of it, once the reply has ended."""
-        if isinstance(self._call.request, SpeechRequest):
+        if isinstance(self._call.request, SpeechRequest | TranscriptionRequest):
             return filled_in(self._call.request, self._source.answering.target.model, self._prompt, self._told)
         told, seen = self._told, self.output_seen
         if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):

@@ -35,6 +35,8 @@ PARAMS = {
     "rerank": "documents",
     "images": "prompt",
     "speech": "input",
+    "transcriptions": "prompt",
+    "translations": "prompt",
     "responses": "input",
     "responses.compact": "input",
     "completions": "prompt",

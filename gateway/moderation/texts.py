@@ -15,7 +15,7 @@ from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Messa
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request, WholeReply
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
 
@@ -57,6 +57,9 @@ def texts_of(
         case SpeechRequest():
             yield from (request.input, request.instructions or "")
             rest = replace(request, input="", instructions=None)
+        case TranscriptionRequest():
+            yield request.prompt or ""
+            rest = replace(request, prompt=None)
     yield _unescaped(msgspec.json.encode(rest))  # tools, schemas, stop words, labels
     if extra:
         yield _unescaped(msgspec.json.encode(extra))
@@ -98,6 +101,8 @@ def judged_texts(request: Request) -> list[str]:
             return [request.prompt]
         case SpeechRequest():
             return ["\n".join(filter(None, (request.instructions, request.input)))]
+        case TranscriptionRequest():
+            return [request.prompt] if request.prompt else []
         case _:
             return []
 
@@ -136,6 +141,8 @@ def texts_of_reply(whole: WholeReply, given: frozenset[str] = frozenset()) -> li
             return texts
         case CompletionReply():
             return [choice.text for choice in whole.choices]
+        case TranscriptionReply():
+            return [whole.text]
         case _:
             return []
 

@@ -44,7 +44,7 @@ class UpstreamClient:
         due = self._loop.time() + patience
         connection = self.pool.take(origin) or await self._connect(origin, connect, patience)
         try:
-            connection.send(head, request.body, request.delivery)
+            connection.send(head, request.body, request.delivery, request.rest)
             await connection.answered(due)
             return UpstreamResponse(connection, self.pool)
         except BaseException:
@@ -131,7 +131,7 @@ def _head_of(request: UpstreamRequest, host: str, target: str) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in request.headers.items()]
     head = (
         f"{request.method} {target} HTTP/1.1\r\nhost: {host}\r\n{''.join(lines)}"
-        f"content-length: {len(request.body)}\r\n\r\n"
+        f"content-length: {len(request.body) + sum(map(len, request.rest))}\r\n\r\n"
     )
     if head.count("\n") != len(lines) + 4 or head.count("\r") != len(lines) + 4:
         raise ValueError("a header's value may not have several lines")  # and the value is not told: it may be a key

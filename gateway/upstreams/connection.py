@@ -72,18 +72,18 @@ class Connection(asyncio.Protocol):
         """Return the loop's seconds."""
         return self._loop.time()
 
-    def send(self, head: bytes, body: bytes, delivery: Delivery) -> None:
-        """Send a request; ``delivery`` notes when its last byte has been handed to the network. Raises UpstreamError
-        when the connection is gone."""
+    def send(self, head: bytes, body: bytes, delivery: Delivery, rest: tuple[bytes | memoryview, ...] = ()) -> None:
+        """Send a request, its body and the ``rest`` of that; ``delivery`` notes when its last byte has been handed to
+        the network. Raises UpstreamError when the connection is gone."""
         if not self.is_usable:
             raise UpstreamError(CLOSED, outcome="reset")
         self._is_idle = False
         self._begin_answer()
         self._delivery, self._is_writing = delivery, True
-        if len(body) <= ONE_WRITE:
+        if len(body) <= ONE_WRITE and not rest:
             self._transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self._transport.writelines((head, body, *rest))
         if not self._takes_no_more:
             self._is_written()
 

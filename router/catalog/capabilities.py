@@ -6,7 +6,7 @@ from protocol.chat import ChatRequest, ImagePart, JsonObjectFormat, JsonSchemaFo
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import Capability, ModelSpec
 
@@ -18,6 +18,7 @@ FIELD_OF = {
     Capability.RERANK: "model",
     Capability.IMAGES: "model",
     Capability.SPEECH: "model",
+    Capability.TRANSCRIPTION: "model",
     Capability.TOOLS: "tools",
     Capability.JSON: "response_format",
     Capability.LOGPROBS: "logprobs",
@@ -45,6 +46,8 @@ def needed_capabilities(request: Request) -> frozenset[Capability]:
             return frozenset((Capability.IMAGES,))
         case SpeechRequest():
             return frozenset((Capability.SPEECH,))
+        case TranscriptionRequest():
+            return frozenset((Capability.TRANSCRIPTION,))
 
 
 def missing_capabilities(needed: frozenset[Capability], model: ModelSpec) -> list[Capability]:

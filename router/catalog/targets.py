@@ -19,6 +19,7 @@ class Capability(StrEnum):
     RERANK = "rerank"
     IMAGES = "images"
     SPEECH = "speech"
+    TRANSCRIPTION = "transcription"
     TOOLS = "tools"
     JSON = "json"
     LOGPROBS = "logprobs"

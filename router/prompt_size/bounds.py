@@ -15,7 +15,7 @@ from protocol.chat import ChatRequest, WebSearchTool
 from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
@@ -51,6 +51,7 @@ USUAL_PICTURE_TOKENS = 4_160
 # Of speech in a minute, about: tokens by OpenAI's prices ($12 a million, $0.015 a minute), characters as people read.
 SPEECH_TOKENS = 1_250
 SPEECH_CHARACTERS = 900
+SPOKEN_TOKENS = 4  # of a second of a recording, in words
 COMPLETION_LIMIT = 16  # of a completion whose caller names none: what OpenAI documents, and our own engine does
 
 
@@ -60,7 +61,9 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
     ``usage_most``.
     """
-    if isinstance(request, ImageRequest | SpeechRequest):  # no upstream names a bound: the model's limit is one
+    if isinstance(
+        request, ImageRequest | SpeechRequest | TranscriptionRequest
+    ):  # no upstream names a bound: the model's limit is one
         number = request.number if isinstance(request, ImageRequest) else 1
         return model.max_output * number if model.price.dearest_output else 0
     if not isinstance(request, Generation):
@@ -201,6 +204,7 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
         search_units=_search_units(request, 1),
         images=_images(request),
         characters=_characters(request),
+        audio_seconds=request.file.seconds_most if isinstance(request, TranscriptionRequest) else 0,
     )
 
 
@@ -218,7 +222,14 @@ def pieces_likely(request: Request) -> Usage:
     each = PICTURE_TOKENS.get(getattr(request, "quality", None) or "", USUAL_PICTURE_TOKENS)
     tokens = images * each + -(-characters * SPEECH_TOKENS // SPEECH_CHARACTERS)
     units = _search_units(request, USUAL_TOKEN_BYTES)
-    return Usage(output_tokens=tokens, search_units=units, images=images, characters=characters)
+    seconds = request.file.seconds_likely if isinstance(request, TranscriptionRequest) else 0
+    return Usage(
+        output_tokens=tokens + seconds * SPOKEN_TOKENS,
+        search_units=units,
+        images=images,
+        characters=characters,
+        audio_seconds=seconds,
+    )
 
 
 def _images(request: Request) -> int:

@@ -33,7 +33,7 @@ from protocol.chat import (
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Request
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
@@ -58,6 +58,9 @@ LIKELY_LOW_DETAIL_TOKENS = 85  # gpt-4o, and who follows it
 USUAL_TOKEN_BYTES = 4  # of English text, in the common vocabularies
 
 PLAIN_DEFINITIONS = 512 * 1024  # bytes of tools or of a schema that are written out in any case
+# Tokens of a second of a recording: 10 at OpenAI, 12.5 of Voxtral.
+MOST_AUDIO_TOKENS = 16
+USUAL_AUDIO_TOKENS = 10
 MOST_INDENTED = 4  # times their length when they are indented, beyond which they are not
 
 # Of compact JSON, its strings passed over.
@@ -138,6 +141,8 @@ def bound_prompt(request: Request) -> PromptBound:
             return _plain_bound([request.prompt])
         case SpeechRequest():
             return _plain_bound([request.input], request.instructions or "")
+        case TranscriptionRequest():
+            return _plain_bound([request.prompt or ""], added=request.file.seconds_most * MOST_AUDIO_TOKENS)
 
 
 def prompt_tokens_likely(request: Request) -> int:
@@ -166,6 +171,8 @@ def prompt_tokens_likely(request: Request) -> int:
             return _prompt_likely(request.prompt)
         case SpeechRequest():
             return _prompt_likely(request.input) + _prompt_likely(request.instructions or "")
+        case TranscriptionRequest():
+            return _prompt_likely(request.prompt or "") + request.file.seconds_likely * USUAL_AUDIO_TOKENS
 
 
 def _chat_bound(request: ChatRequest) -> PromptBound:

@@ -33,7 +33,15 @@ from tests.support.temporary_stores import temporary_valkey
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
     models = ("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")
-    others = ("cohere-rerank", "gpt-image-2", "grok-image", "tts-1", "gpt-4o-mini-tts")
+    others = (
+        "cohere-rerank",
+        "gpt-image-2",
+        "grok-image",
+        "tts-1",
+        "gpt-4o-mini-tts",
+        "whisper-1",
+        "gpt-4o-transcribe",
+    )
     with ScriptedUpstream(models=(*models, *others)) as upstream:
         yield upstream
 
@@ -80,6 +88,11 @@ def house(
         models["voice"] = model("voice", upstream_model="tts-1", price=said, capabilities=speaks)
         spoken = Price(input=to_nano("0.6"), output=to_nano(12))
         models["actor"] = model("actor", upstream_model="gpt-4o-mini-tts", price=spoken, capabilities=speaks)
+        writes = frozenset({Capability.TRANSCRIPTION})
+        heard = replace(unit, search_unit=None, audio_second=to_nano("0.0001"))
+        models["scribe"] = model("scribe", upstream_model="whisper-1", price=heard, capabilities=writes)
+        written = Price(input=to_nano(6), output=to_nano(10))
+        models["clerk"] = model("clerk", upstream_model="gpt-4o-transcribe", price=written, capabilities=writes)
         models["ranker"] = model("ranker", upstream_model="cohere-rerank", price=unit, capabilities=ranks)
         servers = {each.name: each for each in mcp_servers(mcp.url)}
         with running_house(replace(settings, providers=providers, models=models, mcp_servers=servers)) as house:

@@ -8,6 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,7 +41,7 @@ SHADOW_CALLS = 3  # calls of `auto` that a small model answers: one without an I
 # Models that do everything, a share of whose answers is asked of another too, and a policy that looks at everything.
 SETTINGS = """\
   able: {provider: upstream, upstream_model: gpt-4o, context: 4000, max_output: 64, price: {input: 1, output: 2},
-         abilities: [chat, completions, embeddings, rerank, images, speech, tools]}
+         abilities: [chat, completions, embeddings, rerank, images, speech, transcription, tools]}
   claude: {provider: anthropic, upstream_model: 'gpt-4o:tokens=3', context: 4000, max_output: 64,
            price: {input: 1, output: 2}}
   judge: {provider: upstream, upstream_model: 'gpt-4o:tokens=2', context: 90000, max_output: 300,
@@ -196,6 +197,12 @@ def say_everywhere(house: FaultHouse, client: httpx.Client) -> str:
             assert (first.status_code, again.status_code) == (200, 200), first.text
             assert ("idempotent-replayed" in again.headers) == bool(more)
             request_id = request_id or first.headers["x-request-id"]
+    recording = {"file": (f"{SAID}.wav", SAID.encode(), "audio/wav")}
+    for kind, more in product(("transcriptions", "translations"), ({}, {"idempotency-key": str(uuid.uuid4())})):
+        said = {"model": "able", "prompt": f"Keep {SAID}"}
+        for _ in range(2):
+            answer = client.post(f"/v1/audio/{kind}", data=said, files=recording, headers=more)
+            assert answer.status_code == 200, answer.text
     kept = {"items": [{"role": "user", "content": SAID}], "metadata": {"of": SAID}}
     made = client.post("/v1/conversations", json=kept).json()["id"]
     assert client.post(f"/v1/conversations/{made}/items", json={"items": kept["items"]}).status_code == 200

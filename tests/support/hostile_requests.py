@@ -28,7 +28,7 @@ from protocol.chat import (
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankRequest
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import Recording, SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
@@ -109,6 +109,12 @@ def images() -> Shapes[ImageRequest]:
 def speech() -> Shapes[SpeechRequest]:
     """Texts to say."""
     return {"one long text": lambda size: SpeechRequest(model="m", input="a" * size, voice="alloy")}
+
+
+def transcriptions() -> Shapes[TranscriptionRequest]:
+    """Recordings to write down."""
+    file = Recording("a.wav", "audio/wav", 1, "00", 1, 1)
+    return {"one long prompt": lambda size: TranscriptionRequest(model="m", file=file, prompt="a" * size)}
 
 
 def messages() -> Shapes[MessagesRequest]:

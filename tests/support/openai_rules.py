@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from multipart import MultipartSegment, PushMultipartParser
 
 Words = Annotated[str, Meta(min_length=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -236,6 +238,18 @@ class Speech(Strict, kw_only=True, frozen=True):
     stream_format: Literal["audio", "sse"] | None = None
 
 
+class Written(Strict, kw_only=True, frozen=True):
+    model: Words
+    file: dict[str, Any]
+    language: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = None
+    temperature: str | None = None
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+    include: list[Literal["logprobs"]] | None = None
+    stream: Literal["true"] | None = None
+
+
 SHAPES: dict[str, Any] = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completion,
@@ -243,6 +257,8 @@ SHAPES: dict[str, Any] = {
     "/v1/rerank": Rerank,
     "/v1/images/generations": Pictures,
     "/v1/audio/speech": Speech,
+    "/v1/audio/transcriptions": Written,
+    "/v1/audio/translations": Written,
 }
 
 
@@ -257,14 +273,16 @@ def check_headers(headers: dict[str, str], has_body: bool) -> None:
         raise Violation(message, status=401)
     if not headers["authorization"].startswith("Bearer sk-"):
         raise Violation("Incorrect API key provided.", code="invalid_api_key", status=401)
-    if has_body and headers.get("content-type") != "application/json":
+    kind = headers.get("content-type", "")
+    if has_body and kind != "application/json" and not kind.startswith("multipart/form-data; boundary="):
         raise Violation("Content-Type must be application/json.", code="unsupported_content_type", status=415)
 
 
-def check_body(path: str, body: bytes) -> dict[str, Any]:
+def check_body(path: str, body: bytes, content_type: str = "application/json") -> dict[str, Any]:
     """Return the decoded body, or raise Violation for whatever OpenAI would not take."""
     try:
-        plain = json.loads(body, object_pairs_hook=_unique)
+        is_form = SHAPES[path] is Written
+        plain = read_form(body, content_type) if is_form else json.loads(body, object_pairs_hook=_unique)
     except ValueError as exc:
         raise Violation(f"We could not parse the JSON body of your request: {exc}") from exc
     try:
@@ -279,6 +297,27 @@ def check_body(path: str, body: bytes) -> dict[str, Any]:
         _check_chat(request, body)
         _check_turns(request)
     return plain
+
+
+def read_form(body: bytes, content_type: str) -> dict[str, Any]:
+    """Return the fields of a form; of its file, name, type and SHA-256. Raises ValueError."""
+    fields: dict[str, Any] = {}
+    boundary = content_type.partition("boundary=")[2]
+    with PushMultipartParser(boundary) as parser:
+        for event in parser.parse(body):
+            if isinstance(event, MultipartSegment):
+                segment, data = event, bytearray()
+            elif event is not None:
+                data += event
+            elif segment.filename is not None:
+                digest = hashlib.sha256(data).hexdigest()
+                fields["file"] = {"name": segment.filename, "type": segment.content_type, "sha256": digest}
+                fields["file"]["size"] = len(data)
+            elif segment.name.endswith("[]"):
+                fields.setdefault(segment.name[:-2], []).append(data.decode())
+            else:
+                fields = _unique([*fields.items(), (segment.name, data.decode())])
+    return fields
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from tests.support.openai_answers import (
     answer_images,
     answer_rerank,
     answer_speech,
+    answer_written,
 )
 from tests.support.openai_rules import Violation, check_body, check_headers
 from tests.support.upstream_acts import play_pieces, play_stream, play_whole, send_json, spoil
@@ -258,6 +259,10 @@ class ScriptedUpstream:
             send_json(connection, 200, headers, {"input_tokens": anthropic_answers.count_prompt(seen.body)})
         elif path == SPEECH:
             await play_pieces(connection, headers, answer_speech(seen.body, script), script)
+        elif path in WRITTEN:
+            said = answer_written(seen.body, script)
+            play = play_pieces if isinstance(said, list) else play_whole
+            await play(connection, headers, said, script)  # type: ignore[operator]
         elif path in WORDLESS:
             is_error = script.fault in (Fault.ERROR_FRAME, Fault.ERROR_FIRST)
             body = ERROR_FRAME if is_error else WORDLESS[path](seen.body, script)
@@ -444,11 +449,12 @@ WORDLESS = {
     "/v1/images/generations": answer_images,
 }
 SPEECH = "/v1/audio/speech"
-ANSWERS |= WORDLESS | {SPEECH: answer_speech}
+WRITTEN = ("/v1/audio/transcriptions", "/v1/audio/translations")
+ANSWERS |= WORDLESS | {SPEECH: answer_speech} | dict.fromkeys(WRITTEN, answer_written)
 OPENAI = Dialect(
     headers=house_headers,
     check_headers=check_headers,
-    check_body=lambda path, raw, _: check_body(path, raw),
+    check_body=lambda path, raw, headers: check_body(path, raw, headers.get("content-type", "")),
     refusal=Violation.body,
     error=error_body,
     answers=ANSWERS,

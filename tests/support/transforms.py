@@ -18,7 +18,7 @@ from gateway.http.routes import HANDLERS
 from protocol.chat import ChatReply, ChatRequest
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageReply, ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.responses import ResponsesRequest
@@ -40,7 +40,17 @@ NOT_OF_CALLERS = (  # they read what an operator says, or a name
 # What is read, by the type of a function's first parameter.
 READ = frozenset(
     {str, bytes, ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, MessagesRequest, ResponsesRequest}
-    | {ImageRequest, SpeechRequest, ChatReply, CompletionReply, EmbeddingReply, RerankReply, ImageReply}
+    | {
+        ImageRequest,
+        SpeechRequest,
+        TranscriptionRequest,
+        TranscriptionReply,
+        ChatReply,
+        CompletionReply,
+        EmbeddingReply,
+        RerankReply,
+        ImageReply,
+    }
 )
 
 

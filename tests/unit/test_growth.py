@@ -26,9 +26,9 @@ from gateway.calls.as_events import events_of
 from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage
 from gateway.core.settings import Safety
 from gateway.dialects import messages, responses
-from gateway.dialects.audio import SpeechWriter
 from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
+from gateway.dialects.media import SpeechWriter, TranscriptionWriter
 from gateway.dialects.messages_writer import MessagesWriter
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.moderation.output_watch import OutputWatch
@@ -42,6 +42,7 @@ from gateway.upstreams.gemini.request import content_body
 from gateway.upstreams.gemini.wire_format import embedding_body
 from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.speech import SpeechEvents
+from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.short_ids import short_id
@@ -57,7 +58,7 @@ from protocol.decoding import MAX_VALUES, decode_with_unread, has_more_values
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.errors import ServiceError
 from protocol.events import Delta
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
@@ -158,6 +159,8 @@ ELSEWHERE = {
     "gateway.http.routes.batch.decode_requests": "measured as decode_batch",
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
+    "gateway.upstreams.openai.request.told_format": "reads one word of a request",
+    "gateway.dialects.parts.recordings.seconds_of": "is given so many bytes of a file",
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",
     "gateway.upstreams.bedrock.signing.region_of": "reads what the configuration says",
     "gateway.upstreams.bedrock.signing.signed": "signs what was built, by botocore: a hash of it",
@@ -224,6 +227,7 @@ def shapes_of(kind: type) -> Mapping[str, Callable[[int], Any]]:
         RerankRequest: shapes.reranks(),
         ImageRequest: shapes.images(),
         SpeechRequest: shapes.speech(),
+        TranscriptionRequest: shapes.transcriptions(),
         MessagesRequest: shapes.messages(),
         ResponsesRequest: shapes.items(),
         ChatReply: shapes.replies(),
@@ -447,9 +451,17 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
         "events",
         [_writer(lambda: ResponsesWriter(ResponsesRequest(model="m", input="a"), "0-1", 0))],
     ),
-    "gateway.dialects.audio.SpeechWriter": (
+    "gateway.dialects.media.SpeechWriter": (
         "events",
         [_writer(lambda: SpeechWriter(SpeechRequest(model="m", input="a", voice="b", stream_format="sse"), "0-1", 0))],
+    ),
+    "gateway.dialects.media.TranscriptionWriter": (
+        "events",
+        [_writer(lambda: TranscriptionWriter(shapes.transcriptions()["one long prompt"](1), "0-1", 0))],
+    ),
+    "gateway.upstreams.openai.transcriptions.TranscriptionEvents": (
+        "stream",
+        [lambda said: _fed(TranscriptionEvents(), _pieces(said, 99)), lambda said: _fed(TranscriptionEvents(), [said])],
     ),
     "gateway.upstreams.openai.speech.SpeechEvents": (
         "stream",
@@ -480,7 +492,7 @@ BESIDE = {
     "gateway.dialects.embeddings.EmbeddingWriter": "has no stream",
     "gateway.dialects.embeddings.RerankWriter": "has no stream",
     "gateway.dialects.endpoint.WholeWriter": "has no stream",
-    "gateway.dialects.images.ImageWriter": "has no stream",
+    "gateway.dialects.media.ImageWriter": "has no stream",
     "gateway.dialects.responses_writer.CompactionWriter": "has no stream",
     "gateway.upstreams.openai.batches.OpenAIBatches": "reads a line by itself",
     "gateway.upstreams.anthropic.batches.AnthropicBatches": "reads a line by itself",

@@ -17,6 +17,7 @@ from gateway.http.routes import (
     moderations,
     route,
     shadow,
+    uploads,
     usage,
 )
 from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, sign_in, teams, webhooks
@@ -32,5 +33,6 @@ MODULES = (
 )
 HANDLERS = [
     *chat.handlers,
+    *uploads.handlers,
     *(each for module in MODULES for each in vars(module).values() if isinstance(each, HTTPRouteHandler)),
 ]

@@ -1,4 +1,5 @@
-# POST /v1/chat/completions and the other inference endpoints: one route for each row of the table in gateway/dialects/.
+# POST /v1/chat/completions and the other inference endpoints: one route for each row of the table in gateway/dialects/
+# whose bodies are JSON.
 
 from __future__ import annotations
 
@@ -51,4 +52,4 @@ def _remembered(request: AnyRequest, call: Call, writer: ReplyWriter) -> ASGIApp
     return ReplyResponse(inference, call, writer, part_of(request, ResponseMemory).before_end(call, writer, local))
 
 
-handlers = [route_of(endpoint) for endpoint in ENDPOINTS]
+handlers = [route_of(endpoint) for endpoint in ENDPOINTS if not endpoint.is_form]

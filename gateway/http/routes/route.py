@@ -38,7 +38,7 @@ from router.team_score import TeamScore
     guards=[team_guard],
     status_code=200,
     summary="Explain where a request would go",
-    takes=reduce(or_, (endpoint.body_type for endpoint in ENDPOINTS)),
+    takes=reduce(or_, (endpoint.body_type for endpoint in ENDPOINTS if endpoint.route_field)),
     options=Options,
 )
 async def explain_route(request: AnyRequest) -> Response[bytes]:

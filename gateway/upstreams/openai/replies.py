@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from math import ceil
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,11 +20,12 @@ from gateway.upstreams.openai.parts import (
     told_usage,
 )
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, text_in
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, read_usage, text_in
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, Ranked, RerankReply, RerankRequest
 from protocol.inference import Request, WholeReply
+from protocol.media.audio import Segment, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import Image, ImageReply, ImageRequest
 from protocol.usage import Usage
 
@@ -49,6 +52,9 @@ def read_whole(request: Request, body: bytes) -> tuple[WholeReply, Usage | None]
                 pictures = _image_decoder.decode(body)
                 if pictures.data and all(each.b64_json or each.url for each in pictures.data):
                     return pictures.reply(), pictures.used()
+            case TranscriptionRequest():
+                written = _transcription_decoder.decode(body)
+                return TranscriptionReply(written.text, Raw(body), written.segments or ()), written.used()
             case EmbeddingRequest():
                 vectors = _embedding_decoder.decode(body)
                 reply = vectors.reply()
@@ -248,6 +254,35 @@ class _Images(Struct, frozen=True):
         return Usage(input_tokens=tokens[0], output_tokens=tokens[1], images=len(self.data))
 
 
+class TranscriptionUsage(Struct, frozen=True):
+    """What an upstream counts of a recording: seconds, or tokens."""
+
+    seconds: int | float | None = None
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
+
+    def used(self) -> Usage:
+        """Return the counts, seconds that have begun as whole ones."""
+        seconds = count_of(ceil(self.seconds)) if self.seconds else None
+        tokens = (count_of(self.input_tokens) or 0, count_of(self.output_tokens) or 0)
+        return Usage(input_tokens=tokens[0], output_tokens=tokens[1], audio_seconds=seconds or 0)
+
+
+class _Transcription(Struct, frozen=True):
+    text: str
+    segments: tuple[Segment, ...] | None = None
+    duration: Any = None  # seconds; some say a text
+    usage: Raw = NOTHING
+
+    def used(self) -> Usage | None:
+        """Return what the upstream counted; where it counted nothing, the seconds that it told."""
+        told = read_usage(self.usage, TranscriptionUsage)
+        if told is None and isinstance(self.duration, int | float):
+            told = TranscriptionUsage(self.duration)
+        return None if told is None else told.used()
+
+
+_transcription_decoder = msgspec.json.Decoder(_Transcription)
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _completion_decoder = msgspec.json.Decoder(_Completion)
 _embedding_decoder = msgspec.json.Decoder(_Embeddings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -18,7 +19,7 @@ from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
 from protocol.inference import Generation, Request
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest, TranslationRequest
 from protocol.media.images import ImageRequest
 from protocol.serving.prompt_marks import PROMPT_MARKS
 
@@ -44,6 +45,8 @@ PATHS: dict[type, str] = {
     RerankRequest: "/rerank",
     ImageRequest: "/images/generations",
     SpeechRequest: "/audio/speech",
+    TranscriptionRequest: "/audio/transcriptions",
+    TranslationRequest: "/audio/translations",
 }
 
 
@@ -51,6 +54,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
     """Return the request, the model under its upstream name. Raises UpstreamUnable for tools of Claude's own."""
     request, dropped = replace(asking.request, model=asking.target.model.upstream_model), [*asking.left_out]
     path = PATHS[type(request)]
+    if isinstance(request, TranscriptionRequest):
+        return _form(request, asking, path)
     if isinstance(request, RerankRequest):  # texts by their places are ours to tell
         request = replace(request, documents=tuple(request.texts), return_documents=None, user=None)
     elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
@@ -84,6 +89,39 @@ def write_request(asking: Asking) -> UpstreamRequest:
                 extra["resume_token_ids"] = asking.resume.token_ids
                 extra["resume_text_chars"] = asking.resume.text_chars
     return UpstreamRequest("POST", _url(asking, path), headers, _encode_with(request, extra), dropped=tuple(dropped))
+
+
+def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:
+    """Return a recording with what is asked of it, as multipart/form-data (RFC 7578)."""
+    told_as, streams = told_format(request, asking), asking.streams or None
+    told = msgspec.to_builtins(replace(request, response_format=told_as, stream=streams, user=None))
+    del told["file"]
+    boundary, fields = secrets.token_hex(16), list[str]()  # that no part can have
+    for name, value in {**told, **asking.extra}.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            text = each if isinstance(each, str) else msgspec.json.encode(each).decode()
+            ending = "[]" if isinstance(value, list | tuple) else ""
+            fields.append(f'--{boundary}\r\ncontent-disposition: form-data; name="{name}{ending}"\r\n\r\n{text}\r\n')
+    assert asking.upload is not None
+    file = (
+        f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{request.file.name}"\r\n'
+        f"content-type: {request.file.media_type}\r\n\r\n"
+    )
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}", "accept-encoding": "identity"}
+    return UpstreamRequest(
+        *("POST", _url(asking, path), headers | _credentials(asking), "".join((*fields, file)).encode()),
+        dropped=asking.left_out,
+        rest=(asking.upload, f"\r\n--{boundary}--\r\n".encode()),
+    )
+
+
+def told_format(request: TranscriptionRequest, asking: Asking) -> str | None:
+    """Return the format that an upstream is asked for: one that says how long the recording is, or its tokens. Texts
+    and subtitles say neither, and are written of it here."""
+    is_by_seconds = asking.target.model.price.audio_second is not None
+    if request.response_format in ("srt", "vtt") or (isinstance(request, TranslationRequest) and is_by_seconds):
+        return "verbose_json"
+    return "json" if request.response_format == "text" else request.response_format
 
 
 def _credentials(asking: Asking) -> dict[str, str]:

@@ -9,12 +9,13 @@ from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.replies import read_whole
 from gateway.upstreams.openai.request import write_request
 from gateway.upstreams.openai.speech import SpeechEvents
+from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamFull, UpstreamUnable
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import read_error_fields, read_refused_field, read_retry_after, usual_failure
 from protocol.inference import Request, WholeReply, choices_asked
-from protocol.media.audio import SpeechRequest
+from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.usage import Usage
 
 
@@ -35,9 +36,11 @@ class OpenAIFormat:
             raise
 
     def open_events(self, request: Request) -> EventStream:
-        """Return a reader for a streamed chat completion or completion, or for speech."""
+        """Return a reader for a streamed chat completion or completion, for speech, or for what is written of it."""
         if isinstance(request, SpeechRequest):
             return SpeechEvents()
+        if isinstance(request, TranscriptionRequest):
+            return TranscriptionEvents()
         return OpenAIEvents(choices_asked(request))
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> UpstreamFailure:

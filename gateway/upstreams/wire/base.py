@@ -50,6 +50,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     fails_over: bool = False  # there are other replicas to go on with a reply that breaks
     seed: int = 0  # for a request without one, so that another replica can continue the reply
     resume: Resume | None = None
+    upload: memoryview | None = None  # the recording that the request speaks of
     marks: str = ""  # of the prompt's beginnings, for a replica that tells which of them it has cached
 
 
@@ -73,6 +74,7 @@ class UpstreamRequest(Struct, frozen=True):
     delivery: Delivery = field(default_factory=Delivery)
     dropped: tuple[str, ...] = ()
     egress: Egress = DIRECT
+    rest: tuple[bytes | memoryview, ...] = ()  # of a long body, behind ``body``: what is not to be copied
 
 
 class EventStream(Protocol):
