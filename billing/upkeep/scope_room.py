@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits
+from billing.ledger.tables import IS_OF_VALUE
 
 
 class Budget(Struct, frozen=True):
@@ -49,6 +50,20 @@ async def scope_rooms(connection: AsyncConnection, limits: Mapping[str, Limits])
         for scope, of in limits.items()
     }
 
+
+async def scopes_used(connection: AsyncConnection, prefix: str, *, after: str, limit: int) -> list[str]:
+    """Return the scopes of end users ("user:TEAM/") or tags ("tag:TEAM/KEY=") that were held this month, in order."""
+    values = {"prefix": prefix, "after": prefix + after, "limit": limit}
+    return list((await connection.execute(USED, values)).scalars())
+
+
+USED = text(f"""
+    SELECT scope FROM balances
+    WHERE unit = 'nanousd' AND {IS_OF_VALUE}
+      AND period = to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM')
+      AND scope > :after AND starts_with(scope, :prefix) AND scope < :prefix || 'g'
+    ORDER BY scope LIMIT :limit
+""")  # noqa: S608  (the words are ours; a hash goes on with 0 to f)
 
 # By Postgres's clock. Two lines for each scope and unit: of the month, and of the day.
 LEASED = text("""

@@ -22,6 +22,7 @@ from gateway.accounts.teams import TeamRecord
 from gateway.core.principals import Admin, Team
 from gateway.egress.urls import read_url
 from gateway.storage.audit_log import AuditEntry
+from protocol.errors import invalid_value
 
 
 def dollars(nano: int) -> Decimal:
@@ -118,6 +119,30 @@ def team_budgets_view(team: Team, rooms: Mapping[str, ScopeRoom]) -> dict[str, A
         name.removeprefix(of_models): budgets_view(room) for name, room in rooms.items() if name.startswith(of_models)
     }
     return {"budgets": budgets_view(rooms[f"team:{team.id}"]), "model_budgets": budgets}
+
+
+def read_value_prefix(team: Team, of: str) -> tuple[str, Mapping[str, NamedLimits]]:
+    """Return what the scopes of end users ("user") or of a tag ("metadata:KEY") begin with, and their limits. Raises
+    BadRequest."""
+    if of == "user":
+        return f"user:{team.id}/", team.user_limits
+    kind, _, key = of.partition(":")
+    if kind == "metadata" and key in team.tag_limits:
+        return f"tag:{team.id}/{key}=", team.tag_limits[key]
+    known = ", ".join(["user", *(f"metadata:{key}" for key in team.tag_limits)])
+    raise invalid_value("of", f"is what the team has limits of: {known}")
+
+
+def value_budgets_view(which: str, limits: Mapping[str, NamedLimits], rooms: Mapping[str, ScopeRoom]) -> dict[str, Any]:
+    """Return the budgets of the end user or the tag's value of a scope; ``name`` where limits of its own tell it."""
+    ident = which[-32:]
+    found = limits.get(ident)
+    return {
+        "object": "value_budgets",
+        "id": ident,
+        "name": None if found is None else found.name,
+        "budgets": budgets_view(rooms[which]),
+    }
 
 
 def team_view(record: TeamRecord) -> dict[str, Any]:

@@ -64,11 +64,30 @@ def limits(
     team: Annotated[str | None, typer.Argument(help="The team's id; default: the team of the key")] = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    of: Annotated[
+        str | None, typer.Option(metavar="user|metadata:KEY", help="Of its end users or a tag's values; an admin's key")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="With --of: of this one alone")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="With --of: those after the last page's last")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show a team's limits, and what is used, held and left of its budgets."""
     with remote_gateway(url, key) as gateway:
         whole = _team(gateway, team)
+        if of is not None:
+            said = {"of": of, "name": name, "after": after, "limit": PAGE}
+            page = gateway.get(
+                f"/admin/teams/{whole['id']}/value-budgets", **{k: v for k, v in said.items() if v is not None}
+            )
+            rows = [
+                {"id": one["id"], "name": one["name"], "budget": budget, **parts}
+                for one in page["data"]
+                for budget, parts in one["budgets"].items()
+            ]
+            show(format, page, ("id", "name", "budget", "used", "held", "left"), rows, f"{of} of {whole['id']}")
+            if format is Format.TABLE and page["has_more"]:
+                say(f"There are more: --after {page['data'][-1]['id']}")
+            return
     rows = _limits_of(f"team {whole['id']}", whole)
     for name, limits in whole.get("model_limits", {}).items():  # none from a gateway of an earlier version
         budgets = (whole["model_budgets"] or {}).get(name)

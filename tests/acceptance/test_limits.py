@@ -423,7 +423,18 @@ def test_an_end_user_and_a_tag_whose_limits_are_spent_are_refused(house: House, 
         spoken = client.post("/v1/messages", json={**message, "metadata": {"user_id": "bob"}})
         row, of_bob = house.record_of(ann), [house.record_of(one)["held_scopes"] for one in (bobs[0], spoken)]
         seen = client.get("/v1/team").json()
+        path = "/admin/teams/by_user/value-budgets"
+        pages = [admin.get(path, params={"limit": 1}).json()]
+        pages.append(admin.get(path, params={"after": pages[0]["data"][0]["id"]}).json())
+        of_ann = admin.get(path, params={"name": "ann"}).json()["data"]
+        wrong = admin.get(path, params={"of": "metadata:none"}).json()["error"]["message"]
+        of_tags = admin.get(path, params={"of": "metadata:agent"}).json()["data"]
 
+    assert [(len(page["data"]), page["has_more"]) for page in pages] == [(1, True), (1, False)]
+    assert {one["name"] for page in pages for one in page["data"]} == {None, "ann"}
+    today = of_ann[0]["budgets"]["usd_today"]
+    assert len(of_ann) == 1 and 0 < 5 - today["left"] < 0.01 and today["used"] + today["held"] > 0
+    assert "user, metadata:agent" in wrong and [one["name"] for one in of_tags] == ["agent=research"]
     error = refused.json()["error"]
     assert error["code"] == "insufficient_quota" and "opens again at 00:00 UTC" in error["message"]
     assert "limit of $0.001 per day (UTC) of team by_user for this end user" in error["message"]

@@ -260,11 +260,15 @@ def test_limits_breakers_replicas_and_the_audit_log_are_shown(house: House, team
     """A budget with what is used, held and left; a team's key sees no breakers and no replicas: exit 3."""
     admin = ("--url", house.url, "--key", house.admin_key)
     budget = next(row for row in rows(tollgate("limits", team.id, *admin)) if row["limit"] == "usd_per_day")
+    of_ann = rows(tollgate("limits", team.id, "--of", "user", "--name", "ann", *admin))
     first, *_ = rows(tollgate("breakers", *admin))
     acts = rows(tollgate("audit-log", "--team", team.id, *admin))
     events = [json.loads(line) for line in tollgate("audit-log", "--ocsf", "0", *admin).stdout.splitlines()]
 
     assert (budget["value"], budget["used"], budget["left"]) == ("2.00", "0.00", "2.00")
+    assert [(row["budget"], row["left"]) for row in of_ann] == [
+        (budget, "") for budget in ("tokens_today", "usd_today", "usd_this_month")
+    ]
     assert first["state"] == "closed" and tollgate("breakers", "--open", *admin).stdout.count("\n") >= 1
     assert tollgate("ps", *admin).stdout.startswith("instance_id\t")
     assert [act["action"] for act in acts] == ["key.created", "team.created"]

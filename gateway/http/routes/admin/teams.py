@@ -6,8 +6,9 @@ from litestar import Response, delete, get, patch, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.core.holds import Limits, NamedLimits
 from billing.ledger.ledger import find_row
-from billing.upkeep.scope_room import scope_rooms
+from billing.upkeep.scope_room import scope_rooms, scopes_used
 from gateway.accounts.auth import Authenticator
 from gateway.accounts.guards import admin_guard, reading_guard, team_admin_guard, team_reading_guard
 from gateway.accounts.schemas import KeyPatch, NewKey, NewTeam, Rotation, TeamPatch, check_safety, with_checked_webhook
@@ -16,10 +17,12 @@ from gateway.accounts.serializers import (
     key_view,
     list_view,
     made_view,
+    read_value_prefix,
     record_view,
     team_budgets_view,
     team_scopes,
     team_view,
+    value_budgets_view,
 )
 from gateway.accounts.team_keys import (
     KeyRecord,
@@ -84,6 +87,30 @@ async def get_one_team(request: AnyRequest, team_id: FromPath[str]) -> Response[
         record = await get_team(connection, team_id)
         rooms = await scope_rooms(connection, team_scopes(record.team))
     return answer(team_view(record) | team_budgets_view(record.team, rooms))
+
+
+@get(
+    "/admin/teams/{team_id:str}/value-budgets",
+    guards=[team_reading_guard],
+    summary="Show what is left to a team's end users, or to the values of a tag",
+    query=("of", "name", "after", "limit"),
+)
+async def get_value_budgets(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
+    """Show what is used, held and left of the limits of end users (``of=user``, the default) or of a tag's values
+    (``of=metadata:KEY``), of those that had calls this month, in the order of their ``id``, a keyed hash.
+
+    ``name``: of this end user, or value, alone. ``after``: the last id of the page before; ``limit``: at most 1000.
+    """
+    query, limit = read_query(request)
+    async with transaction(request) as connection:
+        team = (await get_team(connection, team_id)).team
+        prefix, limits = read_value_prefix(team, query.get("of", "user"))
+        scopes = [prefix + team.hash_of(query["name"])] if "name" in query else None
+        if scopes is None:
+            scopes = await scopes_used(connection, prefix, after=query.get("after", ""), limit=limit + 1)
+        others = limits.get("*", NamedLimits("*", Limits()))
+        rooms = await scope_rooms(connection, {one: limits.get(one[-32:], others).limits for one in scopes})
+    return answer(list_view([value_budgets_view(one, limits, rooms) for one in scopes], limit))
 
 
 @patch("/admin/teams/{team_id:str}", guards=[admin_guard], summary="Change a team", takes=TeamPatch)
