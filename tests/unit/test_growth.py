@@ -46,7 +46,9 @@ from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.short_ids import short_id
+from gpu_backend.server.checkpoint import harmony
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
+from gpu_backend.server.checkpoint.harmony import HarmonyReader
 from gpu_backend.server.checkpoint.tokens import StopStrings
 from gpu_backend.server.checkpoint.tool_call_text import CallState, CallText
 from gpu_backend.server.checkpoint.tool_calls import ToolCallReader, ToolStyle
@@ -385,6 +387,7 @@ def _parse_form(body: bytes) -> None:
             deque(parser.parse(piece), maxlen=0)
 
 
+CALLED = f"{harmony.CALL}{harmony.DIGITS[6] * 2}{harmony.ARGUMENTS}"  # f
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "'
 
 
@@ -442,6 +445,14 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
             lambda text: _fed(ToolCallReader(ToolStyle.HERMES, ["f"], str), [CALL + text]),
         ],
     ),
+    "gpu_backend.server.checkpoint.harmony.HarmonyReader": (
+        "text",
+        [
+            lambda text: _fed(HarmonyReader(["f"], str), _pieces(text, 4)),
+            lambda text: _fed(HarmonyReader(["f"], str), [text.replace("a", f"{harmony.THOUGHTS}a{harmony.ANSWER}b")]),
+            lambda text: _fed(HarmonyReader(["f"], str), [CALLED + text]),
+        ],
+    ),
     "gateway.batch.intake.Intake": ("bytes", [lambda body: asyncio.run(_take_lines(body))]),
     "gateway.dialects.messages_writer.MessagesWriter": (
         "events",
@@ -482,6 +493,7 @@ MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
 }
 BESIDE = {
     "gpu_backend.server.checkpoint.tokens.Detokenizer": "keeps one unfinished character",
+    "gpu_backend.server.checkpoint.harmony.HarmonyDetokenizer": "keeps a header's tokens until it ends, each once",
     "gpu_backend.server.generation.Generation": "passes on what Reply writes",
     "gateway.inference.reply.Reply": "passes on what writers write",
     "gateway.calls.parallel_replies.ParallelReplies": "passes on what the readers of its replies read",

@@ -95,7 +95,7 @@ class HarmonyReader:
 
     def feed(self, text: str) -> ParsedText:
         """Take in text; return what it says."""
-        parsed = ParsedText()
+        parsed, thoughts, content = ParsedText(), list[str](), list[str]()
         for part in _PARTS.findall(text):
             if part[0] == CALL:
                 self._begin_call("".join(format(ord(digit) & 15, "x") for digit in part[1:-1]), parsed)
@@ -109,9 +109,10 @@ class HarmonyReader:
                 self._is_new = False
                 self._told.add(self._kind)
                 if self._kind == THOUGHTS:
-                    parsed.reasoning += gap + part
+                    thoughts.append(gap + part)
                 elif self._kind == ANSWER:
-                    parsed.content += gap + part
+                    content.append(gap + part)
+        parsed.reasoning, parsed.content = "".join(thoughts), "".join(content)
         return parsed
 
     def finish(self) -> ParsedText:
