@@ -15,15 +15,20 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference
 from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.lora.loading import load_adapters
+from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.model import load_model_config, parse_model_config
 from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions
+from gpu_backend.step.adapter import Adapter
+from gpu_backend.step.config import LoraConfig
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
+from tests.support.tiny_lora import ATTENTION, TinyAdapter, write_adapter, write_merged
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -120,7 +125,7 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
     return replace(model, packs_experts=True, hidden_size=96, intermediate_size=64) if packs else model
 
 
-def our_logits(folder: Path, token_ids: list[int], cut: int) -> Tensor:
+def our_logits(folder: Path, token_ids: list[int], cut: int, adapter: Path | None = None) -> Tensor:
     """Return the logits after each token, computed in two chunks through blocks in no order."""
     config = load_model_config(folder)
     num_blocks = -(-len(token_ids) // BLOCK)
@@ -128,12 +133,17 @@ def our_logits(folder: Path, token_ids: list[int], cut: int) -> Tensor:
     grouping = Grouping(BLOCK, num_blocks, 512, CPU, torch.float32, max(config.windows))
     with torch.inference_mode():
         model = load_model(config, Checkpoint(folder, CPU, torch.float32, None, config.packed), 512)
+        slots = AdapterSlots(2, max_rank=16)
+        if adapter is not None:
+            model = with_adapters(model, slots)
+            load_adapters(LoraConfig((Adapter(1, "own", str(adapter)),)), slots, config)
         cache = torch.zeros(config.num_layers, num_blocks + 1, BLOCK, 2, config.num_kv_heads, config.head_dim)
         rows = []
         for start, end in ((0, cut), (cut, len(token_ids))):
             table = tuple(order[: -(-end // BLOCK)])
-            step = SequenceStep(0, tuple(token_ids[start:end]), start, table, True, SamplingParams(1), 0)
-            batch = build_tensors(StepPlan(0, (step,)), grouping, CPU)
+            ids, number = tuple(token_ids[start:end]), 0 if adapter is None else 1
+            step = SequenceStep(0, ids, start, table, True, SamplingParams(1), 0, adapter=number)
+            batch = build_tensors(StepPlan(0, (step,)), grouping, CPU, slots.slot_of)
             rows.append(model.logits(model.hidden_states(batch, cache)))
         return torch.cat(rows)
 
@@ -162,6 +172,34 @@ def test_logits_equal_transformers(architecture: str, seed: int, tmp_path: Path)
     clear = best[:, 0] - best[:, 1] > 2 * TOLERANCE * largest
     assert torch.equal(ours.argmax(-1)[clear], expected.argmax(-1)[clear])
     assert clear.float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("architecture", "adapter"),
+    [
+        ("LlamaForCausalLM", TinyAdapter(rank=5, alphas={"q_proj": 16.0, "layers.1.mlp.up_proj": 2.0})),
+        ("GraniteForCausalLM", TinyAdapter(rslora=True)),  # some of its weights are multiplied as they are loaded
+        ("Olmo2ForCausalLM", TinyAdapter()),  # norms all queries together
+        ("MixtralForCausalLM", TinyAdapter(modules=ATTENTION)),
+    ],
+)
+def test_logits_of_an_adapter_equal_merged_weights(architecture: str, adapter: TinyAdapter, tmp_path: Path) -> None:
+    """Of transformers, by PEFT's formula, at every position."""
+    from transformers import AutoModelForCausalLM
+
+    factors = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    extra = dict(zip(factors, (3.0, 0.4, 0.2, 2.0), strict=True)) if architecture.startswith("Granite") else {}
+    model, dice = TinyModel(architecture, extra=extra), random.Random(architecture)
+    token_ids = [dice.randrange(256) for _ in range(50)]
+    folder = write_tiny_model(tmp_path / "model", model)
+    with torch.no_grad():
+        merged = write_merged(tmp_path / "merged", adapter, model)
+        oracle = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, attn_implementation="eager").eval()
+        expected: Tensor = oracle(torch.tensor([token_ids])).logits[0]
+    ours = our_logits(folder, token_ids, 17, write_adapter(tmp_path / "own", adapter, model))
+
+    assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert (our_logits(folder, token_ids, 17) - expected).abs().max() > 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -36,7 +36,7 @@ from tests.support.engine import (
     greedy,
     model_loop,
 )
-from tests.support.tiny_lora import ALL, ATTENTION, TinyAdapter, write_adapter, write_merged
+from tests.support.tiny_lora import ALL, TinyAdapter, write_adapter, write_merged
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 MODEL = TinyModel("Qwen3ForCausalLM")
@@ -111,8 +111,11 @@ def test_a_mixed_batch_says_what_each_says_alone(folder: Path, expected: dict[st
     if "num_kv_blocks" in CASES[case]:
         expect_short_replies(loop)
 
-    assert tokens(answer_all(loop, asked(folder))) == expected
-    assert tokens(answer_all(loop, asked(folder))) == expected  # now from the cache
+    commands = asked(folder)[: 4 if case == "the same bits" else None]  # token by token, which takes its time
+    known = {command.request_id: expected[command.request_id] for command in commands}
+
+    assert tokens(answer_all(loop, commands)) == known
+    assert tokens(answer_all(loop, commands)) == known  # now from the cache
     if "num_kv_blocks" in CASES[case]:
         running = loop.scheduler.running
         assert running.num_preempted and (case != "swaps" or running.num_swapped)
@@ -130,35 +133,6 @@ def prompt_scores(loop: EngineLoop, adapter: Adapter | None) -> Tensor:
     scored = SamplingParams(1, 0.0, prompt_logprobs=0)
     answer = answer_all(loop, [Generate("x", PROMPTS[1], scored, adapter=adapter)])["x", 0]
     return torch.tensor([score.logprob for event in answer.events for score in event.prompt_scores])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "adapter"),
-    [
-        ("LlamaForCausalLM", TinyAdapter(rank=5, alphas={"q_proj": 16.0, "layers.1.mlp.up_proj": 2.0})),
-        ("GraniteForCausalLM", TinyAdapter(rslora=True)),  # some of its weights are multiplied as they are loaded
-        ("Olmo2ForCausalLM", TinyAdapter()),  # norms all queries together
-        ("MixtralForCausalLM", TinyAdapter(modules=ATTENTION)),
-    ],
-)
-def test_logits_equal_merged_weights(architecture: str, adapter: TinyAdapter, tmp_path: Path) -> None:
-    """Of transformers, by PEFT's formula: within a ten-thousandth of the largest logit."""
-    from transformers import AutoModelForCausalLM
-
-    factors = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    extra = dict(zip(factors, (3.0, 0.4, 0.2, 2.0), strict=True)) if architecture.startswith("Granite") else {}
-    model = TinyModel(architecture, extra=extra)
-    write_tiny_model(tmp_path / "model", model)
-    write_merged(tmp_path / "merged", adapter, model)
-    with torch.no_grad():
-        oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-        right: Tensor = oracle(torch.tensor([PROMPTS[1]])).logits[0]
-    own = Adapter(1, "own", str(write_adapter(tmp_path / "own", adapter, model)))
-    loop = model_loop(tmp_path / "model", lora_modules=(own,))
-    found = prompt_scores(loop, own)
-    wanted = right.log_softmax(-1)[:-1].gather(1, torch.tensor(PROMPTS[1][1:])[:, None])[:, 0]
-
-    assert (found - wanted).abs().max() <= 1e-4 * right.abs().max()
 
 
 @pytest.mark.parametrize("method", ["fp8", "int8", "w8a8", "int4"])
@@ -215,10 +189,10 @@ def test_a_step_without_adapters_costs_nothing_more(folder: Path) -> None:
             answer_all(loop, commands)
         return counted.found
 
-    plain = [replace(command, adapter=None) for command in asked(folder, 4)]
+    plain = [replace(command, adapter=None) for command in asked(folder, 3)[2:6]]
     without = operations(plain)
     beside = operations(plain, lora_modules=modules(folder))
-    used = operations(asked(folder, 4), lora_modules=modules(folder))
+    used = operations(asked(folder, 3)[2:6], lora_modules=modules(folder))
 
     assert beside == without
     assert used.total() > without.total()
