@@ -28,6 +28,7 @@ from protocol.serving.http_server import LONGEST_HEAD
 from tests.support.engine_server import EngineServer, running_engine_server, start_engine_server
 from tests.support.kv_index import KvIndex
 from tests.support.raw_client import tell
+from tests.support.tiny_lora import TinyAdapter, write_adapter
 from tests.support.tiny_model import TinyModel, write_tiny_model
 from tests.support.waiting import until
 
@@ -47,7 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[EngineServer]:
-    with running_engine_server(model, "--kv-events-config", json.dumps(TOLD)) as server:
+    adapter = write_adapter(model / "adapter", TinyAdapter(), TinyModel())
+    flags = ("--lora-modules", f"adapter={adapter}", "--max-loras", "2", "--allow-runtime-lora-updating")
+    with running_engine_server(model, "--kv-events-config", json.dumps(TOLD), *flags) as server:
         yield server
 
 
@@ -352,6 +355,28 @@ def test_a_client_that_leaves_frees_its_blocks(client: OpenAI, server: EngineSer
     until(is_free)
 
 
+def test_adapters_are_models_that_come_and_go(client: OpenAI, server: EngineServer, model: Path) -> None:
+    """One from the start, and one that is loaded and unloaded again; the same weights say the same."""
+
+    def reply(name: str) -> list[int]:
+        said = client.completions.create(
+            model=name, prompt=[1, 2, 3], max_tokens=6, temperature=0, extra_body={"return_token_ids": True}
+        )
+        return said.choices[0].token_ids  # type: ignore[attr-defined]
+
+    def move(verb: str) -> str:
+        body = {"lora_name": "twin", "lora_path": str(model / "adapter")}
+        return httpx.post(f"{server.url}/v1/{verb}_lora_adapter", json=body, timeout=30).raise_for_status().text
+
+    assert move("load") == "Success: LoRA adapter 'twin' added successfully."
+    assert reply("twin") == reply("adapter") != reply("tiny")
+    listed = {one.id: one.model_dump()["parent"] for one in client.models.list()}
+    assert listed == {"tiny": None, "adapter": "tiny", "twin": "tiny"}
+    assert move("unload") == "Success: LoRA adapter 'twin' removed successfully."
+    with pytest.raises(NotFoundError):
+        reply("twin")
+
+
 def test_errors_are_the_packages_own(client: OpenAI) -> None:
     """Status, code and param arrive in the package's exceptions."""
     with pytest.raises(BadRequestError) as too_long:
@@ -364,7 +389,7 @@ def test_errors_are_the_packages_own(client: OpenAI) -> None:
     assert too_long.value.code == "context_length_exceeded"
     assert "512" in too_long.value.message and "603" in too_long.value.message
     assert (bad.value.param, unknown.value.code) == ("temperature", "model_not_found")
-    assert [m.id for m in client.models.list()] == ["tiny"]
+    assert [m.id for m in client.models.list()] == ["tiny", "adapter"]
 
 
 @pytest.mark.parametrize("line", [b"x" * 60_000, b"a:\r\n" * 15_000], ids=["bytes", "fields"])
