@@ -26,6 +26,7 @@ from gateway.config.readers import (
     number,
     one_of,
     origin,
+    redis_url,
     secret,
     secrets,
     strong_secret,
@@ -59,7 +60,6 @@ DEFAULT_DATA_DIR = "/var/lib/tollgate"
 
 _ADMIN_KEYS = secrets(1, strong_secret)
 _POSTGRES_URL = url(("postgresql", "postgres", "postgresql+asyncpg"), "postgresql://user:password@host:5432/tollgate")
-_REDIS = url(("redis", "rediss", "unix"), "redis://host:6379/0")
 
 
 def load_settings(
@@ -94,7 +94,7 @@ def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
         database_url=root.need(
             "database_url", _postgres, "", "where Postgres answers: postgresql://user:password@host:5432/db"
         ),
-        redis_url=root.need("redis_url", _REDIS, "", "where Redis answers: redis://host:6379/0"),
+        redis_url=root.need("redis_url", redis_url, "", "where Redis answers: redis://host:6379/0"),
         data_dir=folder / root.get("data_dir", text, DEFAULT_DATA_DIR),
         admin_keys=root.need("admin_keys", _ADMIN_KEYS, (), "at least one admin key: [${TOLLGATE_ADMIN_KEY}]"),
         key_pepper=root.need("key_pepper", strong_secret, "", "what keys are stored under: ${TOLLGATE_KEY_PEPPER}"),

@@ -16,6 +16,7 @@ from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, c
 from gateway.config.tree import Items, Node, Scalar
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.core.clock import read_duration
+from protocol.serving.redis_url import EXAMPLE, ONE, read_sentinels
 
 T = TypeVar("T")
 
@@ -200,6 +201,23 @@ def url(schemes: tuple[str, ...], example: str) -> Read[str]:
         return value
 
     return read
+
+
+def redis_url(node: Node, faults: Faults) -> str | None:
+    """Read where Redis is: one server, or sentinels (``protocol/serving/redis_url.py``). It is never shown."""
+    value = text(node, faults)
+    if value is None or (isinstance(node, Scalar) and _names_a_variable(node, faults)):
+        return None
+    try:
+        sentinels = read_sentinels(value)
+    except ValueError as exc:
+        return complain(node, faults, str(exc))
+    if sentinels is None:
+        return url(ONE, EXAMPLE)(node, faults)
+    for host, _ in sentinels.addresses:
+        if (why := why_no_service(host)) is not None:
+            return complain(node, faults, why)
+    return value
 
 
 def origin(node: Node, faults: Faults) -> str | None:

@@ -16,8 +16,8 @@ from billing.upkeep.owner_list import silent_owners
 from gateway.core.settings import Settings
 from gateway.doctor.findings import Finding, fault, ok, warning
 from gateway.storage.database import Database
-from gateway.storage.redis_client import open_redis
 from gateway.storage.schema import DRIVER_ERRORS, NEEDED
+from protocol.serving.redis_client import open_redis
 
 WITHIN = 3.0  # seconds that each answer may take
 CLOCK = "set the machines' clocks by one source (chrony, systemd-timesyncd)"

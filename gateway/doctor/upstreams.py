@@ -16,13 +16,13 @@ from gateway.fleet.discovery import admissions, announced_in, joined
 from gateway.fleet.instances import ask_load, replicas_of
 from gateway.fleet.membership import Membership
 from gateway.identity.issuer import Issuer, IssuerAway
-from gateway.storage.redis_client import open_redis
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.issuers import ask_by
 from gateway.upstreams.registry import FORMATS, ProviderRegistry
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, Message
+from protocol.serving.redis_client import open_redis
 from router.catalog.targets import Target
 
 WITHIN = 10.0  # seconds for each answer

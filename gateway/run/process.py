@@ -57,7 +57,6 @@ from gateway.storage.books import open_books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
 from gateway.storage.readiness import Readiness
-from gateway.storage.redis_client import open_redis
 from gateway.storage.rows_behind import RowsBehind
 from gateway.storage.tables import refused_calls
 from gateway.stored_responses.background import BackgroundResponses
@@ -76,6 +75,7 @@ from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.retry import RetryBudgets
+from protocol.serving.redis_client import open_redis
 from router.catalog.catalog import Catalog
 from router.complexity.classifier import Complexity
 from router.prompt_size.text_bounds import shared_by_vocabularies

@@ -18,8 +18,8 @@ from gateway.doctor.upstreams import look_at_upstreams
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.membership import LATE
 from gateway.inference.edition import Editions
-from gateway.storage.redis_client import open_redis
 from protocol.serving.announcements import Announcement, pool_key, signed
+from protocol.serving.redis_client import open_redis
 from router.catalog.targets import Endpoint
 from tests.support.clock import SetClock
 from tests.support.house import model, settings_for

@@ -6,7 +6,7 @@ import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.storage.redis_client import open_redis
+from protocol.serving.redis_client import open_redis
 
 
 def test_a_connection_closed_under_a_command_is_a_redis_that_is_away(redis_url: str) -> None:

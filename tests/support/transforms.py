@@ -35,6 +35,7 @@ NOT_OF_CALLERS = (  # they read what an operator says, or a name
     *("gpu_backend.server.checkpoint.model_source", "gpu_backend.server.checkpoint.model_registry"),
     *("gpu_backend.server.checkpoint.checkpoint", "gpu_backend.server.serving", "gpu_backend.server.settings"),
     "protocol.serving.listening",
+    "protocol.serving.redis_client",
 )
 
 # What is read, by the type of a function's first parameter.

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from protocol.serving.announcements import DRAINING, EVERY, KEY_LASTS, Announcement, pool_key, signed
+from protocol.serving.redis_client import open_redis
+from protocol.serving.redis_url import read_sentinels
 
 log = logging.getLogger("gpu_backend")
 
@@ -39,8 +40,10 @@ class FleetSettings:
     def __post_init__(self) -> None:
         if not self.redis_url:
             raise ValueError("fleet_pool needs TOLLGATE_FLEET_REDIS (or --fleet-redis): the Redis of the gateways")
-        if urlsplit(self.redis_url).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("TOLLGATE_FLEET_REDIS (or --fleet-redis) is a URL such as redis://host:6379/0")
+        try:
+            read_sentinels(self.redis_url)
+        except ValueError as exc:
+            raise ValueError(f"TOLLGATE_FLEET_REDIS (or --fleet-redis): {exc}") from None
         if len(self.secret) < LEAST_SECRET:
             raise ValueError(
                 "fleet_pool needs TOLLGATE_FLEET_SECRET, one of the gateways' fleet.secrets, of at least "
@@ -59,7 +62,7 @@ class Announcer:
     def __init__(self, fleet: FleetSettings, describe: Callable[[int, float, str | None], Announcement]) -> None:
         self._fleet = fleet
         self._describe = describe
-        self._redis: Redis = Redis.from_url(fleet.redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE)
+        self._redis = open_redis(fleet.redis_url, timeout=PATIENCE)
         self._number = 0
         self._is_leaving = False
         self._is_away = False
@@ -131,7 +134,8 @@ def base_url_of(fleet: FleetSettings, host: str, port: int, own_address: Callabl
 
 
 def _own_address(redis_url: str) -> str:
-    parts = urlsplit(redis_url)
+    sentinels = read_sentinels(redis_url)
+    parts = urlsplit(sentinels.url if sentinels else redis_url)
     if parts.scheme == "unix" or not parts.hostname:
         return "127.0.0.1"
     try:
