@@ -64,19 +64,24 @@ FUNCTIONS = {
         """
         BEGIN
             RETURN QUERY
-            SELECT new.scope FROM unnest(scopes) AS new (scope)
-            WHERE NOT EXISTS (
-                SELECT FROM balances AS balance
-                WHERE balance.scope = new.scope AND balance.unit = 'nanousd' AND balance.period = day
-            ) AND most <= (
-                SELECT count(*) FROM (
-                    SELECT FROM balances
-                    WHERE period = day AND unit = 'nanousd' AND scope ~ '^(user|tag):'
-                      AND scope >= split_part(new.scope, '/', 1) || '/'
-                      AND scope < split_part(new.scope, '/', 1) || '0'
-                    LIMIT most
-                ) AS made
-            );
+            WITH new AS MATERIALIZED (
+                SELECT DISTINCT said.scope, split_part(said.scope, '/', 1) AS kind FROM unnest(scopes) AS said (scope)
+                WHERE NOT EXISTS (
+                    SELECT FROM balances AS balance
+                    WHERE balance.scope = said.scope AND balance.unit = 'nanousd' AND balance.period = day
+                )
+            ), made AS MATERIALIZED (
+                SELECT named.kind, (
+                    SELECT count(*) FROM (
+                        SELECT FROM balances
+                        WHERE period = day AND unit = 'nanousd' AND scope ~ '^(user|tag):'
+                          AND scope >= named.kind || '/' AND scope < named.kind || '0'
+                        LIMIT most
+                    ) AS counted
+                ) AS total
+                FROM (SELECT DISTINCT kind FROM new) AS named
+            )
+            SELECT new.scope FROM new JOIN made ON made.kind = new.kind WHERE made.total >= most;
         END
         """,
     ),
