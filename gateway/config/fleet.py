@@ -7,12 +7,35 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 
 from gateway.config.fields import Faults, Fields, Read, complain, meant
-from gateway.config.readers import list_of, network, secrets, strong_secret, struct_of, text
+from gateway.config.readers import duration, integer, list_of, network, number, secrets, strong_secret, struct_of, text
 from gateway.config.tree import Node, Section
-from gateway.core.settings import Fleet, Pool, ProviderSettings
+from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling
 from router.catalog.targets import ModelSpec
 
-_POOL = struct_of(Pool, {"region": text})
+LARGEST_POOL = 1000  # replicas
+
+_scaling = struct_of(
+    Scaling,
+    {
+        "min": integer(0, LARGEST_POOL),
+        "max": integer(1, LARGEST_POOL),
+        "ttft": duration,
+        "cold_start": duration,
+        "headroom": number(0, 10),
+        "down_after": duration,
+    },
+    needed=("max",),
+)
+
+
+def _read_scaling(node: Node, faults: Faults) -> Scaling | None:
+    scaling = _scaling(node, faults)
+    if scaling is not None and scaling.min > scaling.max:
+        return complain(node, faults, f"min is {scaling.min} and max is {scaling.max}: min is at most max")
+    return scaling
+
+
+_POOL = struct_of(Pool, {"region": text, "scaling": _read_scaling})
 
 
 def pool_names(root: Fields) -> frozenset[str]:

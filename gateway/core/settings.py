@@ -106,10 +106,22 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
 
 
+class Scaling(Struct, frozen=True, kw_only=True):
+    """Between which bounds, and for which promise, a pool's target moves. Times are seconds."""
+
+    min: int = 1  # replicas that are always warm; 0: none while nothing is asked
+    max: int
+    ttft: float = 1.0  # promised to nine calls of ten
+    cold_start: float = 120.0  # from a higher target to calls taken
+    headroom: float = 0.1  # of the demand, above it
+    down_after: float = 300.0  # for which fewer must have been enough
+
+
 class Pool(Struct, frozen=True, kw_only=True):
     """A self-hosted provider whose replicas may announce themselves."""
 
     region: str = "local"  # of those that do
+    scaling: Scaling | None = None  # None: no target is told
 
 
 class Fleet(Struct, frozen=True, kw_only=True):

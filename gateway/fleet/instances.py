@@ -18,6 +18,7 @@ from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
 from gateway.fleet.kv_events import KvAddress
+from gateway.fleet.queue_model import StepCost
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -63,6 +64,7 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     busy_seconds: Seconds = 0
     request_seconds: Seconds = 0
     kv_events: KvAddress | None = None
+    step_cost: StepCost | None = None
     adapters: tuple[Name, ...] = ()
 
     @property

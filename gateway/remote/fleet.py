@@ -1,4 +1,4 @@
-# `tollgate fleet status`: the replicas of every pool, as a gateway knows them.
+# `tollgate fleet`: the replicas of every pool as a gateway knows them, and how many there should be.
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ command = typer.Typer(no_args_is_help=True, help="Replicas of our own engine tha
 COLUMNS = (
     *("pool", "base_url", "state", "takes_calls", "model", "version", "heartbeat_at", "running", "queue_depth"),
     *("instance_id", "reason"),
+)
+TARGET_COLUMNS = (
+    *("pool", "target", "ready", "min", "max", "calls_per_second", "predicted_ttft_seconds", "changed_at"),
+    *("decided_at", "reason"),
 )
 
 
@@ -38,3 +42,11 @@ def show_status(url: UrlOption = None, key: KeyOption = None, format: FormatOpti
     ]
     rows.sort(key=lambda row: (row["pool"], row["base_url"]))
     show(format, page, COLUMNS, rows, "Fleet, as the gateway that answered knows it")
+
+
+@command.command("targets")
+def show_targets(url: UrlOption = None, key: KeyOption = None, format: FormatOption = Format.TABLE) -> None:
+    """Show how many replicas each pool should have, and why. Needs an admin key."""
+    with remote_gateway(url, key) as gateway:
+        page = gateway.get("/admin/fleet/targets")
+    show(format, page, TARGET_COLUMNS, page["targets"], "Targets of pools with scaling")

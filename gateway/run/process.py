@@ -25,6 +25,7 @@ from gateway.core.draining import Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings, Tracing
 from gateway.dialects.table import ENDPOINTS, FIELDS
+from gateway.fleet.autoscaling import Autoscaler
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.engines import EngineWatch
 from gateway.fleet.instances import InstanceWatcher
@@ -142,7 +143,8 @@ class _Process:
         self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
         self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock, self.kv_events)
         self.discovery.begin(self.editions)
-        self.metrics.targets.follow_fleet(self.discovery.count_replicas)
+        self.autoscaler = Autoscaler(self.editions.current, self.discovery, self.database, self.redis, clock)
+        self.metrics.targets.follow_fleet(self.discovery.count_replicas, self.autoscaler.targets)
         if settings.fleet is not None:
             await self.discovery.look_once()  # its replicas are known before the first call
 
@@ -180,6 +182,7 @@ class _Process:
         self.memory.follow(edition.settings.retention.responses, edition.settings.responses_stored_bytes)
         self.watcher.follow(edition)
         self.engines.follow(edition)
+        self.autoscaler.follow(edition)
         self.sampler.follow(edition.catalog)
         self.recalibrations.follow(edition.catalog)
         self.canaries.follow(edition.catalog)
@@ -200,7 +203,7 @@ class _Process:
             self.canaries,
         )
         of_policy = (self.policy_events, self.refused, self.refused_counts, self.abuse)
-        watchers = (self.metrics, self.refusals, self.live, self.discovery, self.watcher, self.engines)
+        watchers = (self.metrics, self.refusals, self.live, self.discovery, self.watcher, self.engines, self.autoscaler)
         exports = () if self.metrics_export is None else (self.metrics_export,)
         return [
             *(part.run for part in (*of_books, *of_calls, *of_policy, *watchers, *exports)),
@@ -223,6 +226,7 @@ class _Process:
                 self.conversations,
                 self.backgrounds,
                 self.discovery,
+                self.autoscaler,
             ),
             *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
             *(() if self.tracer is None else (self.tracer,)),

@@ -53,6 +53,7 @@ class TargetMetrics:
     replicas = levels(
         "tollgate_fleet_replicas", "Replicas that announce themselves, by state or as refused", "pool state", of=WORST
     )
+    fleet_target = levels("tollgate_fleet_target", "Replicas that a pool should have, by its scaling", "pool", of=WORST)
 
     def __init__(self, meters: Meters) -> None:
         make_rows(self, meters)
@@ -60,6 +61,7 @@ class TargetMetrics:
         self._followed: tuple[Breakers, RetryBudgets, Callable[[], Iterable[SlotPool]]] | None = None
         self._cached = NOTHING_TOLD
         self._count_replicas: Callable[[], Mapping[tuple[str, str], int]] = dict
+        self._targets: Callable[[], Mapping[str, int]] = dict
 
     def follow(
         self,
@@ -72,9 +74,11 @@ class TargetMetrics:
         each address."""
         self._followed, self._cached = (breakers, budgets, pools), cached
 
-    def follow_fleet(self, count: Callable[[], Mapping[tuple[str, str], int]]) -> None:
-        """Show from now on how many replicas announce themselves, by pool and state."""
-        self._count_replicas = count
+    def follow_fleet(
+        self, count: Callable[[], Mapping[tuple[str, str], int]], targets: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Show from now on how many replicas announce themselves, by pool and state, and how many there should be."""
+        self._count_replicas, self._targets = count, targets
 
     def refresh(self) -> None:
         """Take over what they have counted by now. What the configuration has lost shows 0."""
@@ -97,4 +101,5 @@ class TargetMetrics:
             waiting[pool.name, "batch"] = len(pool.batch.calls)
         self.queue_depth.show(waiting.items())
         self.replicas.show(self._count_replicas().items())
+        self.fleet_target.show(((pool,), target) for pool, target in self._targets().items())
         self.kv_marks.show(((address,), len(marks)) for address, marks in list(self._cached.items()))

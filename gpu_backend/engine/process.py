@@ -184,6 +184,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         max_model_len=runner.max_model_len,
         device=str(runner.device),
         dtype=str(runner.dtype).removeprefix("torch."),
+        step_cost=config.steps.step_cost,
     )
     return loop, ready
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -56,6 +57,15 @@ class KvEventsBody(Struct, frozen=True):
     replay_endpoint: str | None
 
 
+class StepCostBody(Struct, frozen=True):
+    fixed: float
+    weights: float
+    token: float
+    context: float
+    pair: float
+    launching: float
+
+
 class LoadBody(Struct, frozen=True, kw_only=True):
     """What a router wants to know before it sends a request here, and what an accountant adds up.
 
@@ -81,6 +91,7 @@ class LoadBody(Struct, frozen=True, kw_only=True):
     max_running: int  # replies at once
     adapters: tuple[str, ...] | UnsetType  # of the model, by name, if it has any
     kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
+    step_cost: StepCostBody | UnsetType  # seconds, as it was measured or told; docs/simulator.md has the formula
 
 
 @get("/v1/models")
@@ -133,6 +144,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             max_running=front.settings.engine.steps.max_num_seqs,
             adapters=tuple(front.engine.adapters.by_name) or UNSET,
             kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
+            step_cost=StepCostBody(**asdict(ready.step_cost)) if ready and ready.step_cost else UNSET,
         )
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent
+from gpu_backend.step.cost import StepCost
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.sequence import FinishReason
@@ -142,6 +143,7 @@ class Ready:
     max_model_len: int
     device: str
     dtype: str
+    step_cost: StepCost | None = None  # as measured or told; None: nothing is predicted
 
 
 @dataclass(frozen=True, slots=True)

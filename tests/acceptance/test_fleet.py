@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gateway.cli
-from gateway.core.settings import Fleet, Pool, ProviderSettings, Timeouts
+from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling, Timeouts
 from gpu_backend.server.client.announcer import FleetSettings
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, running_front, write_small_files
@@ -77,7 +77,7 @@ def scene(databases: Any, redis_url: str, tmp_path_factory: pytest.TempPathFacto
         breaker=NEVER_OPENS,
     )
     more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}
-    more["fleet"] = Fleet(secrets=(SECRET,), pools={"own": Pool(region="here")})
+    more["fleet"] = Fleet(secrets=(SECRET,), pools={"own": Pool(region="here", scaling=Scaling(min=1, max=3))})
     with databases.lend() as url, running_house(settings_for(url, redis_url, "", tmp_path / "data", **more)) as house:
         fleet = FleetSettings(pool="own", redis_url=redis_url, secret=SECRET)
         scene = Scene(house, write_small_files(tmp_path / "tiny"), fleet)
@@ -121,6 +121,7 @@ def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.Mo
     until(lambda: url in scene.asked())
     shown = scene.replicas()
     table = CliRunner().invoke(gateway.cli.app, ["fleet", "status"]).stdout
+    targets = CliRunner().invoke(gateway.cli.app, ["fleet", "targets"]).stdout.splitlines()
     with scene.house.client(scene.house.admin_key) as admin:
         metrics = admin.get("/metrics").text
     row = shown[url]
@@ -131,3 +132,6 @@ def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.Mo
     assert table.splitlines()[0].split("\t")[:3] == ["pool", "base_url", "state"]
     assert url in table and stranger not in table
     assert 'tollgate_fleet_replicas{pool="own",state="active"} 1.0' in metrics
+    assert targets[0].split("\t")[:5] == ["pool", "target", "ready", "min", "max"]
+    assert targets[1].split("\t")[:5] == ["own", "1", "1", "1", "3"]
+    assert 'tollgate_fleet_target{pool="own"} 1.0' in metrics

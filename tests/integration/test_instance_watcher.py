@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from billing.ledger.instances import idle_costs
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Timeouts
-from gateway.fleet.instances import TURN, InstanceWatcher, read_report
+from gateway.fleet.instances import TURN, EngineLoad, InstanceWatcher, read_report
 from gateway.http.routes.admin.instances import instance_view, without_replaced
 from gateway.run.processes import free_port
 from gateway.storage.database import Database
@@ -30,7 +31,7 @@ from gpu_backend.step.messages import LoadReport
 from router.catalog.catalog import Catalog
 from router.catalog.targets import Endpoint
 from tests.support.clock import SetClock
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import COST, FakeEngine
 from tests.support.front import running_front, write_small_files
 from tests.support.house import model
 
@@ -112,6 +113,8 @@ async def test_every_replica_is_seen_with_what_it_says(
     assert (view["memory_utilization_pct"], view["requests_per_second"], view["prefix_hit_rate"]) == (37.5, 7.0, 0.25)
     assert (str(view["gpu_hour_usd"]), view["seen_at"], view["stale"]) == ("3.50", "2026-04-05T12:00:00Z", False)
     assert (view["busy_seconds"], view["instance_id"][:8]) == (1.5, "front-1-")
+    cost = msgspec.convert(seen[f"local {one}/v1"].load, EngineLoad).step_cost
+    assert cost is not None and msgspec.to_builtins(cost) == asdict(COST)
 
 
 async def until_busy(scene: Scene) -> list[Look]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.file import ConfigFaults, load_settings
-from gateway.core.settings import Fleet, Pool, Settings
+from gateway.core.settings import Fleet, Pool, Scaling, Settings
 
 SECRET, ENGINE_SECRET = "b4f1c6d09e7a2385", "0c9d7e6f5a4b3c2d"
 FILE = """
@@ -34,11 +34,11 @@ def load(folder: Path, fleet: str, more: str = "") -> Settings:
 
 def test_a_pool_needs_no_endpoints(tmp_path: Path) -> None:
     """Its provider goes on at another replica of a silent one, as with several endpoints."""
-    settings = load(tmp_path, "{secrets: ['${FLEET_SECRET}'], networks: [10.20.0.0/16], pools: {own: {region: here}}}")
-
-    assert settings.fleet == Fleet(
-        secrets=(SECRET * 2,), networks=(ip_network("10.20.0.0/16"),), pools={"own": Pool(region="here")}
-    )
+    pools = "{own: {region: here, scaling: {max: 4, ttft: 500ms}}}"
+    networks = "secrets: ['${FLEET_SECRET}'], networks: [10.20.0.0/16]"
+    settings = load(tmp_path, f"{{{networks}, pools: {pools}}}")
+    pool = Pool(region="here", scaling=Scaling(min=1, max=4, ttft=0.5))
+    assert settings.fleet == Fleet(secrets=(SECRET * 2,), networks=(ip_network("10.20.0.0/16"),), pools={"own": pool})
     own = settings.providers["own"]
     assert (own.endpoints, own.timeouts.between_tokens) == ((), 5.0)
 
@@ -55,6 +55,8 @@ def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fleet", "words"),
     [
+        ("{pools: {own: {scaling: {min: 1}}}}", "fleet.pools.own.scaling.max: missing"),
+        ("{pools: {own: {scaling: {min: 3, max: 2}}}}", "fleet.pools.own.scaling: min is 3 and max is 2"),
         ("{pools: {own: }}", "fleet.secrets: missing; what announcements of replicas are signed with"),
         ("{secrets: [], pools: {own: }}", "fleet.secrets: expected at least 1"),
         ("{secrets: [short], pools: {own: }}", "fleet.secrets[0]: a secret of 5 characters can be guessed"),
