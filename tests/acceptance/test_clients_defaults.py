@@ -42,7 +42,7 @@ def post(house: House, path: str, body: dict[str, Any], **headers: str) -> httpx
         ("/embeddings", "Is /v1/embeddings meant? The client's base URL ends without its /v1."),
         ("/v1/v1/messages", "Is /v1/messages meant? The client's base URL has one /v1 too many."),
         ("/messages", "Is /v1/messages meant? The client's base URL ends without its /v1."),
-        ("/v1/audio/speech", "GET /openapi.json lists what there is."),
+        ("/v1/fine_tuning/jobs", "GET /openapi.json lists what there is."),
     ],
 )
 def test_a_client_at_the_wrong_url_hears_which_is_right(house: House, path: str, words: str) -> None:
