@@ -21,7 +21,7 @@ from gateway.fleet.discovery import Discovery
 from gateway.fleet.instances import EngineLoad
 from gateway.fleet.queue_model import StepCost
 from gateway.storage.database import Database
-from gateway.storage.redis_client import open_redis
+from protocol.serving.redis_client import open_redis
 from tests.support.clock import SetClock
 from tests.support.house import model, settings_for
 from tests.support.redis_proxy import RedisProxy, Way
