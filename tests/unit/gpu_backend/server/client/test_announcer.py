@@ -96,7 +96,8 @@ def test_an_engine_says_what_it_serves() -> None:
     """Model and version, its state or that it leaves, the size of its blocks once it knows it, where its events are."""
     events = ["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}']
     settings = read_settings(["--model", "m", "--fleet-pool", "own", *events], ENVIRONMENT)
-    engine = SimpleNamespace(state=EngineState.STARTING, ready=None)
+    adapters = SimpleNamespace(by_name={})
+    engine = SimpleNamespace(state=EngineState.STARTING, ready=None, adapters=adapters)
     given: Any = {"checkpoint": None, "engine": engine, "metrics": None, "instance_id": "gpu-0-1", "node_id": "gpu-0"}
     front = Front(replace(settings, served_model_name="tiny", version="2"), **given)
     starting = front.announcement("http://gpu-0/v1", 1, 5.0)
