@@ -51,7 +51,7 @@ PODS = {one["metadata"]["name"]: one["spec"]["template"] for one in OBJECTS if "
 CONTAINERS = {name: pod["spec"]["containers"][0] for name, pod in PODS.items()}
 SERVICES = {one["metadata"]["name"]: one["spec"] for one in OBJECTS if one["kind"] == "Service"}
 
-# What the schemas of other makers' objects ask for; whole, they were asked once, when these were written.
+# What the schemas of other makers' objects ask for at least; KEDA's was asked whole once, when these were written.
 NEEDED = {
     "ServiceMonitor": {"selector", "endpoints"},
     "PrometheusRule": {"groups"},
