@@ -56,7 +56,13 @@ class RpcError(BadRequest):
     """The message breaks a rule of the protocol. ``rpc_code`` is JSON-RPC's, ``data`` what it says besides."""
 
     def __init__(
-        self, message: str, rpc_code: int, *, status: int = 400, code: str = "invalid_request", data: object = None
+        self,
+        message: str,
+        rpc_code: int = -32600,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        data: object = None,
     ) -> None:
         super().__init__(message, status=status, code=code)
         self.rpc_code = rpc_code

@@ -201,7 +201,7 @@ def test_responses_are_answered_in_batches(client: httpx.Client) -> None:
     assert (good["status_code"], good["body"]["object"], good["body"]["status"]) == (200, "response", "completed")
     assert good["body"]["output"][0]["content"][0]["text"] and good["body"]["usage"]["cost_usd"]
     assert (bad["status_code"], bad["body"]["error"]["param"]) == (400, "stream")
-    assert after["status_code"] == 400 and "Send the items" in after["body"]["error"]["message"]
+    assert after["status_code"] == 400 and "Send those" in after["body"]["error"]["message"]
     assert (behind["status_code"], behind["body"]["error"]["param"]) == (400, "background")
     assert stored["store"] is True and good["body"]["store"] is False and "store" in good["dropped"]
     assert client.get(f"/v1/responses/{good['body']['id']}").status_code == 404
