@@ -31,9 +31,7 @@ STEADY = 60.0  # seconds that Postgres has to answer before an owner is called l
 LOST_AFTER = 3600.0  # seconds; an owner not seen for so long holds up no day
 GRACE = 60.0  # seconds a day stays open after its end, for clocks that differ
 MOST = 2000  # rows in one transaction: writers of the ledger wait for it some 50 ms
-VALUES_KEPT = timedelta(
-    days=2
-)  # of days whose leases of end users and tags are kept whether a month counts them or not
+VALUES_KEPT = timedelta(days=2)  # of end users and tags: for leases that no month counts
 OWNERS_KEPT = timedelta(days=7)  # after their end
 
 log = structlog.get_logger(__name__)

@@ -124,9 +124,12 @@ class ResponseMemory:
         if local is not None:
             local.note_asked((*before, *own), size) if request.conversation is None else local.note_nothing()
         told = "conversation" if request.conversation is not None else "previous_response_id"
-        opened = replace(request, input=self._summaries.opened(team_id, own, "input"))
-        earlier = self._summaries.opened(team_id, before, told)
-        whole = await off_loop(size, lambda: as_chat_after(earlier, opened, asked.extra))
+
+        def opened(request: ResponsesRequest) -> Asked:
+            said = replace(request, input=self._summaries.opened(team_id, own, "input"))
+            return as_chat_after(self._summaries.opened(team_id, before, told), said, asked.extra)
+
+        whole = await off_loop(size, partial(opened, request))
         if isinstance(request, Compaction):  # what users said comes back
             request = replace(request, input=(*before, *own))
         return replace(whole, native=request, unread=asked.unread), size
