@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 import structlog
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
 from gateway.accounts.admin_keys import find_admins, move_admin_key
@@ -194,7 +195,7 @@ class Authenticator:
             if unknown_in == self._generation and self._clock.monotonic() - since < UNKNOWN_FOR:
                 return None
             try:
-                async with asyncio.timeout(LOOKUP_WITHIN):
+                async with running_timeout(LOOKUP_WITHIN):
                     admin = await self._admin_lookup.find(digest, key, self._generation)
             except POSTGRES_AWAY as exc:
                 raise Overloaded("The key cannot be checked right now: the database does not answer.") from exc
@@ -233,7 +234,7 @@ class Authenticator:
             return remembered
         patience = LOOKUP_WITHIN if remembered is None else QUICK_LOOKUP
         try:
-            async with asyncio.timeout(patience):
+            async with running_timeout(patience):
                 caller = await self._lookup.find(digest, key, self._generation)
         except POSTGRES_AWAY as exc:
             self._away_until = self._clock.monotonic() + AWAY_FOR

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.core.deadlines import running_timeout
 from gateway.core.keys import key_digest
 from gateway.storage.database import Database
 
@@ -88,7 +89,7 @@ class KeyLookup(Generic[T]):
     async def _ask(self, keys: dict[Which, list[bytes]]) -> dict[Which, T]:
         digests = [digest for (own, _), others in keys.items() for digest in (own, *others)]
         found: dict[Which, T] = {}
-        async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+        async with running_timeout(LOOKUP_WITHIN), self._database.begin() as connection:
             known = await self._find(connection, digests)
             for which, others in keys.items():
                 if which[0] in known:
@@ -106,7 +107,7 @@ class KeyLookup(Generic[T]):
             while self._to_move:
                 digest, others = self._to_move.popitem()
                 try:
-                    async with asyncio.timeout(LOOKUP_WITHIN), self._database.begin() as connection:
+                    async with running_timeout(LOOKUP_WITHIN), self._database.begin() as connection:
                         await self._move(connection, others, digest, self._pepper)
                 except Exception as exc:
                     log.warning("key_not_moved", error=type(getattr(exc, "orig", None) or exc).__name__)

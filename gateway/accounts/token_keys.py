@@ -14,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.schemas import LONGEST_NAME
 from gateway.accounts.teams import announce, get_team
@@ -48,7 +49,7 @@ class TokenKeys:
             return False
         digests = [key_digest(pepper, key.secret) for pepper in self._peppers]
         try:
-            async with asyncio.timeout(WITHIN), self._at_once, self._database.begin() as connection:
+            async with running_timeout(WITHIN), self._at_once, self._database.begin() as connection:
                 if await create_token_key(connection, self._peppers[0], key, digests):
                     return True
         except NotFound:

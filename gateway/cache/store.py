@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib import resources
 
 import structlog
 from redis.asyncio import Redis
 
+from billing.core.deadlines import running_timeout
 from gateway.cache.kept_answers import Place
 from gateway.core.clock import Clock
 
@@ -43,7 +43,7 @@ class CacheStore:
         if self.is_away:
             return None
         try:
-            async with asyncio.timeout(DEADLINE):
+            async with running_timeout(DEADLINE):
                 found = await self._redis.get(f"{PREFIX}:answer:{place.scope}:{place.name}")
                 self._failures = 0
                 return found if isinstance(found, bytes) else None
@@ -59,7 +59,7 @@ class CacheStore:
         if self.is_away:
             return False
         try:
-            async with asyncio.timeout(PUT_WITHIN):
+            async with running_timeout(PUT_WITHIN):
                 said: list[str | bytes | int] = [place.scope, place.name, sealed, round(ttl * 1000), most]
                 return bool(await self._keep(keys=[PREFIX], args=said))
         except Exception as exc:  # the library raises anything where an answer makes no sense

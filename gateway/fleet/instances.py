@@ -12,6 +12,7 @@ import structlog
 from msgspec import Meta, Struct
 from redis.asyncio import Redis
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
@@ -154,7 +155,7 @@ async def ask_load(client: UpstreamClient, providers: ProviderRegistry, replica:
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     url = replica.endpoint.base_url.removesuffix("/v1") + "/load"
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with running_timeout(PATIENCE):
             response = await client.send(
                 UpstreamRequest("GET", url, headers, b""), replica.provider.timeouts.connect, PATIENCE
             )

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 
+from billing.core.deadlines import running_timeout
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.background import Background
 from gateway.core.clock import Clock
@@ -71,7 +72,7 @@ class AbuseWatch:
     async def sync(self) -> None:
         """Take over which keys are paused. Raises one of REDIS_AWAY."""
         now = self._clock.now()
-        async with asyncio.timeout(DEADLINE):
+        async with running_timeout(DEADLINE):
             shared: Any = await self._redis.zrangebyscore(PAUSED, now, math.inf, withscores=True)
         for member, until in shared:
             key_id = member.decode() if isinstance(member, bytes) else member
@@ -84,7 +85,7 @@ class AbuseWatch:
         policy = self._policy
         counted = f"{PREFIX}:{key_id}"
         try:
-            async with asyncio.timeout(DEADLINE):
+            async with running_timeout(DEADLINE):
                 async with self._redis.pipeline(transaction=True) as pipe:
                     pipe.zadd(counted, {self._clock.new_id(): now})
                     pipe.zremrangebyscore(counted, 0, now - policy.window)

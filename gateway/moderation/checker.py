@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from billing.core.deadlines import running_timeout
 from gateway.core.settings import CheckerSettings
 from gateway.moderation.classifier.findings import Finding
 from gateway.telemetry.meters import counter_of
@@ -59,7 +59,7 @@ class OutsideChecker:
         if settings is None:
             return []
         try:
-            async with asyncio.timeout(settings.deadline):
+            async with running_timeout(settings.deadline):
                 answer = await self._ask(settings, "\n".join(texts))
         except (TimeoutError, UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError) as exc:
             counter_of(self._metrics.safety_checker, "failed").inc()

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import structlog
 
+from billing.core.deadlines import running_timeout
 from gateway.moderation.reading.encoder import DIMENSIONS, Vectors
 from gateway.moderation.reading.process import HEADER
 from gateway.telemetry.meters import counter_of
@@ -50,7 +51,7 @@ class Reader:
         self._waiting.extend(zip(texts, vectors, strict=True))
         self._asked.set()
         try:
-            async with asyncio.timeout(DEADLINE if self._has_read else FIRST_DEADLINE):
+            async with running_timeout(DEADLINE if self._has_read else FIRST_DEADLINE):
                 read = await asyncio.gather(*vectors)
         except (TimeoutError, EOFError, OSError) as exc:
             counter_of(self._metrics.safety_reader, "failed").inc(len(texts))

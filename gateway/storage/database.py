@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +12,7 @@ from msgspec import Struct
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import drop_values
 from gateway.storage.schema import DRIVER_ERRORS
 
@@ -100,7 +100,7 @@ async def _greet(connection: AsyncConnection) -> None:
     raw = await connection.get_raw_connection()
     assert raw.driver_connection is not None
     try:
-        async with asyncio.timeout(ANSWERS_WITHIN):
+        async with running_timeout(ANSWERS_WITHIN):
             await raw.driver_connection.execute("SELECT 1")
     except BaseException:
         await connection.invalidate()

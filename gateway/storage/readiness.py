@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.quotas.rate_wire import REDIS_AWAY
@@ -59,7 +60,7 @@ class Readiness:
 
 async def _answers(check: Awaitable[Any]) -> str:
     try:
-        async with asyncio.timeout(CHECK_WITHIN):
+        async with running_timeout(CHECK_WITHIN):
             await check
     except (*POSTGRES_AWAY, *REDIS_AWAY):
         return "does not answer"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from billing.core.deadlines import running_timeout
 from gateway.core.settings import DIRECT
 from gateway.upstreams.connection import Connection
 from gateway.upstreams.pool import Origin, Pool, place_of
@@ -57,7 +58,7 @@ class UpstreamClient:
 
     async def _connect(self, origin: Origin, connect: float, patience: float) -> Connection:
         try:
-            async with asyncio.timeout(min(connect, patience)):
+            async with running_timeout(min(connect, patience)):
                 return await self.pool.connect(origin)
         except TimeoutError as exc:
             if patience < connect:
@@ -120,7 +121,7 @@ class UpstreamResponse:
 async def read_error_body(response: UpstreamResponse) -> bytes:
     """Return what a failing answer says, or nothing when it does not come in a second."""
     try:
-        async with asyncio.timeout(1.0):
+        async with running_timeout(1.0):
             return await response.read(LONGEST_ERROR)
     except (TimeoutError, UpstreamError):
         return b""

@@ -16,6 +16,8 @@ from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, Upstre
 UNREAD = 64 * 1024  # bytes of an answer that may wait here for a slow client; at twice that its upstream waits
 LONGEST_FRAMING = 64 * 1024  # bytes of an answer in a row that are no body: its head, a chunk's size, trailers
 KEPT_IDLE = 60.0  # seconds
+STOOD_STILL = 0.1  # seconds: an alarm that rings later tells that this process was stopped, or its loop busy
+A_LOOK = 0.25  # seconds that an answer has at least, on a new connection and after such a stop
 ONE_WRITE = 64 * 1024  # bytes of a body that is copied behind its head
 BODILESS = (204, 304)
 
@@ -40,6 +42,8 @@ class Connection(asyncio.Protocol):
         self._due = math.inf  # the loop's seconds: when what is waited for is late
         self._alarm: asyncio.TimerHandle | None = None  # one for many waits: it is moved when it rings, not before
         self._rings = math.inf
+        self._grace = loop.time() + A_LOOK  # before then nothing is late: it may lie in the socket, unread
+        self._is_forgiven = False  # what is waited for has had such a time already
         self._late = LATE
         self._is_paused = False
         self._takes_no_more = False  # its buffer for writing is full
@@ -219,7 +223,7 @@ class Connection(asyncio.Protocol):
         """Wait until something has come. Raises UpstreamFailure when it will not, or has not by ``due``."""
         if self._failure is not None:
             raise self._failure
-        self._late = late
+        self._late, self._is_forgiven = late, False
         self._wait_until(due)
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -229,16 +233,22 @@ class Connection(asyncio.Protocol):
             self._due = math.inf
 
     def _wait_until(self, due: float) -> None:
-        self._due = due
+        self._due = due = max(due, self._grace)
         if due < self._rings:
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._rings = due
+            self._rings = max(due, self._loop.time())
             self._alarm = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
+        now, rang = self._loop.time(), self._rings
         self._alarm, self._rings = None, math.inf
-        if self._due > self._loop.time():
+        # The loop sees to alarms before sockets: what came while this process stood still is not late, and an upstream
+        # on the same machine stood still with it. Once for each wait, or a loop that is always late never gave up.
+        if (late := now - rang) > STOOD_STILL and not self._is_forgiven:
+            self._is_forgiven, self._grace = True, now + max(late, A_LOOK)
+            self._due = max(self._due, self._grace)
+        if self._due > now:
             if self._due < math.inf:
                 self._wait_until(self._due)
         elif self._is_idle:

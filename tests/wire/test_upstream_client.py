@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -97,6 +98,47 @@ async def test_an_answer_that_never_begins_has_a_name(
         await send(client, asking(upstream, script), patience)
 
     assert caught.value.outcome == outcome
+
+
+def stand_still(after: float) -> None:
+    """Have the loop do nothing for 0.4 s: upstreams, in threads of their own, go on."""
+    asyncio.get_running_loop().call_later(after, time.sleep, 0.4)
+
+
+async def test_what_came_while_the_process_stood_still_is_not_late(
+    upstream: ScriptedUpstream, client: UpstreamClient
+) -> None:
+    """Each deadline ends during a stop: of the connection, of the headers, of a piece, of the whole answer."""
+    stand_still(0.0)
+    connected = await client.send(asking(upstream, "tokens=2"), 0.2, 0.2)
+    await connected.read()
+    connected.close()
+    stand_still(0.05)
+    answer = await send(client, asking(upstream, "tokens=4,first_token=0.1", stream=True), 0.2)
+    stand_still(0.05)
+    first = await answer.next_piece(0.2)
+    answer.due = asyncio.get_running_loop().time() + 0.2
+    stand_still(0.05)
+    rest = await answer.read()
+    answer.close()
+
+    assert ((first or b"") + rest).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_process_that_stood_still_does_not_wait_for_ever(
+    upstream: ScriptedUpstream, client: UpstreamClient
+) -> None:
+    """What has not come soon after the stop is late, in a loop that is always late, too."""
+
+    async def busy() -> None:
+        while True:
+            time.sleep(0.15)
+            await asyncio.sleep(0.01)
+
+    others = asyncio.create_task(busy())
+    with pytest.raises(UpstreamTimeout):
+        await send(client, asking(upstream, "hang-before-headers"), 0.2)
+    others.cancel()
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 3_000_000])

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.response import Stream
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
@@ -209,7 +209,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     key, scopes = f"key:{caller.key_id}", team_scopes(team)
     unavailable, of_team, of_key = None, dict[str, Any](budgets=None, model_budgets=None), None
     with contextlib.suppress(*POSTGRES_AWAY):
-        async with asyncio.timeout(ASK_WITHIN), transaction(request) as connection:
+        async with running_timeout(ASK_WITHIN), transaction(request) as connection:
             room = await silent_room(connection, f"team:{team.id}")
             rooms = await scope_rooms(connection, {**scopes, key: caller.key_limits})
             of_team, of_key = team_budgets_view(team, rooms), budgets_view(rooms[key])

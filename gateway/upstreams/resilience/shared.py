@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Iterable
 from hashlib import blake2s
@@ -15,6 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from billing.core.deadlines import running_timeout
 from gateway.upstreams.resilience.breaker import Breaker, Condition
 from gateway.upstreams.resilience.cooldown import Cooldown, Cooldowns
 from gateway.upstreams.resilience.window import Tally
@@ -97,7 +97,7 @@ class SharedBreakers:
         return int(await self._call("probed", said))
 
     async def _call(self, verb: str, said: object) -> Any:
-        async with asyncio.timeout(self._deadline):
+        async with running_timeout(self._deadline):
             return await self._script(keys=[PREFIX], args=[verb, msgspec.json.encode(said)])
 
 
