@@ -34,11 +34,11 @@ SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 class RateWire:
     """The one connection on which a process's commands about rates are said; it ends with the client's others."""
 
-    def __init__(self, redis: Redis, *, deadline: float) -> None:
-        self._redis, self._deadline = redis, deadline
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
         self._connection: AbstractConnection | None = None
 
-    async def carry(self, commands: list[Command], hear: Callable[[Command, Any], None]) -> None:
+    async def carry(self, commands: list[Command], hear: Callable[[Command, Any], None], *, deadline: float) -> None:
         """Say the first commands, take each off the list when it is answered, and have the answer heard.
 
         An answer is what the script returned, or the ResponseError of a command that Redis refuses; ``hear`` raises
@@ -50,7 +50,7 @@ class RateWire:
         began = loop.time()
         for is_last in (False, True):
             try:
-                async with asyncio.timeout_at(began + self._deadline):
+                async with asyncio.timeout_at(began + deadline):
                     connection = await self._connect()
                     said = commands[:MOST]
                     packed: list[tuple[Any, ...]] = [
@@ -73,9 +73,9 @@ class RateWire:
                 if self._connection is not None:
                     await self._connection.disconnect(nowait=True)
                 took = loop.time() - began
-                if is_last or (isinstance(exc, TimeoutError) and took < LATE * self._deadline):
+                if is_last or (isinstance(exc, TimeoutError) and took < LATE * deadline):
                     raise
-                if took > self._deadline:
+                if took > deadline:
                     began = loop.time()
 
     async def _connect(self) -> AbstractConnection:

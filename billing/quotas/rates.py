@@ -30,6 +30,7 @@ from billing.quotas.rate_wire import REDIS_AWAY, RateWire
 DEADLINE = 0.25  # seconds that a call waits at the most
 TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another
 RETRY = 1.0  # seconds between two tries to reach a Redis that is away
+FIND_WITHIN = 1.0  # seconds to find Redis in, while no call waits: the way by a sentinel may be longer than a call's
 RENEW = 5.0  # seconds between two statements of the slots of running calls; Redis keeps them for 30
 WIPED = 60.0  # seconds within which Redis cannot have forgotten an owner by itself
 FORGET = 120.0  # seconds after which a scope without calls is forgotten
@@ -47,7 +48,7 @@ class RateLimits:
         self.owners = 1  # living ones, this one among them
         self.is_away = False  # Redis does not answer
         self.refusals = 0  # commands that Redis has refused to execute
-        self._wire = RateWire(redis, deadline=deadline / 2)  # one trip to wait for, and one's own
+        self._wire = RateWire(redis)
         self._owner, self._deadline, self._monotonic = owner, deadline, clock.monotonic
         self._time = None if uses_server_time else clock.now
         self._ahead = clock.now() - clock.monotonic()  # what Redis's clock shows more than ours, and no less
@@ -124,6 +125,13 @@ class RateLimits:
         known = [self._scopes.get((scope.kind, scope.id)) for scope in request.scopes]
         return remaining_of([scope for scope in known if scope is not None], self._monotonic())
 
+    async def start(self) -> None:
+        """Find Redis, before calls come: a call would not wait for that, and go by a share of what others have used up.
+
+        Where it is not found within a second it is away.
+        """
+        await self._carry(FIND_WITHIN)
+
     async def run(self) -> None:
         """Tell Redis, within a fifth of a second, of what is free again, and every few seconds of running calls.
 
@@ -142,7 +150,7 @@ class RateLimits:
     async def tell(self) -> None:
         """Tell what is due, and wait until Redis has heard it. Where it was away, say first what was not answered."""
         if self.is_away:
-            if not await self._carry():
+            if not await self._carry(FIND_WITHIN):
                 return
             self.is_away = False
             log.info("rates_redis_back")
@@ -236,7 +244,7 @@ class RateLimits:
     async def _say_all(self) -> None:
         try:
             while not self.is_away and (self._unheard or self._compose()):
-                await self._carry()
+                await self._carry(self._deadline / 2)  # one trip to wait for, and one's own
         finally:
             self._talking = None
 
@@ -254,10 +262,10 @@ class RateLimits:
         self._asking = {team for team in self._asking if team.waiting}
         return bool(self._unheard)
 
-    async def _carry(self) -> bool:
+    async def _carry(self, deadline: float) -> bool:
         """Say what has no answer yet; return whether Redis answered."""
         try:
-            await self._wire.carry(self._unheard, self._hear)
+            await self._wire.carry(self._unheard, self._hear, deadline=deadline)
         except REDIS_AWAY as exc:
             if not self.is_away:
                 log.warning("rates_redis_away", error=repr(exc))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -49,7 +50,7 @@ class Books(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_books(settings: Settings, clock: Clock, database: Database, redis: Redis) -> AsyncIterator[Books]:
-    """Open the accounting, and wait a moment for the database, before anything is flushed or held."""
+    """Open the accounting, and wait a moment for database and Redis, before anything is flushed or held."""
     async with AsyncExitStack() as stack:
         journal = Journal.open(settings.data_dir / "journal", fsync=settings.journal_fsync, clock=clock)
         stack.callback(journal.close)
@@ -61,7 +62,7 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         flusher = Flusher(journal, database, clock, leases, prices)
         owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
         stack.push_async_callback(owner.stop)
-        await owner.start()
+        await asyncio.gather(owner.start(), rates.start())
         turns = Turns(database, clock)
         yield Books(
             quotas=Quotas(leases, rates),

@@ -61,27 +61,34 @@ class _Sentinels(Sentinel):
     """All sentinels at once, and the first that knows a living primary decides.
 
     redis-py asks one after the other: a machine that took its sentinel along would hold up each look for longer than a
-    call waits.
+    call waits. And it leaves a primary alone that is called down, as sentinels do for a moment with one that was just
+    promoted, while processes that have a connection to it go on counting there.
     """
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         asking = [asyncio.create_task(self._ask(one, service_name)) for one in self.sentinels]
+        called_down = None
         try:
             for answer in asyncio.as_completed(asking):
                 with suppress(RedisError, OSError, TimeoutError, RuntimeError):
-                    return await answer
+                    address, is_up = await answer
+                    if is_up:
+                        return address
+                    called_down = address
+            if called_down is not None:
+                return called_down
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
         raise MasterNotFoundError(f"no sentinel that answers knows a primary of {service_name!r}")
 
-    async def _ask(self, sentinel: Redis, service_name: str) -> tuple[str, int]:
+    async def _ask(self, sentinel: Redis, service_name: str) -> tuple[tuple[str, int], bool]:
         known: Any = await sentinel.sentinel_masters()
         state = known.get(service_name)
-        if not state or not self.check_master_state(state, service_name):
+        if not state or not state["is_master"]:
             raise MasterNotFoundError(service_name)
-        return state["ip"], state["port"]
+        return (state["ip"], state["port"]), self.check_master_state(state, service_name)
 
 
 class _Pool(SentinelConnectionPool):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, Scope
 from billing.quotas.rate_team import Command
@@ -411,6 +411,32 @@ async def test_an_answer_that_is_lost_is_counted_once(
     assert await told(redis, "r", "t", "h") == [6, 530, 500]
 
 
+async def test_redis_may_be_further_away_than_a_call_waits(
+    make_rates: MakeRates, clock: SetClock, redis: Redis, redis_url: str
+) -> None:
+    """As behind sentinels, which are asked first: a process finds it before its first call, which goes by what others
+    have used, and finds it again after an outage."""
+
+    class Slow(Connection):
+        async def connect(self) -> None:
+            await asyncio.sleep(0.15)
+            await super().connect()
+
+    limits, rates = Limits(requests_per_minute=5), make_rates()
+    assert [await admit(rates, ask(clock, limits)) for _ in range(6)] == [True] * 5 + [False]
+    async with Redis.from_url(redis_url, socket_timeout=1.0) as far:
+        far.connection_pool.connection_class = Slow
+        new = make_rates(far, deadline=0.25)
+        await new.start()
+
+        assert not await admit(new, ask(clock, limits)) and not new.is_away
+        assert new._wire._connection is not None
+        await new._wire._connection.disconnect()
+        new.is_away = True
+        assert await _looked(new)
+        await new.close()
+
+
 async def _looked(rates: RateLimits) -> bool:
     await rates.tell()
     return not rates.is_away
@@ -471,9 +497,9 @@ async def test_a_command_that_is_executed_late_changes_nothing(
     rates, limits = make_rates(), Limits(requests_per_minute=100, concurrent_requests=9)
     carry, said = rates._wire.carry, list[Command]()
 
-    async def listen(waiting: list[Command], hear: Callable[[Command, Any], None]) -> None:
+    async def listen(waiting: list[Command], hear: Callable[[Command, Any], None], deadline: float) -> None:
         said.extend(waiting)
-        await carry(waiting, hear)
+        await carry(waiting, hear, deadline=deadline)
 
     monkeypatch.setattr(rates._wire, "carry", listen)
     assert await admit(rates, ask(clock, limits)) and await admit(rates, ask(clock, limits))
