@@ -55,6 +55,13 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["a.md#gone", "gone.md"]
 
 
+def test_no_page_holds_both_sides_of_a_merge() -> None:
+    """A merge that stopped and was committed all the same shows its marks to every reader."""
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+
+    assert [str(page) for page in PAGES if marks.search(page.read_text())] == []
+
+
 def test_files_that_pages_name_exist() -> None:
     """A test or module that moves takes its mentions along; experiments and the changelog tell of what was."""
     files = [str(path.relative_to(ROOT)) for path in _code() if path.suffix == ".py"]
