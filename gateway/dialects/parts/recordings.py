@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-WAV_PLAIN = (1, 3, 6, 7)  # its ways of writing samples one by one: whole numbers, floats, A-law and µ-law
-EXTENSIBLE = 0xFFFE  # says further on which way it is
+# Ways of a WAV to write samples one by one, with the bits that each may have: whole numbers, floats, A-law and µ-law. A
+# decoder goes by the way alone where these contradict it.
+WAV_PLAIN = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
+EXTENSIBLE = 0xFFFE  # says further on which way it is, and that it is one of these
+PLAIN_FAMILY = bytes.fromhex("000000001000800000aa00389b71")
+MOST_SAMPLES, MOST_CHANNELS = 768_000, 64  # a second, and at a time: more is no recording
 # Bytes a second, by what a file is: at the least, and usual ones. MP3: 8 kbit/s, the lowest rate that its frames know;
 # 128. All others: 6 kbit/s, the lowest rate of Opus, though silence may take less; 64.
 MP3 = (1_000, 16_000)
@@ -26,13 +30,27 @@ def _rates(begun: bytes) -> tuple[int, int]:
 
 
 def _wav_rate(begun: bytes) -> int | None:
-    """Return the bytes of a second, from the samples that the header tells of; ``None`` for packed ones."""
-    place = begun.find(b"fmt ", 12)
-    fields = begun[place + 8 : place + 34]
-    if place < 0 or len(fields) < 26:
+    """Return the bytes of a second, from the samples that the header tells of; ``None`` for packed ones, and where
+    decoders could differ on which header counts: what is held must cover what any of them reads."""
+    said = [fields for name, fields in _chunks(begun) if name == b"fmt "]
+    if len(said) != 1 or len(said[0]) < 16:
         return None
+    fields = said[0]
     kind, channels = int.from_bytes(fields[:2], "little"), int.from_bytes(fields[2:4], "little")
-    if kind == EXTENSIBLE:
+    if kind == EXTENSIBLE and fields[26:40] == PLAIN_FAMILY:
         kind = int.from_bytes(fields[24:26], "little")
     samples, bits = int.from_bytes(fields[4:8], "little"), int.from_bytes(fields[14:16], "little")
-    return samples * channels * bits // 8 if kind in WAV_PLAIN else None
+    is_plain = bits in WAV_PLAIN.get(kind, ()) and samples <= MOST_SAMPLES and channels <= MOST_CHANNELS
+    return samples * channels * bits // 8 if is_plain else None
+
+
+def _chunks(begun: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the chunks of a WAV up to its samples, by their names; none where these are not reached."""
+    found, place = list[tuple[bytes, bytes]](), 12
+    while len(name := begun[place : place + 4]) == 4:
+        if name == b"data":
+            return found
+        size = int.from_bytes(begun[place + 4 : place + 8], "little")
+        found.append((name, begun[place + 8 : place + 8 + size]))
+        place += 8 + size + size % 2  # each begins at an even byte
+    return []

@@ -31,7 +31,7 @@ LARGEST_FILE = 25 * 1024 * 1024  # bytes, as OpenAI has it
 LONGEST_FIELDS = 64 * 1024  # bytes of all fields together
 MOST_PARTS = 64
 LONGEST_NAME = 128  # characters
-BEGINNING = 4_096  # bytes that tell what a file is
+BEGINNING = 64 * 1024  # bytes that tell what a file is: in a WAV, what stands before its samples
 
 
 class Form:
