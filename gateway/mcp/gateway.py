@@ -133,6 +133,7 @@ class McpGateway:
         self._refuse_away(server)
         breaker, now = self._breaker(server), self._clock.monotonic()
         generation, is_probe, verdict = breaker.generation, breaker.state(now) is State.HALF_OPEN, Verdict.NOTHING
+        is_alike, team_id = call.sent.message.is_alike, call.caller.team.id
         if is_probe:
             breaker.begin_probe()
         try:
@@ -140,16 +141,16 @@ class McpGateway:
             verdict = Verdict.GOOD
             return found
         except UpstreamFailure as exc:
-            verdict = verdict_of(exc)
+            verdict, is_alike = verdict_of(exc), is_alike or exc.outcome == "connect"
             raise
         finally:
             now = self._clock.monotonic()
             if is_probe:
-                breaker.end_probe(generation, verdict, now, call.caller.team.id)
+                breaker.end_probe(generation, verdict, now, team_id, is_alike)
             elif verdict is Verdict.GOOD:
                 breaker.count_good(generation, now)
             elif verdict is Verdict.BAD:
-                breaker.count_bad(generation, now, call.caller.team.id, is_small=True)
+                breaker.count_bad(generation, now, team_id, is_alike)
 
     def _refuse_away(self, server: McpServer) -> None:
         breaker, now = self._breaker(server), self._clock.monotonic()

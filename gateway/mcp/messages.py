@@ -31,6 +31,7 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600,
 HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 LONGEST_NAME = 256  # characters of a tool's name
+SHORT = 4096  # bytes of the parameters of a message that is much the same from every caller
 MOST_PARAM_HEADERS, LONGEST_PARAM = 32, 4096
 PARAM = re.compile(r"mcp-param-[!#$%&'*+.^_`|~0-9a-z-]+")
 VISIBLE = re.compile(r"[\x20-\x7e\t]*")
@@ -47,6 +48,12 @@ class McpMessage(Struct, frozen=True):
     method: str
     id: Ident | UnsetType = UNSET
     params: dict[str, Raw] = {}
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether every caller asks much the same by it. What its server makes of a tool's arguments, or of a cursor,
+        is its caller's doing, too: that alone closes a server to no other team."""
+        return self.method != CALL and "cursor" not in self.params and sum(map(len, self.params.values())) <= SHORT
 
 
 def read_message(body: bytes) -> McpMessage:

@@ -379,3 +379,16 @@ def test_a_server_that_fails_again_and_again_is_left_alone(client: httpx.Client,
     assert (away.status_code, mcp.heard) == (503, []) and "its breaker is open" in away.json()["error"]["message"]
     assert int(away.headers["retry-after"]) > 0 and away.json()["error"]["data"]["code"] == "overloaded"
     assert ask(client, "tools/list").status_code == 200
+
+
+def test_a_team_whose_calls_fail_closes_a_server_to_no_other(
+    house: House, client: httpx.Client, mcp: ScriptedMcp
+) -> None:
+    """What a tool makes of one team's arguments says little of its server; that a second team fails does."""
+    mcp.act = say(500, b"")
+    for _ in range(4):
+        assert ask(client, "tools/call", server="fragile", name="find").status_code == 502
+    with house.client(asyncio.run(make_team(house.settings, "other_caller"))) as other:
+        asked = [ask(other, "tools/call", server="fragile", name="find").status_code for _ in range(2)]
+
+    assert asked == [502, 503]

@@ -145,8 +145,9 @@ def entra_client(root_url: str) -> OAuthClient:
     )
 
 
-def mcp_servers(url: str) -> tuple[McpServer, McpServer]:
-    """Return a server of tools, and the same one as it is known to others: with a breaker that opens soon."""
+def mcp_servers(url: str) -> tuple[McpServer, ...]:
+    """Return a server of tools, and the same one under other names: with breakers that open soon, the first of them for
+    one team alone."""
     tickets = McpServer(
         name="tickets",
         url=url,
@@ -160,7 +161,8 @@ def mcp_servers(url: str) -> tuple[McpServer, McpServer]:
         max_answer_bytes=64 * 1024,
     )
     opens = BreakerPolicy(min_requests=2, open_for=60.0)
-    return tickets, replace(tickets, name="frail", url=url + "/frail", teams={TEAM: ALL_TOOLS}, breaker=opens)
+    frail = replace(tickets, name="frail", url=url + "/frail", teams={TEAM: ALL_TOOLS}, breaker=opens)
+    return tickets, frail, replace(tickets, name="fragile", url=url + "/fragile", breaker=opens)
 
 
 def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir: Path, **more: object) -> Settings:
