@@ -27,7 +27,7 @@ local NEVER = 1e9
 
 local number, now, owners, owner, scopes, needs = unpack(cmsgpack.unpack(ARGV[1]))
 
--- What somebody else has written to a key of ours is gone, and the key begins anew.
+-- A key of ours that another program has written is deleted, and begins anew.
 local function read(none, verb, key, ...)
   local found = redis.pcall(verb, key, ...)
   if type(found) ~= 'table' or not found.err then return found end

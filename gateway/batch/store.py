@@ -216,7 +216,7 @@ async def list_batches(
     status: str | None = None,
     endpoint: str | None = None,
 ) -> list[Batch]:
-    """Return a team's batches, or everyone's, newest first; ``after`` is the last id already seen, ``before`` the
+    """Return a team's batches, or all teams', newest first; ``after`` is the last id already seen, ``before`` the
     first, where the nearest of those above it are wanted."""
     table = batches.c
     own = [] if team_id is None else [table.team_id == team_id]
@@ -239,7 +239,7 @@ async def list_batches(
 async def batches_that_run(
     connection: AsyncConnection, team_id: str | None, known: Sequence[str], limit: int
 ) -> list[Batch]:
-    """Return a team's batches, or everyone's, that are open or among those ``known``, newest first."""
+    """Return a team's batches, or all teams', that are open or among those ``known``, newest first."""
     own = [] if team_id is None else [batches.c.team_id == team_id]
     running = or_(batches.c.status.in_(OPEN), batches.c.id.in_(known))
     query = select(batches).where(*own, running).order_by(batches.c.created_at.desc()).limit(limit)

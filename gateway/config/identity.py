@@ -22,7 +22,7 @@ def read_sign_in(node: Node, faults: Faults) -> SignIn | None:
     found = _SIGN_IN(node, faults)
     if found is not None and not found.roles and not found.team_admins:
         right = "roles: {VALUE-OF-THE-CLAIM: viewer}, or team_admins: {VALUE-OF-THE-CLAIM: TEAM}"
-        return complain(node, faults, f"lets nobody in; say who may do what: {right}")
+        return complain(node, faults, f"lets no person in; say who may do what: {right}")
     if found is not None and "openid" not in found.scopes:
         return complain(node, faults, "`scopes` needs openid, or the provider gives no ID token")
     return found

@@ -109,7 +109,7 @@ class FailoverStream:
             try:
                 self.answering = await self._find_another(resume, failure)
             except ServiceError as exc:
-                log.info("nobody_continues", request_id=self._call.request_id, error=exc.message)
+                log.info("not_continued", request_id=self._call.request_id, error=exc.message)
             else:
                 self._replicas.add(self.answering.target.key)
                 progress.begin_again(resume)

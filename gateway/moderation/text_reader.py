@@ -35,7 +35,7 @@ PHRASE = Finding("phrase", "deny")
 @dataclass(slots=True)
 class EncoderShare:
     """How many characters of a request the encoder still reads; words alone judge what is beyond. Its process is
-    everybody's: no request, however long, keeps it from the others, and no first token waits longer for it."""
+    all requests': no request, however long, keeps it from the others, and no first token waits longer for it."""
 
     left: int = ENCODED_AT_MOST
 

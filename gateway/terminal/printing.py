@@ -63,8 +63,8 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
 
 
 def printable(words: str, keep: str = "") -> str:
-    """Return a text with a space for every control character but those in ``keep``: it may be anybody's, and a
-    terminal obeys some."""
+    """Return a text with a space for every control character but those in ``keep``: others may have written
+    it, and a terminal obeys some."""
     return "".join(letter if letter.isprintable() or letter in keep else " " for letter in words)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 PIECE = 4096  # tokens that one program of a row looks at
 LISTED = (1, 5, 20)  # tokens that are listed: each other number would be compiled anew, while all sequences wait
-NOBODY = tl.constexpr(2147483647)
+NO_TOKEN = tl.constexpr(2147483647)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,7 @@ def shortlist_kernel(
     tl.store(sums + place, tl.sum(tl.exp(x - tl.where(best == float("-inf"), 0.0, best)), 0))
     for rank in range(LISTED):
         best = tl.max(x, 0)
-        token = tl.min(tl.where(x == best, tokens, NOBODY), 0)
+        token = tl.min(tl.where(x == best, tokens, NO_TOKEN), 0)
         tl.store(values + place * LISTED + rank, best)
         tl.store(ids + place * LISTED + rank, token)
         x = tl.where(tokens == token, float("-inf"), x)
@@ -83,10 +83,10 @@ def report_kernel(
     listed = tl.arange(0, ALL_PADDED)
     there = listed < PIECES * LISTED
     x = tl.load(values + row * PIECES * LISTED + listed, mask=there, other=float("-inf"))
-    id_ = tl.load(ids + row * PIECES * LISTED + listed, mask=there, other=NOBODY)
+    id_ = tl.load(ids + row * PIECES * LISTED + listed, mask=there, other=NO_TOKEN)
     for rank in range(COUNT):
         best = tl.max(x, 0)
-        token = tl.min(tl.where(x == best, id_, NOBODY), 0)
+        token = tl.min(tl.where(x == best, id_, NO_TOKEN), 0)
         tl.store(top + row * COUNT + rank, best - normaliser)
         tl.store(top_ids + row * COUNT + rank, token.to(tl.int64))
         x = tl.where(id_ == token, float("-inf"), x)

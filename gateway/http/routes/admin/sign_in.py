@@ -86,7 +86,7 @@ def _flow_of(request: AnyRequest) -> SignInFlow:
     parts: Parts = request.app.state.parts
     flow = parts.find(SignInFlow)
     if flow is None:
-        raise NotFound("Nobody signs in here: tollgate.yaml has no `sign_in`. Use a key.", code="no_sign_in")
+        raise NotFound("No person signs in here: tollgate.yaml has no `sign_in`. Use a key.", code="no_sign_in")
     return flow
 
 

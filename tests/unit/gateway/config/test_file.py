@@ -357,7 +357,7 @@ FAULTS = [
     ("drain: !!python/object/apply:os.system [true]", "drain", "YAML tags"),
     ("drain: !secret x", "drain", "YAML tags"),
     ("drain: 1s\ndrain: 2s", "drain", "duplicate key, first on line 11"),
-    (f"sign_in: {{{PROVIDER}}}", "sign_in", "lets nobody in"),
+    (f"sign_in: {{{PROVIDER}}}", "sign_in", "lets no person in"),
     (f"sign_in: {{{PROVIDER}, roles: {{a: team-admin}}}}", "sign_in.roles.a", "a team's admin stands in `team_admins`"),
     (f"sign_in: {{{PROVIDER}, roles: [admin]}}", "sign_in.roles", "{VALUE-OF-THE-CLAIM: viewer}"),
     (f"sign_in: {{{PROVIDER}, roles: {{a: admin}}, scopes: [email]}}", "sign_in", "`scopes` needs openid"),
