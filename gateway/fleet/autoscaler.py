@@ -20,6 +20,8 @@ CATCH_UP = 60.0  # seconds within which a queue that is too long is to be worked
 KV_HIGH, KV_LOW = 0.7, 0.2  # shares of the KV cache in use: above, a replica is added; below, one may go
 SLACK = 1.1  # by which fewer replicas must bear more than is demanded, before any goes
 STUCK = 3.0  # cold starts after which a change that has not come about no longer holds up others
+SKEW = 30.0  # seconds by which clocks of gateways may differ; a decision further ahead was by a clock that was wrong
+MOST_FORESEEN = 1000  # replies that run in a replica, and that wait there: what a prediction looks at
 USUAL_PROMPT, USUAL_REPLY = 1000.0, 250.0  # tokens of a call where none was counted
 
 
@@ -71,6 +73,8 @@ def decide(seen: Observation, state: ScaleState | None, rules: Scaling) -> Scale
         first = min(max(have, rules.min), rules.max)
         busy_at = now if have else 0.0  # a pool that is found empty may stay so
         state = ScaleState(target=first, reason="as found", decided_at=now, changed_at=now, busy_at=busy_at)
+    if state.decided_at - now > SKEW:
+        state = _by_clock_of(now, state)
     now = max(now, state.decided_at)  # clocks of gateways differ a little
     state = _with_rate(seen, state, now)
     ttft = _predicted_ttft(seen)
@@ -94,6 +98,17 @@ def decide(seen: Observation, state: ScaleState | None, rules: Scaling) -> Scale
 
 def _changed(state: ScaleState, target: int, now: float, why: str) -> ScaleState:
     return replace(state, target=target, before=state.target, changed_at=now, reason=why)
+
+
+def _by_clock_of(now: float, state: ScaleState) -> ScaleState:
+    """Return a state whose times lie ahead of ``now`` as if it came about now."""
+    return replace(
+        state,
+        decided_at=now,
+        changed_at=min(state.changed_at, now),
+        busy_at=min(state.busy_at, now),
+        needs=tuple(each for each in state.needs if each[0] <= now),
+    )
 
 
 def _with_rate(seen: Observation, state: ScaleState, now: float) -> ScaleState:
@@ -166,8 +181,8 @@ def _predicted_ttft(seen: Observation) -> float | None:
     for each in seen.replicas:
         if each.cost is not None:
             model = QueueModel(each.cost, each.max_running or 256)
-            model.begin(each.running, seen.prompt, seen.reply)
-            for _ in range(min(each.waiting, 1000)):
+            model.begin(min(each.running, MOST_FORESEEN), seen.prompt, seen.reply)
+            for _ in range(min(each.waiting, MOST_FORESEEN)):
                 model.add(0.0, seen.prompt, seen.reply)
             found.append(model.first_token_of_next(seen.prompt, seen.reply))
     return max(found, default=None)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 STRETCH = 1.5  # a step with prompts in it over its decodes alone, as the engine keeps it
 MOST_TOKENS = 8192  # of prompts in a step
@@ -18,17 +19,22 @@ LEAST_TOKENS = 16
 PLAYED = 400  # calls of a trial
 MOST_PLAYED = 8  # replicas of a trial
 SPREAD = 0.08  # rates are found to that share
+LEAST_RATE = 1e-4  # calls a second, of a pool: where fewer come too late, none comes in time
+LEAST_STEP = 1e-6  # seconds, whatever an engine says
+LATEST = 3600.0  # seconds: no first token is looked for any later
+
+Seconds = Annotated[float, Meta(ge=0, le=60)]
 
 
 class StepCost(Struct, frozen=True):
     """What a step of an engine takes, in seconds, as the engine measured it (``GET /load``)."""
 
-    fixed: float
-    weights: float
-    token: float
-    context: float
-    pair: float = 0.0
-    launching: float = 0.0
+    fixed: Seconds
+    weights: Seconds
+    token: Seconds
+    context: Seconds
+    pair: Seconds = 0.0
+    launching: Seconds = 0.0
 
 
 class QueueModel:
@@ -75,7 +81,7 @@ class QueueModel:
         cost, ends, waiting = self.cost, self._ends, self._waiting
         while self.now < until and (ends or waiting):
             running = len(ends)
-            reading = cost.fixed + cost.context * self.context
+            reading = max(cost.fixed + cost.context * self.context, LEAST_STEP)
             seconds = reading + max(cost.weights, cost.token * running)
             chunk = 0.0
             if waiting and running < self.slots:
@@ -107,10 +113,12 @@ class QueueModel:
         self.now = max(self.now, until)
 
     def first_token_of_next(self, prompt: float, reply: float) -> float:
-        """Let a call arrive now, and return the seconds until its first token."""
+        """Let a call arrive now, and return the seconds until its first token, ``LATEST`` at the most."""
         began, due = self.now, len(self.first_tokens) + len(self._waiting) + 1
         self.add(began, prompt, reply)
         while len(self.first_tokens) < due:
+            if self.now - began >= LATEST:
+                return LATEST
             self.run_until(self.now + 1.0)
         return self.first_tokens[due - 1]
 
@@ -137,7 +145,7 @@ def most_calls(cost: StepCost, slots: int, prompt: float, reply: float, ttft: fl
 @lru_cache(4096)
 def _most_calls(cost: StepCost, slots: int, prompt: float, reply: float, ttft: float, replicas: int) -> float:
     low, high = 0.0, replicas / max(cost.token * prompt, cost.fixed, 1e-6)
-    while high - low > SPREAD * high / 2:
+    while high - low > SPREAD * high / 2 and high > LEAST_RATE:
         rate = (low + high) / 2
         low, high = (rate, high) if _p90(cost, slots, prompt, reply, rate, replicas) < ttft else (low, rate)
     return low

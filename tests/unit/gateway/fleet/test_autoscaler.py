@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import Scaling
 from gateway.fleet.autoscaler import EVERY, STUCK, Observation, ReplicaLoad, ScaleState, decide
-from gateway.fleet.queue_model import QueueModel, StepCost, most_calls
+from gateway.fleet.queue_model import LATEST, QueueModel, StepCost, most_calls
 from gateway.fleet.season import HOUR, WEEK, expected_rate
 from gpu_backend.step.cost import StepCost as EngineCost
 from gpu_backend.step.cost import StepWork
@@ -185,6 +186,49 @@ def test_the_model_has_the_engines_costs() -> None:
     assert first == pytest.approx(engine.seconds(StepWork(2000, 0, 0, 1)), rel=0.01)
     assert beside.context - before == pytest.approx(10 * 0.02 / engine.seconds(StepWork(10, int(before))), rel=0.02)
     assert (model.running, model.waiting, model.context) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "load"),
+    [
+        (StepCost(0.0, 0.0, 0.0, 0.0), {}),  # which an operator may have told the engine
+        (StepCost(60.0, 60.0, 60.0, 0.0), {}),
+        (StepCost(0.01, 0.0, 1e-300, 0.0, 1.0), {}),
+        (COST, {"running": 2**53, "waiting": 2**53, "finished": 1e15}),
+    ],
+)
+def test_whatever_a_replica_reports_there_is_a_decision(cost: StepCost, load: dict[str, float]) -> None:
+    """At once, and within min and max; nothing is predicted to be later than an hour."""
+    each = ReplicaLoad(**{"running": 3, "waiting": 2, "max_running": 256, "finished": 1.0, "cost": cost} | load)
+    state = decide(Observation(now=0.0, replicas=[each] * 2, prompt=20_000.0), None, RULES)
+
+    assert RULES.min <= state.target <= RULES.max
+    assert state.predicted_ttft is not None and 0 <= state.predicted_ttft <= LATEST
+
+
+def test_a_cost_that_no_step_has_is_no_report() -> None:
+    """Time goes by no number below 0."""
+    with pytest.raises(msgspec.ValidationError, match=r"`\$\.token`"):
+        msgspec.convert({"fixed": 0.1, "weights": 0.1, "token": -1e-6, "context": 0.0}, StepCost)
+
+
+def test_no_number_of_replicas_keeps_a_promise_that_one_call_breaks() -> None:
+    """Prompts that take longer than ``ttft`` by themselves: the pool is as large as it may be, once calls come."""
+    assert most_calls(COST, 256, 40_000.0, 200.0, 1.0, 1) == 0
+
+
+def test_a_decision_by_a_clock_that_was_wrong_is_gone_beyond() -> None:
+    """A day ahead: rates move on, targets rise and fall, and what is remembered does not grow."""
+    pool = Pool(RULES)
+    pool.now = 86_400.0
+    pool.look(20.0)
+    pool.now = pool.due = 0.0
+    high = max(pool.look(20.0).target for _ in range(10))
+    for _ in range(40):
+        pool.look(1.0)
+
+    assert pool.state is not None and len(pool.state.needs) <= RULES.down_after / EVERY + 1
+    assert high > 1 and pool.state.target == 1 and pool.state.rate < 2
 
 
 def test_more_replicas_bear_more() -> None:
