@@ -14,6 +14,7 @@ WORTH = {
     ON_HOST: 0.75,
 }  # of a cached token beside one that need not be computed: host blocks are copied
 MOST_MARKS = 500_000  # of one replica: some 100 MB; a mark stands for 128 tokens or more
+MOST_OF_BLOCK = 64  # marks: an engine tells fewer
 
 
 class Found(NamedTuple):
@@ -39,12 +40,14 @@ class CachedPrompts:
     def store(self, marked: Iterable[tuple[int, int]], medium: int) -> None:
         """Note marks and the blocks that their beginnings end in, which lie in a memory now."""
         for mark, block in marked:
-            self._media[mark] = self._media.get(mark, 0) | medium
             own = self._marks.setdefault(block, [])
             if mark not in own:
+                if len(own) == MOST_OF_BLOCK:
+                    continue
                 own.append(mark)
-        while len(self._media) > MOST_MARKS:
-            self._forget(next(iter(self._marks)))
+            self._media[mark] = self._media.get(mark, 0) | medium
+            while max(len(self._media), len(self._marks)) > MOST_MARKS:
+                self._forget(next(iter(self._marks)))
 
     def remove(self, blocks: Iterable[int], medium: int) -> None:
         """Note that blocks are in a memory no more."""

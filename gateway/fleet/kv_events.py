@@ -18,6 +18,8 @@ END_OF_REPLAY = -1
 REPLAY_PATIENCE = 5.0  # seconds until the next batch that was asked for again
 WAITING = 100_000  # batches that may wait to be read
 AT_ONCE = 64  # batches that are read before other work of the process goes on
+LONGEST = 32 * 1024 * 1024  # bytes of a message: more than all that a replica may have is told in
+UNREADABLE = (ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 log = structlog.get_logger()
 
@@ -114,7 +116,7 @@ class KvSubscriber:
         self._close_replays()
 
     async def _follow(self, endpoint: str) -> None:
-        read, is_asked = 0, False
+        read, is_asked, is_unread = 0, False, False
         while True:
             try:
                 if not is_asked:
@@ -122,8 +124,12 @@ class KvSubscriber:
                     await self._replay(0)
                 _, number, payload = await self._events.recv_multipart()
                 await self._take(int.from_bytes(number, "big"), _batch(payload))
-            except (ValueError, msgspec.MsgspecError) as exc:
-                log.warning("kv_events_unread", endpoint=endpoint, error=str(exc))
+                is_unread = False
+            except UNREADABLE as exc:
+                if not is_unread:
+                    log.warning("kv_events_unread", endpoint=endpoint, error=str(exc))
+                is_unread = True
+                self._close_replays()  # what is left of an answer is not to be taken for the next one
                 self._start_over()
             read += 1
             if read % AT_ONCE == 0:
@@ -184,6 +190,7 @@ class KvSubscriber:
         socket = self._context.socket(getattr(zmq, kind))
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, WAITING)
+        socket.setsockopt(zmq.MAXMSGSIZE, LONGEST)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.serving.prompt_marks import LENGTHS
 from router import cached_prompts
-from router.cached_prompts import NOTHING_FOUND, ON_DEVICE, ON_HOST, CachedPrompts, Found
+from router.cached_prompts import MOST_OF_BLOCK, NOTHING_FOUND, ON_DEVICE, ON_HOST, CachedPrompts, Found
 
 MARKS = (11, 12, 13, 14)
 BLOCKS = (1, 2, 3, 4)
@@ -54,3 +54,15 @@ def test_memory_is_bounded(monkeypatch) -> None:
 
     assert len(cached) == 3
     assert cached.find(MARKS[:1]) == NOTHING_FOUND and cached.find(MARKS).length == LENGTHS[3]
+
+
+def test_memory_is_bounded_by_what_is_told_of_one_mark_or_block(monkeypatch) -> None:
+    """A replica may say that one beginning ends in any number of blocks, and one block any number of beginnings."""
+    monkeypatch.setattr(cached_prompts, "MOST_MARKS", 100)
+    cached = CachedPrompts()
+    cached.store([(7, block) for block in range(1000)], ON_DEVICE)
+    blocks = len(cached._marks)
+    cached.store([(mark, 2000) for mark in range(1000)], ON_DEVICE)
+
+    assert blocks == 100
+    assert len(cached) <= 1 + MOST_OF_BLOCK

@@ -81,7 +81,10 @@ class Replica:
 
     async def tell(self, number: int, mark: int) -> None:
         self.keep(number, mark)
-        await self._events.send_multipart((b"kv@tiny", number.to_bytes(8, "big"), self.kept[number]))
+        await self.send(number.to_bytes(8, "big"), self.kept[number])
+
+    async def send(self, number: bytes, payload: bytes) -> None:
+        await self._events.send_multipart((b"kv@tiny", number, payload))
 
     async def heard(self) -> None:
         """Wait for a subscriber."""
@@ -178,6 +181,31 @@ async def test_an_address_that_is_none_is_told_once(events: KvEvents) -> None:
             events.note(URL, "first", KvAddress("5557"))
 
     assert events.cached == {} and [line["event"] for line in logs] == ["kv_events_not_followed"]
+
+
+async def test_what_is_no_batch_ends_neither_the_index_nor_the_next_answer(replica: Replica, events: KvEvents) -> None:
+    """Numbers beyond all, arrays without an end, half an answer: what is told afterwards is known. It is logged once."""
+    replica.keep(0, 70)
+    replica.kept[1] = b"no batch"
+    replica.keep(2, 72)
+    with capture_logs() as logs:
+
+        async def is_logged() -> bool:
+            return bool(logs)
+
+        events.note(URL, "first", replica.address)
+        await replica.heard()
+        await until_found(is_logged)
+        del replica.kept[1]
+        for number in (b"\xff" * 9, b"\xff" * 10):
+            await replica.send(number, replica.kept[0])
+        for payload in (b"\x92" * 100_000, b""):
+            await replica.send(b"", payload)
+        await replica.tell(3, 73)
+        await replica.tell(4, 74)
+        await known(events, 72, 73, 74)
+
+    assert {line["event"] for line in logs} == {"kv_events_unread"} and len(logs) <= 3
 
 
 async def test_a_gateway_that_starts_late_hears_of_all_that_is_there(events: KvEvents) -> None:
