@@ -95,7 +95,7 @@ def load_adapters(config: LoraConfig, slots: AdapterSlots, model: ModelConfig) -
     for adapter in config.lora_modules:
         try:
             loader.load(adapter)
-        except UnsupportedModel as error:
+        except Exception as error:
             if not adapter.came_later:
                 raise
             print(f"gpu_backend: {adapter.name} is not there any more: {error}", file=sys.stderr, flush=True)  # noqa: T201

@@ -26,6 +26,7 @@ MODULES = (*ATTENTION, *MLP)
 _TENSOR = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<module>\w+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight"
 )
+_REPEATS = re.compile(r"\)[*+{]|([*+{].*){4}", re.DOTALL)  # a group that repeats, or so much that does
 # Initial values that PEFT takes out of the base's own weights: those of the checkpoint are others.
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
@@ -117,8 +118,8 @@ def _low_rank(
         raise UnsupportedModel(f"{where} lacks its lora_{'B' if 'A' in halves else 'A'}")
     shrink, expand = halves["A"], halves["B"]
     outputs, inputs = shape_of(model, module)
-    rank = len(shrink)
-    if tuple(shrink.shape) != (rank, inputs) or tuple(expand.shape) != (outputs, rank):
+    rank = shrink.shape[0] if shrink.ndim else 0
+    if not rank or tuple(shrink.shape) != (rank, inputs) or tuple(expand.shape) != (outputs, rank):
         raise UnsupportedModel(
             f"{where} has lora_A of {tuple(shrink.shape)} and lora_B of {tuple(expand.shape)}; the model calls for "
             f"(r, {inputs}) and ({outputs}, r)"
@@ -129,7 +130,11 @@ def _low_rank(
     scale /= math.sqrt(rank) if config.get("use_rslora") else rank
     if module in ("o_proj", "down_proj") and ARCHITECTURES[model.architecture].multiplies:
         scale *= model.factors.residual  # which the model's own matrices have in them
-    return LowRank(shrink, expand.float() * scale)
+    expand = expand.float() * scale
+    if not all(half.is_floating_point() and half.float().isfinite().all() for half in (shrink, halves["B"], expand)):
+        # Rows of other adapters in the same tile would be no numbers either.
+        raise UnsupportedModel(f"{where} is not of finite numbers all, times its scale")
+    return LowRank(shrink, expand)
 
 
 def shape_of(model: ModelConfig, module: str) -> tuple[int, int]:
@@ -149,8 +154,11 @@ def shape_of(model: ModelConfig, module: str) -> tuple[int, int]:
 
 def _alpha(config: Mapping[str, Any], name: str, rank: int) -> float:
     """Return a module's lora_alpha: its own where ``alpha_pattern`` has one, as PEFT matches them."""
-    for pattern, alpha in (config.get("alpha_pattern") or {}).items():
+    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    for pattern in patterns:
+        if _REPEATS.search(pattern):
+            raise UnsupportedModel(f"alpha_pattern has {pattern[:100]!r}, which could take for ever: name the modules")
         if re.match(rf"(.*\.)?({pattern})$", name):
-            return float(alpha)
-    alpha = config.get("lora_alpha")
+            alpha = patterns[pattern]
+            break
     return float(8 if alpha is None else alpha)  # PEFT's own default

@@ -33,8 +33,11 @@ class AdapterNames:
         """Have an adapter loaded. Raises ``BadRequest`` for one that is none or has no room."""
         if name in self.by_name or any(adapter.name == name for adapter, _ in self._asked.values()):
             raise invalid_param("lora_name", f"The lora adapter '{name}' has already been loaded. Unload it first.")
+        try:
+            adapter = Adapter(self._last + 1, name, folder, came_later=True)
+        except ValueError as exc:
+            raise invalid_param("lora_name", f"{exc}.") from exc
         self._last += 1
-        adapter = Adapter(self._last, name, folder, came_later=True)
         answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._asked[adapter.number] = adapter, answer
         self._send(LoadAdapter(adapter))

@@ -75,6 +75,8 @@ def test_adapters_are_loaded_and_unloaded(folder: Path) -> None:
 
         assert ask("load", name="a") == (400, "Both 'lora_name' and 'lora_path' must be provided.")
         assert ask("load", name="tiny", path="/adapters/good")[0] == 400
+        for name in ("a" * 201, "a\nb", "\0"):  # for which gateways would not read what the engine says of itself
+            assert "is no name of an adapter" in ask("load", name=name, path="/adapters/good")[1]
         assert ask("load", name="a", path="/bad") == (400, "The lora adapter 'a' cannot be loaded: it is none.")
         assert ask("load", name="a", path="/adapters/good") == (200, "Success: LoRA adapter 'a' added successfully.")
         assert "already been loaded" in ask("load", name="a", path="/adapters/good")[1]
@@ -110,6 +112,7 @@ def test_the_flags_are_vllms(folder: Path) -> None:
         (["--lora-modules", "a"], "an adapter is NAME=PATH"),
         (["--lora-modules", '{"name": "a", "pth": "/a"}'], "pth is unknown"),
         (["--lora-modules", "a=/a", "a=/b"], "a twice"),
+        (["--lora-modules", f"{'a' * 201}=/a"], "is no name of an adapter"),
         (["--lora-modules", "a=/a", "b=/b", "--max-loras", "1"], "max_loras is 1"),
         (["--lora-modules", "tiny=/a"], "what the model itself is called"),
         (["--lora-modules", "a=/a", "--tensor-parallel-size", "2"], "computed by one process"),
