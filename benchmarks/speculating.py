@@ -88,7 +88,7 @@ def draft(loop: EngineLoop, share: float, vocab: int, right_of_1000: Tensor) -> 
 
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.draft_source = propose
-    loop.scheduler.speculator.is_forced = True  # what drafts cost where they do not pay is what is measured
+    loop.scheduler.speculator.economics.is_forced = True  # what drafts cost where they do not pay is what is measured
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> float:

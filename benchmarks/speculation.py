@@ -127,7 +127,7 @@ def measure(
         return tuple(token if dice.random() < share else token ^ 1 for token in right)
 
     speculator.draft_source = propose
-    speculator.is_forced = bool(is_forced)
+    speculator.economics.is_forced = bool(is_forced)
     found: list[Measured] = []
     replies: Replies = {}
     for repeat in range(sets):

@@ -121,7 +121,7 @@ class OutputProcessor:
         if scheduler.running.swapping is not None and scheduler.running.swapping.wants(plan.step) and plan.sequences:
             scheduler.running.swapping.learn(plan_work(plan.sequences), result.seconds)
         if scheduler.speculator is not None:
-            scheduler.speculator.note_step(plan, by_drafts, result.seconds)
+            scheduler.speculator.economics.note_result(plan, by_drafts, result.seconds)
         seconds_per_token = result.seconds / max(1, num_staying)
         least = result.least_seconds if num_staying else 0.0
         self._meter.count_step(computed, gained, seconds_per_token * num_staying, least)

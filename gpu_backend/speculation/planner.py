@@ -1,46 +1,35 @@
-# Which sequences get drafts in a step, how many, and whether they pay: planned after everything else, within what the
-# step's token budget leaves, in blocks that are given back with the drafts that did not hold.
+# Which sequences get drafts in a step, and room for them: planned after everything else, within what the step's token
+# budget leaves, in blocks that are given back with the drafts that did not hold.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
 
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.speculation.draft_account import DraftAccount
-from gpu_backend.speculation.draft_blocks import lengthen, lengthen_ahead, note_drafted
-from gpu_backend.speculation.draft_offers import DraftSource, device_offers, draft_from_text, draft_offers, text_offers
-from gpu_backend.speculation.draft_value import Offer, StepFrame, best_lengths, could_pay, first_come, trial_lengths
-from gpu_backend.speculation.step_times import StepTimes
+from gpu_backend.speculation.drafts import (
+    DraftSource,
+    device_offers,
+    draft_from_text,
+    draft_offers,
+    lengthen,
+    lengthen_ahead,
+    note_drafted,
+    text_offers,
+)
+from gpu_backend.speculation.economics import DraftEconomics
 from gpu_backend.step.config import EngineConfig
-from gpu_backend.step.cost import StepCost, StepWork, plan_work
+from gpu_backend.step.cost import StepCost
 from gpu_backend.step.draft_record import DraftPrior, DraftRecord
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.plan import SequenceStep, StepPlan
+from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sequence import Sequence
-
-MEASURED_EVERY = 16  # steps without drafts; their times are known, but may change
-RETRIED_EVERY = 128  # steps, whatever was found to take too long
-REST = 32  # steps with drafts, after which one without says what they save
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A step that was planned, until its result is known."""
-
-    frame: StepFrame
-    work: StepWork  # drafts included
-    drafting: float  # what making them takes by the cost table
-    has_drafts: bool
-    is_clean: bool  # nothing else is computed in it, so that its time says something about others
 
 
 class Speculator:
-    """Adds drafts to step plans while they pay, and learns from what became of them.
+    """Adds drafts to step plans while they pay, by ``economics``, and learns from what became of them.
 
-    ``cost`` is corrected by what steps take, drafts or none. ``draft_source`` makes drafts, at most as many as it is
-    told; without it the draft model does, a pass of which takes ``draft_share`` of a step.
+    ``draft_source`` makes drafts, at most as many as it is told; without it the draft model does, a pass of which takes
+    ``draft_share`` of a step.
     """
 
     def __init__(
@@ -51,25 +40,17 @@ class Speculator:
         draft_source: DraftSource | None = None,
         draft_share: float = 0.0,
     ) -> None:
+        self._most = config.speculation.num_speculative_tokens
         self.draft_source = draft_source
         self.most_ahead = 0  # decodes for which the device drafts by itself
-        self.is_forced = False  # draft whether it pays or not: for measurements
         self.num_drafts = 0  # times that a sequence's drafts were verified
         self.num_draft_tokens = 0  # drafts
-        self.num_held_at = [0] * config.speculation.num_speculative_tokens  # drafts that held, by their place
-        self.times = StepTimes(cost)
-        self.account = DraftAccount()
+        self.num_held_at = [0] * self._most  # drafts that held, by their place
+        self.economics = DraftEconomics(cost, config.steps.step_stretch, self._most, draft_share)
         self._prior = DraftPrior()
-        self._config = config
+        self._steps = config.steps
         self._max_model_len = max_model_len
-        self._cost = cost
-        self._draft_share = draft_share
-        self._most = config.speculation.num_speculative_tokens
-        self._is_on = False
-        self._may_pay = True
         self._step = 0
-        self._with_drafts = 0  # steps in a row
-        self._planned: dict[int, _Planned] = {}  # by the plan's number
 
     @property
     def num_held(self) -> int:
@@ -99,18 +80,35 @@ class Speculator:
         decodes = [step for step in steps if step.samples and len(step.token_ids) == 1]
         if not decodes:
             return steps
-        base = plan_work(decodes)
-        work = base if len(decodes) == len(steps) else plan_work(steps)
-        frame = StepFrame(base, work, self._draft_share * self._cost.seconds(base))
-        self._may_pay = self._may_draft(frame)
-        extended = steps
-        if self._may_pay and knows_tokens:
-            extended = self._extend(steps, decodes, frame, running, blocks, goes_ahead)
-        if extended is steps:
-            is_wanted = self._step % MEASURED_EVERY == 0 or self._with_drafts or not self.times.knows_plain(base.tokens)
-            self._is_on, self._with_drafts = False, 0
-            if frame.is_decodes_alone and is_wanted:
-                self._planned[number] = _Planned(frame, base, 0.0, has_drafts=False, is_clean=True)
+        frame = self.economics.frame(steps, decodes)
+        left = self._steps.max_num_batched_tokens - frame.work.tokens
+        changed: dict[int, SequenceStep] = {}
+        lengths: list[int] = []
+        if self.economics.may_draft(frame, number, left) and knows_tokens:
+            if goes_ahead:
+                offers = device_offers(decodes, running, self._most_for)
+            elif self.draft_source is not None:
+                offers = text_offers(decodes, running, self._most_for, self.draft_source)
+            else:
+                most = self.economics.most_catching_up(frame, left, blocks.block_size)
+                offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
+                left -= missing
+            lengths = self.economics.choose(frame, offers, left, number, is_alone=len(steps) == 1)
+            batch_left = self._batch_tier_left(steps, running)
+            add = lengthen_ahead if goes_ahead else lengthen
+            for offer, length in zip(offers, lengths, strict=True):
+                sequence = running[offer.step.sequence_id]
+                if sequence.tier == "batch":
+                    length = min(length, batch_left)
+                    batch_left -= length
+                self._record(sequence).plan(length)
+                if length:
+                    changed[sequence.sequence_id] = add(offer, length, sequence, blocks, len(running))
+        if not changed:
+            self.economics.note_without(frame, number)
+            return steps
+        extended = [changed.get(step.sequence_id, step) for step in steps]
+        self.economics.note_with(frame, number, extended, drafts=any(lengths))
         return extended
 
     def goes_ahead(self, running: Mapping[int, Sequence], unfinished: Sized) -> bool:
@@ -119,12 +117,9 @@ class Speculator:
         return is_for_all and all(map(self._may_go_ahead, running.values()))
 
     def waits_for_tokens(self, running: Mapping[int, Sequence]) -> bool:
-        """Whether the next step waits for the last tokens: drafts may pay, as it looked in the last, or it is not known
-        where sequences stand.
-        """
-        if self.is_forced or self._may_pay or (self._step + 1) % RETRIED_EVERY == 0:
-            return True
-        return any(sequence.num_awaited > 1 for sequence in running.values())
+        """Whether the next step waits for the last tokens: drafts may pay, or it is not known where sequences stand."""
+        unsure = any(sequence.num_awaited > 1 for sequence in running.values())
+        return unsure or self.economics.could_pay_in(self._step + 1)
 
     def _may_go_ahead(self, sequence: Sequence) -> bool:
         """Whether the device can draft a sequence's tokens, verify and follow them without the host.
@@ -143,19 +138,6 @@ class Speculator:
             and not sequence.pools
         )
 
-    def note_step(self, plan: StepPlan, num_gained: int, seconds: float) -> None:
-        """Take note of what a step took, and how many tokens more than its decodes it gained by drafts."""
-        planned = self._planned.pop(plan.step, None)
-        self._planned = {number: other for number, other in self._planned.items() if number > plan.step}
-        if planned is None or plan.copies:
-            return
-        if planned.is_clean:
-            self.times.learn(planned.work, planned.drafting, seconds, planned.has_drafts)
-        if planned.has_drafts:
-            frame = planned.frame
-            extra = self.times.with_drafts(planned.work, planned.drafting) - frame.seconds(self.times)
-            self.account.book(num_gained / frame.base.tokens - extra / self.times.plain(frame.base))
-
     def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
         """Take note of how many tokens a step with drafts gained; none: its drafts did harm, and it gets no more."""
         if step.draft_ids:
@@ -173,80 +155,6 @@ class Speculator:
         else:
             self._record(sequence).is_allowed = False
 
-    def _may_draft(self, frame: StepFrame) -> bool:
-        """Whether this step is one for drafts, by what steps take and what was lost by drafts lately."""
-        if self._config.steps.max_num_batched_tokens <= frame.work.tokens:
-            return False
-        if self.is_forced:
-            return True
-        self.account.earn()
-        if self.account.is_overdrawn or not self.times.knows_plain(frame.base.tokens) or self._with_drafts >= REST:
-            return False
-        return self._step % RETRIED_EVERY == 0 or could_pay(self.times, frame, self._most)
-
-    def _choose(self, frame: StepFrame, offers: list[Offer], most: int, is_alone: bool) -> list[int]:
-        """Return how many drafts of each offer the step takes in."""
-        if self.is_forced:
-            return first_come(offers, most)
-        # A step of one reply alone keeps no other waiting, however long it gets by drafts that pay.
-        stretch = math.inf if is_alone else self._config.steps.step_stretch
-        lengths = best_lengths(self.times, frame, offers, most, stretch, self._is_on)
-        if not any(lengths) and self.account.balance >= 1:
-            trial = trial_lengths(self.times, frame, offers, most, stretch)
-            if self._step % RETRIED_EVERY == 0 or not self.times.knows_with_drafts(frame.work.tokens + sum(trial)):
-                return trial
-        return lengths
-
-    def _extend(
-        self,
-        steps: list[SequenceStep],
-        decodes: list[SequenceStep],
-        frame: StepFrame,
-        running: Mapping[int, Sequence],
-        blocks: BlockManager,
-        goes_ahead: bool,
-    ) -> list[SequenceStep]:
-        left = self._config.steps.max_num_batched_tokens - frame.work.tokens
-        changed: dict[int, SequenceStep] = {}
-        if goes_ahead:
-            offers = device_offers(decodes, running, self._most_for)
-        elif self.draft_source is not None:
-            offers = text_offers(decodes, running, self._most_for, self.draft_source)
-        else:
-            most = self._most_catching_up(frame, left)
-            offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
-            left -= missing
-        lengths = self._choose(frame, offers, left, is_alone=len(steps) == 1)
-        batch_left = self._batch_tier_left(steps, running)
-        add = lengthen_ahead if goes_ahead else lengthen
-        for offer, length in zip(offers, lengths, strict=True):
-            sequence = running[offer.step.sequence_id]
-            if sequence.tier == "batch":
-                length = min(length, batch_left)
-                batch_left -= length
-            self._record(sequence).plan(length)
-            if length:
-                changed[sequence.sequence_id] = add(offer, length, sequence, blocks, len(running))
-        return self._note_plan(steps, changed, frame, any(lengths))
-
-    def _note_plan(
-        self, steps: list[SequenceStep], changed: dict[int, SequenceStep], frame: StepFrame, drafts: bool
-    ) -> list[SequenceStep]:
-        if not changed:
-            return steps
-        self._is_on = drafts
-        self._with_drafts += 1
-        extended = [changed.get(step.sequence_id, step) for step in steps]
-        self._planned[self._step] = self._plan_of(frame, extended)
-        return extended
-
-    def _plan_of(self, frame: StepFrame, steps: list[SequenceStep]) -> _Planned:
-        drafted = sum(step.num_to_draft for step in steps)
-        work = plan_work(steps) + StepWork(drafted, drafted, drafted * (frame.base.pairs // frame.base.tokens))
-        drafting = max(step.num_to_draft for step in steps) * frame.drafting
-        catches_up = any(len(step.draft_ids) > self._most + 1 for step in steps)
-        return _Planned(frame, work, drafting, has_drafts=True, is_clean=frame.is_decodes_alone and not catches_up)
-
     def _most_for(self, sequence: Sequence) -> int:
         """Return how many drafts a sequence may get in this step."""
         if not self._record(sequence).is_due(self._step):
@@ -259,23 +167,11 @@ class Speculator:
             sequence.draft_record = self._prior.open_record(is_allowed=not sequence.pools)
         return sequence.draft_record
 
-    def _most_catching_up(self, frame: StepFrame, left: int) -> int:
-        """Return how many tokens the draft model may compute to catch up; at least a block's worth.
-
-        By the cost table: more would stretch others' steps more than prompts may.
-        """
-        stretch = self._config.steps.step_stretch
-        base = frame.base + StepWork(prompts=frame.work.prompts)
-        seconds = max(0.0, stretch * self._cost.seconds(base) - self._cost.seconds(frame.work))
-        token = self._draft_share * self._cost.token
-        fitting = int(seconds / token) if token * left > seconds else left
-        return min(left, max(fitting, self._config.cache.block_size))
-
     def _batch_tier_left(self, steps: list[SequenceStep], running: Mapping[int, Sequence]) -> int:
-        if self._config.steps.max_batch_tier_tokens is None:
-            return self._config.steps.max_num_batched_tokens
+        if self._steps.max_batch_tier_tokens is None:
+            return self._steps.max_num_batched_tokens
         taken = sum(len(step.token_ids) for step in steps if running[step.sequence_id].tier == "batch")
-        return max(0, self._config.steps.max_batch_tier_tokens - taken)
+        return max(0, self._steps.max_batch_tier_tokens - taken)
 
 
 def make_speculator(config: EngineConfig, limits: Limits) -> Speculator | None:

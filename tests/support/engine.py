@@ -188,7 +188,7 @@ def counting_loop(
     )
     loop = EngineLoop(config, runner, num_blocks, limits)
     if loop.scheduler.speculator is not None:
-        loop.scheduler.speculator.is_forced = is_forced
+        loop.scheduler.speculator.economics.is_forced = is_forced
     return loop, runner
 
 
@@ -223,7 +223,7 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
     grammars = GrammarQueue(compiler)
     loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=grammars, adapters=adapters)
     if loop.scheduler.speculator is not None:
-        loop.scheduler.speculator.is_forced = True
+        loop.scheduler.speculator.economics.is_forced = True
     return loop
 
 

@@ -21,7 +21,7 @@ from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import reference_decoding
 from gpu_backend.models.config.model import load_model_config
-from gpu_backend.speculation.draft_value import first_come
+from gpu_backend.speculation.economics import first_come
 from gpu_backend.speculation.prompt_lookup import PLACES, find_drafts
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Abort, Embed, Generate
@@ -98,13 +98,13 @@ def test_reply_that_ended_counts_for_no_loss_of_drafts() -> None:
     loop, _ = ahead_loop(right=0.0)
     speculator = loop.scheduler.speculator
     assert speculator is not None
-    note_step, gains = speculator.note_step, []
+    note_step, gains = speculator.economics.note_result, []
 
     def note(plan: StepPlan, num_gained: int, seconds: float) -> None:
         gains.append(num_gained)
         note_step(plan, num_gained, seconds)
 
-    speculator.note_step = note  # type: ignore[method-assign]
+    speculator.economics.note_result = note  # type: ignore[method-assign]
     sampling = SamplingParams(40, temperature=0.0, stop_token_ids=STOPS)
     answers = answer_all(loop, [Generate(str(i), tuple(range(i, i + 6)), sampling) for i in range(3)])
 
@@ -281,10 +281,10 @@ def test_replies_are_what_they_are_without(dice: random.Random, right: float, dr
     if dice.random() < 0.5:
         expect_short_replies(loop)
     if dice.random() < 0.5:  # some steps want no drafts, and then overlap
-        speculator = loop.scheduler.speculator
-        speculator.is_forced = False
-        speculator._may_draft = lambda frame: dice.random() < 0.5  # type: ignore[method-assign]
-        speculator._choose = lambda frame, offers, most, is_alone: first_come(offers, most)  # type: ignore[method-assign]
+        economics: Any = loop.scheduler.speculator.economics
+        economics.is_forced = False
+        economics._can_afford = lambda frame, number: dice.random() < 0.5
+        economics.choose = lambda frame, offers, most, number, is_alone: first_come(offers, most)
     commands: list[Generate | Embed] = []
     for i in range(dice.randrange(1, 9)):
         prompt = (*range(8), *(dice.randrange(4) for _ in range(dice.randrange(1, 12))))[dice.choice((0, 6)) :]

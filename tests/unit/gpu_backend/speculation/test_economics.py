@@ -6,9 +6,17 @@ import math
 
 import pytest
 
-from gpu_backend.speculation.draft_account import ALLOWANCE, MOST, DraftAccount
-from gpu_backend.speculation.draft_value import Offer, StepFrame, best_lengths, could_pay, trial_lengths
-from gpu_backend.speculation.step_times import StepTimes
+from gpu_backend.speculation.economics import (
+    ALLOWANCE,
+    MOST,
+    DraftAccount,
+    Offer,
+    StepFrame,
+    StepTimes,
+    best_lengths,
+    could_pay,
+    trial_lengths,
+)
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost, StepWork
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
@@ -79,27 +87,29 @@ def test_what_was_measured_decides() -> None:
     assert [best_lengths(times, alone, [offer(chance)], 9, math.inf, True) for chance in (0.3, 0.6)] == [[1], [2]]
     for tokens, seconds in ((1, 0.014), (2, 0.022), (5, 0.024)):
         for _ in range(2):
-            times.learn(StepWork(tokens), 0.0, seconds, has_drafts=tokens > 1)
+            (times.with_drafts if tokens > 1 else times.plain).learn(StepWork(tokens), 0.0, seconds)
 
     found = [best_lengths(times, alone, [offer(chance)], 9, math.inf, True) for chance in (0.3, 0.35, 0.5, 0.9)]
 
     assert found == [[0], [0], [3], [4]]  # forced ones break even at 0.42
-    assert times.plain(StepWork(1)) == pytest.approx(0.014)
-    assert times.with_drafts(StepWork(3)) == pytest.approx(0.0228, rel=0.03)
-    assert times.with_drafts(StepWork(9)) == pytest.approx(0.024 + 4 * 0.002 / 3, rel=0.03)  # as they grew before
+    assert times.plain.seconds(StepWork(1)) == pytest.approx(0.014)
+    assert times.with_drafts.seconds(StepWork(3)) == pytest.approx(0.0228, rel=0.03)
+    assert times.with_drafts.seconds(StepWork(9)) == pytest.approx(
+        0.024 + 4 * 0.002 / 3, rel=0.03
+    )  # as they grew before
 
 
 def test_one_step_that_was_held_up_changes_nothing() -> None:
     """Of up to four steps of a size the quickest counts, of five the second; the last five are remembered."""
     times, work = StepTimes(ON_CPU), StepWork(5)
     for seconds in (9.0, 0.024, 0.025, 5.0):
-        times.learn(work, 0.0, seconds, has_drafts=True)
-    held_up = times.with_drafts(work)
+        times.with_drafts.learn(work, 0.0, seconds)
+    held_up = times.with_drafts.seconds(work)
     for _ in range(3):
-        times.learn(work, 0.0, 0.05, has_drafts=True)
+        times.with_drafts.learn(work, 0.0, 0.05)
 
     assert held_up == pytest.approx(0.024)
-    assert times.with_drafts(work) == pytest.approx(0.05)
+    assert times.with_drafts.seconds(work) == pytest.approx(0.05)
 
 
 def test_a_trial_stretches_no_step() -> None:
