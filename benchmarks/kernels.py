@@ -260,7 +260,7 @@ def _mixtures(model: str, config: ModelConfig, device: torch.device, tiny: bool)
 
 def _sampling(model: str, config: ModelConfig, device: torch.device, tiny: bool) -> Iterator[Case]:
     from gpu_backend.kernels.triton_ops import logprobs, sampling
-    from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
+    from gpu_backend.sampling.sampler import sampling_tensors_of
     from gpu_backend.step.plan import SequenceStep
     from gpu_backend.step.sampling_params import SamplingParams
 

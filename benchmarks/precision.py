@@ -25,8 +25,8 @@ from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.quantization import QuantizedLinear
-from gpu_backend.models.registry import load_model
 from gpu_backend.models.smoothing import rounded
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from gpu_backend.step.config import EngineConfig, engine_config

@@ -18,8 +18,8 @@ from gpu_backend.lora.loading import AdapterLoader
 from gpu_backend.scheduling.arrival import refuse_on_arrival
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
 from gpu_backend.scheduling.load import LoadMeter
+from gpu_backend.scheduling.running import SwapChoice
 from gpu_backend.scheduling.scheduler import Scheduler
-from gpu_backend.scheduling.swapping import SwapChoice
 from gpu_backend.speculation.planner import make_speculator
 from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.config import EngineConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
-from gpu_backend.sampling.sampling_tensors import signed
+from gpu_backend.sampling.sampler import signed
 from gpu_backend.step.plan import SequenceStep
 
 NO_BLOCK = (-1, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_backend.execution.graphs import Drawing
 from gpu_backend.execution.timer import Timer
-from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE
+from gpu_backend.hardware.capacity import ROWS_TO_SCORE
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.models.layers import Decoder

@@ -27,7 +27,7 @@ from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig, load_model_config
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.weights import LinearOptions
 from gpu_backend.sampling.sampler import sample
 from gpu_backend.sampling.token_counts import TokenCounts

@@ -1,5 +1,5 @@
-# What a KV cache is made of: its shape, what a number is kept as, and what a block takes; for a model, and for its
-# draft model in the same blocks. The scales of a float8 cache follow from some tokens that go through the model.
+# What a KV cache is made of, and what tells attention where sequences lie in it; for a model, and for its draft model
+# in the same blocks. The scales of a float8 cache follow from some tokens that go through the model.
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpu_backend.execution.placement import Placement
+from gpu_backend.kernels import ops
+from gpu_backend.kernels.layout.grouping import Grouping
+from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
@@ -17,6 +19,39 @@ from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
 
 TOKENS_TO_MEASURE = 256  # that the scales of a float8 KV cache follow from
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Makes what tells attention where sequences lie, as kernels read it or as plain torch does.
+
+    It does so for models on one device that compute in ``dtype``.
+    """
+
+    block_size: int
+    device: torch.device
+    dtype: torch.dtype
+    batch_invariant: bool
+
+    def of(self, model: ModelConfig, num_blocks: int, max_model_len: int) -> Grouping | PagedLayouts:
+        """Return what a model's steps are laid out by; its cache has ``num_blocks`` before the null block."""
+        if ops.uses_triton(self.device):
+            return self.layouts(model, max_model_len)
+        return Grouping(
+            self.block_size,
+            num_blocks,
+            max_model_len,
+            self.device,
+            self.dtype,
+            window=max(model.windows),
+            batch_invariant=self.batch_invariant,
+        )
+
+    def layouts(self, model: ModelConfig, max_model_len: int) -> PagedLayouts:
+        """Return the layouts that kernels read; graphs are captured with them on any device."""
+        processors = ops.num_processors(self.device)
+        split = invariant_split(max_model_len) if self.batch_invariant else 0
+        return PagedLayouts(self.block_size, model.num_heads, model.num_kv_heads, self.device, processors, split)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import shard
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 from gpu_backend.step.config import EngineConfig

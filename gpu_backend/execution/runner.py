@@ -16,9 +16,8 @@ from gpu_backend.execution.draft_model import DraftModel
 from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, GraphCapture
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
-from gpu_backend.execution.kv_format import KvFormat
+from gpu_backend.execution.kv_format import KvFormat, Placement
 from gpu_backend.execution.loading import load_part
-from gpu_backend.execution.placement import Placement
 from gpu_backend.execution.timer import Timer
 from gpu_backend.execution.warm_up import (
     compile_attention_for,

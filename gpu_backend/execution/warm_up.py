@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.timer import Timer
-from gpu_backend.kernels.compiling import compile_attention
 from gpu_backend.kernels.layout.paged import PagedLayouts
-from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.step.adapter import NONE
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 
 COPIES_TO_MEASURE = 16  # blocks, each way
+COMPILERS = 8  # kernels of attention that are compiled at once
 LENGTHS_TO_COMPILE = (100, 200)  # of prompts: products of so many rows, and of more, have kernels of their own
 SMALL_BATCHES = (2, 4)  # small batches of two and of four have kernels of their own, too
 
@@ -50,13 +51,31 @@ def plans_of_no_request(
 def compile_attention_for(
     model: ModelConfig, layouts: PagedLayouts, kv_cache: Tensor, dtype: torch.dtype, kv_scales: KvScales | None
 ) -> None:
-    """Let every kernel of attention be compiled now, not while all streams wait for it; ``kv_cache`` is one layer's."""
+    """Let every kernel of attention be compiled now, several at once, not while all streams wait for it; ``kv_cache``
+    is one layer's.
+    """
+    from triton import AsyncCompileMode
+
+    from gpu_backend.kernels.triton_ops.paged_attention import Launch, only_compile, paged_attention, run
+
     of_window = {window > 0: window for window in model.windows}
     samples = list(layouts.samples())
     longest = max(layout.max_query_len for layout in samples)
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
     sinks = torch.zeros(model.num_heads, device=kv_cache.device) if model.has_sinks else None
-    compile_attention(query, kv_cache, samples, list(of_window.values()), kv_scales, model.softcap, sinks)
+    cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
+
+    def go_through(launch: Launch) -> None:
+        for window in of_window.values():
+            for layout in samples:
+                rows = query[layout.rows]
+                paged_attention(
+                    rows, cache, layout, 1.0, window, kv_scales, launch=launch, softcap=model.softcap, sinks=sinks
+                )
+
+    with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):
+        go_through(only_compile)
+    go_through(run)  # and load them
 
 
 def seconds_per_copy(host_cache: HostCache, most: int, device: torch.device) -> float | None:

@@ -9,9 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from gpu_backend.kernels import ops
-from gpu_backend.models.packed import is_packed, load_packed
+from gpu_backend.models.packed import is_packed, load_packed, load_rounded
 from gpu_backend.models.quantization import QuantizedLinear, quantize
-from gpu_backend.models.rounded import load_rounded
 from gpu_backend.models.weights import WeightSource
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_backend.models.config.architectures import ARCHITECTURES
+from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.rope import RopeConfig
 from gpu_backend.models.experts import Experts, load_experts
@@ -16,14 +17,18 @@ from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import load_linear
 from gpu_backend.models.rope import rope_table
 from gpu_backend.models.smoothing import begin_passage, rounded, smooth
-from gpu_backend.models.weights import WeightSource
+from gpu_backend.models.weights import MultipliedWeights, WeightSource
 
 
-def load_decoder(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
+def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int) -> Decoder:
     """Build a decoder with positions up to ``max_model_len``. Raises ``UnsupportedModel`` where a tensor does not fit.
 
     Its tensors are named as Llama's, but for what ``ARCHITECTURES`` says.
     """
+    if ARCHITECTURES[config.architecture].multiplies:
+        if weights.packed is not None:
+            raise UnsupportedModel("a Granite's weights are multiplied as they are loaded, which packed ones cannot be")
+        weights = MultipliedWeights(weights, dict.fromkeys(("o_proj", "down_proj"), config.factors.residual))
     norm = _load_norm(config, weights, "model.norm", config.hidden_size)
     shape = (config.vocab_size, config.hidden_size)
     embedding = head = weights.get("model.norm.weight", config.hidden_size).new_empty(0, config.hidden_size)

@@ -1,6 +1,8 @@
-# Checkpoints whose weights are of four bits already, as AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022) have them:
-# numbers packed into int32, a scale and a zero for each group of inputs. They are repacked into the one form that our
-# product reads; not a number changes.
+# Checkpoints whose weights are of few bits already. Of four, as AWQ (Lin et al. 2023) and GPTQ (Frantar et al. 2022)
+# have them: numbers packed into int32, a scale and a zero for each group of inputs. They are repacked into the one form
+# that our product reads; not a number changes. Of eight: float8 as transformers and llm-compressor write it, and int8
+# weights whose inputs are rounded, too (SmoothQuant, Xiao et al. 2023, is in their numbers). Inputs get the scale of
+# their own row when they come, whatever fixed one the checkpoint has beside it: that is never coarser.
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.packed_format import PACKED_BITS, PackedFormat
-from gpu_backend.models.quantization import GROUPS, QuantizedLinear, pack_int4
+from gpu_backend.models.quantization import FP8, GROUPS, QuantizedLinear, pack_int4, quantize
 
 if TYPE_CHECKING:
     from gpu_backend.models.weights import WeightSource
@@ -46,6 +48,36 @@ def load_packed(
         order=None if in_order else orders[0],
         batch_invariant=weights.linear.batch_invariant,
     )
+
+
+def load_rounded(
+    weights: WeightSource, names: tuple[str, ...], outs: tuple[int, ...], width: int, bias: Tensor | None
+) -> QuantizedLinear:
+    """Load matrices that read the same input, their outputs below each other. Raises ``UnsupportedModel``.
+
+    Where blocks have a scale each, the numbers are rounded a second time, to a scale for each row.
+    """
+    form = weights.packed
+    assert form is not None
+    dtype = FP8 if form.method == "fp8" else torch.int8
+    numbers = [weights.get_stored(f"{name}.weight", dtype, out, width) for name, out in zip(names, outs, strict=True)]
+    if form.block is None:
+        scales = [weights.get_scales(f"{name}.{form.scales}", out) for name, out in zip(names, outs, strict=True)]
+        together = torch.cat([some.view(torch.uint8) for some in numbers]).view(dtype)  # float8 is not put together
+        return QuantizedLinear(
+            together,
+            torch.cat(scales),
+            bias,
+            rounds_input=form.method == "w8a8",
+            batch_invariant=weights.linear.batch_invariant,
+        )
+    tall, wide = form.block
+    whole = []
+    for name, some in zip(names, numbers, strict=True):
+        scales_of_blocks = weights.get_scales(f"{name}.{form.scales}", -(-len(some) // tall), -(-width // wide))
+        spread = scales_of_blocks.repeat_interleave(tall, 0)[: len(some)].repeat_interleave(wide, 1)[:, :width]
+        whole.append(some.float() * spread)
+    return quantize(torch.cat(whole), bias, form.method, weights.linear.batch_invariant)
 
 
 def is_packed(form: PackedFormat | None, name: str) -> bool:

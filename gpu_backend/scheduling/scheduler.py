@@ -13,8 +13,7 @@ from gpu_backend.kv_cache.blocks import BlockManager
 from gpu_backend.scheduling.admission import Admission
 from gpu_backend.scheduling.budget import StepBudget, open_budget
 from gpu_backend.scheduling.replies import RequestReplies
-from gpu_backend.scheduling.running import RunningSequences
-from gpu_backend.scheduling.swapping import SwapChoice
+from gpu_backend.scheduling.running import RunningSequences, SwapChoice
 from gpu_backend.speculation.planner import Speculator
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan

@@ -26,8 +26,7 @@ from gpu_backend.kernels.layout.sampling_tensors import IN_PROMPT, NO_PENALTIES
 from gpu_backend.kernels.triton_ops import decoding, fused, logprobs, penalties, quantized_linear, sampling, small_batch
 from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 from gpu_backend.models.quantization import quantize
-from gpu_backend.sampling.sampler import sample
-from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
+from gpu_backend.sampling.sampler import sample, sampling_tensors_of
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, relative_error, require

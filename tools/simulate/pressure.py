@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_backend.scheduling.forecast import LengthForecast
-from gpu_backend.scheduling.swapping import SwapChoice
+from gpu_backend.scheduling.running import SwapChoice
 from gpu_backend.simulate.hardware import DEVICES, MODELS, copy_seconds, step_cost
 from gpu_backend.simulate.replica import NO_HOST_MEMORY, HostMemory, Replica
 from gpu_backend.simulate.report import Promise, Report, make_report

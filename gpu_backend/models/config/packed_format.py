@@ -15,7 +15,7 @@ PACKED_FORMATS = (("awq", "gemm"), ("gptq", "gptq"), ("gptq", "gptq_v2"))
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a checkpoint keeps weights of few bits: of four in ``packed.py``, of eight in ``rounded.py``."""
+    """How a checkpoint keeps weights of few bits: ``packed.py`` loads them."""
 
     method: str  # of four bits: awq, gptq or mxfp4; of eight: fp8 or w8a8
     group_size: int = -1  # inputs that share a scale; -1: all

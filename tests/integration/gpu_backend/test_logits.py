@@ -19,7 +19,7 @@ from gpu_backend.lora.loading import load_adapters
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.model import load_model_config, parse_model_config
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions

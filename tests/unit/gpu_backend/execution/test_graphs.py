@@ -34,8 +34,7 @@ from gpu_backend.hardware.calibration import measure_step_cost
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.upload import pinned, upload
-from gpu_backend.sampling.sampler import Sampled, draw, sample
-from gpu_backend.sampling.sampling_tensors import sampling_tensors_of
+from gpu_backend.sampling.sampler import Sampled, draw, sample, sampling_tensors_of
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, SequenceStep, StepPlan, StepResult

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpu_backend.execution.runner import Runner
-from gpu_backend.hardware.memory_reserve import ROWS_TO_SCORE, memory_reserve_bytes
+from gpu_backend.hardware.capacity import ROWS_TO_SCORE, memory_reserve_bytes
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.sampling.sampler import report_logprobs, sample
 from gpu_backend.step.config import engine_config

@@ -12,7 +12,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
 from gpu_backend.hardware.roofline import Roofline
 from gpu_backend.models.config.model import load_model_config
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import num_bytes
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.step.config import engine_config

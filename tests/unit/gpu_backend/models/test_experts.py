@@ -17,7 +17,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig, load_model_config, parse_model_config
 from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.experts import Experts, load_experts
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model

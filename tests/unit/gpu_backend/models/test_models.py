@@ -14,7 +14,7 @@ import torch
 
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config, parse_model_config
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.rope import rope_frequencies
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
 from gpu_backend.models.weights import Checkpoint, RandomWeights, WeightSource

@@ -13,8 +13,8 @@ from benchmarks.precision import layer_errors, load_pair, plant_outliers
 from gpu_backend.demo_model import CHECKPOINT
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.layers import Decoder, DecoderLayer
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.quantization import QuantizedLinear
-from gpu_backend.models.registry import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, stage_of
 from gpu_backend.models.smoothing import begin_passage, find_factors, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions

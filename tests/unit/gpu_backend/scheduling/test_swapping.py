@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.scheduling.swapping import LEARNT_EVERY, SwapChoice
+from gpu_backend.scheduling.running import LEARNT_EVERY, SwapChoice
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work
 from gpu_backend.step.messages import Abort
 from gpu_backend.step.plan import StepPlan, StepResult

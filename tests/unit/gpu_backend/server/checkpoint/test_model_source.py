@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gpu_backend.models.config.model import load_model_config
-from gpu_backend.models.registry import load_model
+from gpu_backend.models.llama import load_model
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.server.checkpoint import model_source
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer, source_url
