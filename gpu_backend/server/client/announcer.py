@@ -81,10 +81,9 @@ class Announcer:
 
     async def close(self) -> None:
         """End, and take the announcement back."""
-        if self._task is not None:
+        while self._task is not None and not self._task.done():
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task], timeout=0.5)  # the client may swallow a cancellation (Python 3.11)
         instance_id = self._describe(self._number, time.time(), None).instance_id
         with suppress(*AWAY):
             await self._redis.hdel(pool_key(self._fleet.pool), instance_id)

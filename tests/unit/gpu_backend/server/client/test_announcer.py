@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_backend.__main__ import read_settings
-from gpu_backend.server.client.announcer import FleetSettings, base_url_of
+from gpu_backend.server.client.announcer import Announcer, FleetSettings, base_url_of
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front
 from protocol.serving.announcements import ACTIVE, DRAINING, KvEventsAt
@@ -118,3 +119,25 @@ def test_an_engine_without_a_way_to_redis_says_so() -> None:
     """And how to do without."""
     with pytest.raises(OSError, match="--fleet-address says where"):
         base_url_of(fleet(redis_url="redis://no-such-host.invalid:6379"), "0.0.0.0", 8100)
+
+
+async def test_it_ends_although_a_cancellation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client of Redis may swallow one: the engine would announce itself for ever, and never end."""
+    begun, lost = asyncio.Event(), list[str]()
+
+    async def announce() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if lost:
+                raise
+            lost.append("the first")
+
+    announcer = Announcer(fleet(redis_url="redis://127.0.0.1:9/0"), lambda *_: SimpleNamespace(instance_id="i"))  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(announcer, "_announce", announce)
+    await announcer.open()
+    await begun.wait()
+    await asyncio.wait_for(announcer.close(), 20)
+
+    assert lost == ["the first"]
