@@ -354,7 +354,7 @@ def test_a_process_that_dies_leaves_a_call_that_costs_nothing(house: House, mcp:
 def test_limits_of_the_team_hold(house: House, mcp: ScriptedMcp) -> None:
     """Its budget is held for the call's price and its rate counts every message; what is refused is not sent."""
     limits = LimitsInput(usd_per_day=Decimal("0.0105"), requests_per_minute=3)
-    key = asyncio.run(make_team(house.settings, "thrifty", limits))
+    key = asyncio.run(make_team(house.settings, "thrifty_with_tools", limits))
     with house.client(key) as client:
         paid = ask(client, "tools/call", name="close")
         broke = ask(client, "tools/call", name="close")

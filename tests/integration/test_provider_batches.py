@@ -38,9 +38,10 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
 from tests.support.upstream_batches import BatchFault
+from tests.support.waiting import until_found
 
-# Lines of one batch come within `quiet` however busy the machine is, so that they go together.
-FAST = Pace(every=0.05, lease=1.5, quiet=0.6, first_look=0.05, longest=0.2, later=0.1, full=0.1, settle=0.6, cancel=1.5)
+# Lines of one batch go together however long the machine stands still between two of them: `no_more_come` says when.
+FAST = Pace(every=0.05, lease=1.5, quiet=2.0, first_look=0.05, longest=0.2, later=0.1, full=0.1, settle=0.6, cancel=1.5)
 PROVIDERS = ("upstream", "anthropic", "gemini", "azure")
 PRICE = Price(input=to_nano(1), output=to_nano(2))
 
@@ -79,12 +80,20 @@ async def working(house: House) -> AsyncIterator[None]:
     """Run a worker; it ends in the middle of what it does."""
     async with open_process(house.settings, Clock(), Drain()) as parts:
         worker = batch_runner_of(parts, 8, pace=FAST)
-        running = asyncio.create_task(worker.run())
+        running = [asyncio.create_task(each) for each in (worker.run(), no_more_come(parts.get(Database)))]
         try:
             yield
         finally:
-            await stop_all([running])
+            await stop_all(running)
             await worker.finish(5.0, asyncio.Event())
+
+
+async def no_more_come(database: Database) -> None:
+    """Have it look as if no line had come for long to what gathers, once all lines of its batch are there."""
+    while True:
+        async with database.begin() as connection:
+            await connection.execute(text(ALL_ARE_THERE))
+        await asyncio.sleep(0.05)
 
 
 class Team:
@@ -111,11 +120,13 @@ class Team:
 
     async def ended(self, batch_id: str) -> dict[str, Any]:
         """Wait until a batch has ended, and all of it at providers."""
-        async with asyncio.timeout(30):
-            while not (seen := await self.look(batch_id))["ended_at"]:
-                await asyncio.sleep(0.05)
+
+        async def ended() -> dict[str, Any] | None:
+            return seen if (seen := await self.look(batch_id))["ended_at"] else None
+
+        seen = await until_found(ended, within=60)
         await until_true(self.house, ALL_ENDED)
-        return seen
+        return seen  # type: ignore[return-value]
 
     async def answers(self, batch_id: str) -> list[dict[str, Any]]:
         """Return the bodies of the answers, in the order of the input."""
@@ -140,11 +151,23 @@ async def query(house: House, statement: str) -> list[dict[str, Any]]:
 
 async def until_true(house: House, statement: str) -> None:
     """Wait until a query's first column is true."""
-    async with asyncio.timeout(20):
-        while not next(iter((await query(house, statement))[0].values())):
-            await asyncio.sleep(0.03)
+    database = Database(house.settings.database_url)
+
+    async def look() -> Any:
+        async with database.begin() as connection:
+            return (await connection.execute(text(statement))).scalar_one()
+
+    await until_found(look)
+    await database.close()
 
 
+ALL_ARE_THERE = """
+    UPDATE provider_batches AS one SET touched_at = touched_at - interval '1 minute', next_look_at = clock_timestamp()
+    WHERE status = 'gathering' AND next_look_at > clock_timestamp() AND NOT EXISTS (
+        SELECT FROM batch_items AS item
+        WHERE item.batch_id = one.batch_id AND item.status IN ('queued', 'running') AND provider_batch_id IS NULL
+    )
+"""
 ALL_ENDED = "SELECT coalesce(bool_and(status = 'ended'), true) FROM provider_batches"
 UNENDED = "SELECT count(*) AS count FROM owners WHERE id LIKE 'provider-batch:%' AND ended_at IS NULL"
 HELD = (
@@ -187,7 +210,7 @@ async def test_lines_go_through_the_providers_batch_api_at_half_the_price(
     async with working(house):
         batch_id = await team.submit(name)
         seen = await team.ended(batch_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not upstream.batches.deleted:  # nothing is left there
                 await asyncio.sleep(0.02)
     answers = await team.answers(batch_id)
@@ -229,7 +252,7 @@ async def test_whatever_a_provider_does_each_line_is_answered_and_paid_once(
     async with working(house):
         batch_id = await team.submit("upstream")
         if fault.startswith("no room"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(upstream.batches.made) < 2:
                     await asyncio.sleep(0.02)
             upstream.batches.fault.end = "completed"
@@ -362,7 +385,7 @@ async def test_a_batch_that_a_later_version_wrote_waits_for_that_one(
         await query(house, able % '"telepathy"')
         upstream.batches.fault.end = "completed"
         batch_id = await team.submit("upstream", 2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (await team.look(batch_id))["ended_at"]:
                 await asyncio.sleep(0.05)
         await query(house, able % "")
@@ -423,7 +446,7 @@ async def test_a_budget_holds_what_lies_with_a_provider(house: House, upstream: 
         more = held * (1 + 1.5 / len(upstream.batches.made[0].lines)) / 1e9  # room for one
         with house.client(house.admin_key) as admin:
             admin.patch("/admin/teams/tight", json={"limits": {"usd_per_day": more}}).raise_for_status()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(upstream.batches.made) < 2:
                 await asyncio.sleep(0.05)
         upstream.batches.fault.end = "completed"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.core.settings import Safety
+from gateway.moderation import encoder_reader
 from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.reading import encoder
 from gateway.moderation.reading.encoder import Vectors
@@ -24,6 +25,13 @@ pytestmark = [
     pytest.mark.skipif(not encoder.is_installed(), reason="the extra is not installed"),
 ]
 TEXTS = ["how do i bake bread?", "wie backe ich brot?", "", "\ud800", "the train is late " * 60]
+
+
+@pytest.fixture(autouse=True)
+def _patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the process, which loads a model as it starts, all the time of a busy machine."""
+    for deadline in ("DEADLINE", "FIRST_DEADLINE"):
+        monkeypatch.setattr(encoder_reader, deadline, 60.0)
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ async def test_a_process_that_dies_is_started_again(reader: Reader) -> None:
     first = reader.pid
     os.kill(first, signal.SIGKILL)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await reader.read(["hello again"]) is None:
             await asyncio.sleep(0.05)
 
