@@ -21,9 +21,8 @@ from gateway.commands.local_batches import LocalBatches
 from gateway.dialects.chat import ENDPOINT as CHAT
 from gateway.dialects.table import FOR_BATCHES
 from gateway.remote.remote_batches import RemoteBatches
-from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, printable, say, show
+from gateway.terminal.options import Place, Where, with_options
+from gateway.terminal.printing import Format, printable, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 
 POLL = 0.5  # seconds between looks at a batch
@@ -39,26 +38,26 @@ command = typer.Typer(no_args_is_help=True, help="Submit batches, watch them and
 
 
 @contextmanager
-def _batches(config: Path | None, url: str | None, key: str | None) -> Iterator[LocalBatches | RemoteBatches]:
+def _batches(where: Place) -> Iterator[LocalBatches | RemoteBatches]:
     """Give the batches that are meant; a fault inside of the block ends the command."""
-    if is_elsewhere(config, url):
-        with remote_gateway(url, key) as gateway:
+    if where.is_elsewhere:
+        with remote_gateway(where.url, where.key) as gateway:
             yield RemoteBatches(gateway)
     else:
-        yield LocalBatches(read_settings(config))
+        yield LocalBatches(read_settings(where.config))
 
 
 @command.command("submit")
+@with_options
 def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines: custom_id, method, url, body")],
+    *,
     team: Annotated[str | None, typer.Option(help="Whose batch; default: the only team, or the key's")] = None,
     endpoint: Annotated[str, typer.Option(help="What every line calls")] = CHAT.path,
     priority: Annotated[str, typer.Option(metavar="low|normal|high")] = "normal",
     callback_url: Annotated[str | None, typer.Option(help="Where to tell of the end")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Watch it to its end")] = False,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
+    where: Place,
 ) -> None:
     """Submit a file of requests and print the batch's id.
 
@@ -71,7 +70,7 @@ def submit(
         raise typer.BadParameter("--priority is low, normal or high")
     if file.stat().st_size > LARGEST_FILE:
         raise typer.BadParameter(f"{file} is longer than {LARGEST_FILE // 2**20} MiB: submit it in parts")
-    with _batches(config, url, key) as batches:
+    with _batches(where) as batches:
         batch = batches.submit(file, team, endpoint, priority, callback_url)
         say(batch["batch_id"])
         if wait:
@@ -79,58 +78,47 @@ def submit(
 
 
 @command.command("status")
-def status(
-    batch_id: str,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def status(batch_id: str, where: Where) -> None:
     """Show how far a batch is, what it cost so far and when it will be done."""
-    with _batches(config, url, key) as batches:
-        _show(batches.show(batch_id), format)
+    with _batches(where) as batches:
+        _show(batches.show(batch_id), where.format)
 
 
 @command.command("list")
+@with_options
 def list_some(
+    *,
     team: Annotated[str | None, typer.Option(help="Of this team alone; default: all that may be seen")] = None,
     state: Annotated[str | None, typer.Option("--status", help="Such as in_progress or completed")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest")] = 20,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: Where,
 ) -> None:
     """List batches, newest first."""
-    with _batches(config, url, key) as batches:
+    with _batches(where) as batches:
         found = batches.list(team, state, limit)
     rows = [{**view, **view["request_counts"], **view["usage"]} for view in found]
-    show(format, {"object": "list", "data": found}, LISTED, rows, "Batches, newest first (UTC)")
+    show(where.format, {"object": "list", "data": found}, LISTED, rows, "Batches, newest first (UTC)")
 
 
 @command.command("cancel")
-def cancel(
-    batch_id: str,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def cancel(batch_id: str, where: Where) -> None:
     """Start nothing more of a batch; what runs comes to its end, and is kept and charged."""
-    with _batches(config, url, key) as batches:
-        _show(batches.cancel(batch_id), format)
+    with _batches(where) as batches:
+        _show(batches.cancel(batch_id), where.format)
 
 
 @command.command("results")
+@with_options
 def results(
     batch_id: str,
+    *,
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed or expired")] = False,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
+    where: Place,
 ) -> None:
     """Write what came out so far to standard output, as JSON Lines in the order of the input."""
-    with _batches(config, url, key) as batches:
+    with _batches(where) as batches:
         for page in batches.results(batch_id, failed):
             sys.stdout.buffer.write(page)
     sys.stdout.buffer.flush()

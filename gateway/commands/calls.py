@@ -16,9 +16,8 @@ from gateway.core.clock import Clock
 from gateway.core.settings import Settings
 from gateway.reports.call_filter import CallFilter, read_filter
 from gateway.reports.call_list import list_calls
-from gateway.terminal.address import ApiKeyOption, UrlOption, is_elsewhere
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, printable, say, show
+from gateway.terminal.options import WhereByApiKey, with_options
+from gateway.terminal.printing import Format, printable, say, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
@@ -30,9 +29,11 @@ LOOK_AGAIN, LOOK_BACK = 1.0, 60.0  # seconds; a call is listed by when it began,
 THOROUGH = 10  # looks, of which one goes through all of the last minute; the others end where nothing is new
 
 
+@with_options
 def command(
+    *,
     team: Annotated[str | None, typer.Option(help="Whose calls; default: everyone's")] = None,
-    key: Annotated[str | None, typer.Option(help="Of this key (key_…) alone")] = None,
+    of_key: Annotated[str | None, typer.Option("--key", help="Of this key (key_…) alone")] = None,
     model: Annotated[str | None, typer.Option(help="That asked for this model, or were answered by it")] = None,
     status: Annotated[
         str | None, typer.Option(metavar="answered|interrupted|failed|blocked|superseded|refused", help="That ended so")
@@ -44,21 +45,26 @@ def command(
     to: Annotated[str | None, typer.Option(help="A UTC day or moment; default: now")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, the newest")] = 20,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C")] = False,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: WhereByApiKey,
 ) -> None:
     """Show calls one by one, newest first, refused ones too; `tollgate explain REQUEST_ID` tells all of one."""
-    given = {"key": key, "model": model, "status": status, "user": user, "metadata": metadata, "from": since, "to": to}
+    given = {
+        "key": of_key,
+        "model": model,
+        "status": status,
+        "user": user,
+        "metadata": metadata,
+        "from": since,
+        "to": to,
+    }
     given |= {"min_cost_usd": min_cost_usd, "limit": str(limit)}
     said = {name: value for name, value in given.items() if value is not None}
-    if is_elsewhere(config, url):
-        with remote_gateway(url, api_key) as gateway:
-            _show(lambda wanted: _remote_page(gateway, wanted, team), said, follow, format)
+    if where.is_elsewhere:
+        with remote_gateway(where.url, where.key) as gateway:
+            _show(lambda wanted: _remote_page(gateway, wanted, team), said, follow, where.format)
     else:
-        settings = read_settings(config)
-        _show(lambda wanted: _page(settings, wanted, team), said, follow, format)
+        settings = read_settings(where.config)
+        _show(lambda wanted: _page(settings, wanted, team), said, follow, where.format)
 
 
 def _show(page_of: Callable[[Mapping[str, str]], Any], said: Mapping[str, str], follow: bool, format: Format) -> None:

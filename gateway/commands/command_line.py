@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from msgspec import UNSET, UnsetType
+from msgspec import Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.store_errors import POSTGRES_AWAY
@@ -25,6 +25,7 @@ from gateway.storage.database import Database
 from gateway.storage.schema import is_without_schema
 from gateway.terminal.address import is_elsewhere
 from gateway.terminal.config_path import CONFIG_VARIABLE, find_config
+from gateway.terminal.options import Place
 from gateway.terminal.printing import fail
 from gateway.terminal.remote_gateway import RemoteGateway, remote_gateway
 from protocol.errors import ServiceError
@@ -39,6 +40,17 @@ T = TypeVar("T")
 Models = Annotated[str | None, typer.Option(help="What it may use: names with commas between, or all")]
 Count = Annotated[str | None, typer.Option(metavar="N", help="A whole number, or none")]
 Usd = Annotated[str | None, typer.Option(metavar="USD", help="Dollars, or none")]
+
+
+class LimitOptions(Struct, frozen=True, kw_only=True):
+    """Limits of a team or a key."""
+
+    requests_per_minute: Count = None
+    tokens_per_minute: Count = None
+    concurrent_requests: Count = None
+    tokens_per_day: Count = None
+    usd_per_day: Usd = None
+    usd_per_month: Usd = None
 
 
 def read_settings(config: Path | None) -> Settings:
@@ -69,17 +81,11 @@ async def _in_transaction(settings: Settings, act: Callable[[AsyncConnection], A
         return await act(connection)
 
 
-def carry_out(
-    config: Path | None,
-    url: str | None,
-    key: str | None,
-    over_http: Callable[[RemoteGateway], T],
-    here: Callable[[Settings], T],
-) -> T:
+def carry_out(where: Place, over_http: Callable[[RemoteGateway], T], here: Callable[[Settings], T]) -> T:
     """Return what a gateway answers, where one is meant; else what is found on this deployment's own machine."""
-    if not is_elsewhere(config, url, is_change=True):
-        return here(read_settings(config))
-    with remote_gateway(url, key) as gateway:
+    if not is_elsewhere(where.config, where.url, is_change=True):
+        return here(read_settings(where.config))
+    with remote_gateway(where.url, where.key) as gateway:
         return over_http(gateway)
 
 
@@ -97,12 +103,11 @@ def cli_actor() -> Act:
         return Act(f"cli:{os.getuid()}")
 
 
-def read_limits(options: Mapping[str, Any]) -> LimitsInput:
+def read_limits(options: LimitOptions) -> LimitsInput:
     """Return the limits among a command's options: those not given stay as they are, `none` for no limit."""
     values: dict[str, Any] = {}
     for name in LimitsInput.__struct_fields__:
-        said = options[name]
-        if said is not None:
+        if (said := getattr(options, name)) is not None:
             values[name] = read_limit(f"--{name.replace('_', '-')}", name, said)
     return LimitsInput(**values)
 
@@ -118,10 +123,8 @@ def read_limit(option: str, name: str, said: str) -> Decimal | int | None:
         return None
 
 
-def read_names(said: str | None) -> list[str] | UnsetType | None:
-    """Return the names that an option says with commas between, None for `all`, UNSET where it is not given."""
-    if said is None:
-        return UNSET
+def read_names(said: str) -> list[str] | None:
+    """Return the names that an option says with commas between, None for `all`."""
     return None if said == "all" else [name for name in (part.strip() for part in said.split(",")) if name]
 
 

@@ -10,9 +10,8 @@ import typer
 
 from gateway.commands.command_line import read_settings, run
 from gateway.reports.call_list import show_call
-from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, printable, say, show
+from gateway.terminal.options import Where, with_options
+from gateway.terminal.printing import Format, printable, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 
 HEAD = (
@@ -24,23 +23,18 @@ PRICE = ("kind", "count", "usd", "cost_usd")
 ATTEMPTS = ("target", "outcome", "ms")
 
 
-def command(
-    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")],
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def command(request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer")], where: Where) -> None:
     """Tell all that is known of one call: why it was refused, who answered it, how long each part took, its price."""
-    if is_elsewhere(config, url):
-        with remote_gateway(url, key) as gateway:
+    if where.is_elsewhere:
+        with remote_gateway(where.url, where.key) as gateway:
             whose = "/v1" if gateway.address.admin_key is None else "/admin"
             call = gateway.get(f"{whose}/calls/{request_id}")
     else:
-        call = run(read_settings(config), lambda connection: show_call(connection, request_id))
+        call = run(read_settings(where.config), lambda connection: show_call(connection, request_id))
     told = {name: call[name] for name in HEAD if call.get(name) not in (None, {}, "")}
-    if format is not Format.TABLE:
-        show(format, call, list(told), [told], "")
+    if where.format is not Format.TABLE:
+        show(where.format, call, list(told), [told], "")
         return
     for name, value in told.items():
         say(f"{name:18} " + printable(f"{value:f}" if isinstance(value, Decimal) else str(value)))

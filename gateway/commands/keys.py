@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from gateway.accounts.admin_keys import create_admin_key, list_admin_keys, revoke_admin_key
 from gateway.accounts.schemas import KeyPatch, LimitsInput, NewAdminKey, NewKey, Rotation
@@ -15,9 +13,8 @@ from gateway.accounts.serializers import admin_key_view, key_view, list_view, ma
 from gateway.accounts.team_keys import create_key, list_keys, revoke_key, rotate_key, update_key
 from gateway.commands.command_line import (
     ALL,
-    Count,
+    LimitOptions,
     Models,
-    Usd,
     View,
     carry_out,
     cli_actor,
@@ -30,22 +27,16 @@ from gateway.core.clock import Clock
 from gateway.core.keys import pepper_name
 from gateway.core.principals import Role
 from gateway.core.settings import CacheUse, Settings
-from gateway.terminal.address import ApiKeyOption, UrlOption
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, fail, say, show
+from gateway.terminal.options import WhereByApiKey, with_options
+from gateway.terminal.printing import Format, fail, say, show
 from protocol.errors import BadRequest
 
 command = typer.Typer(no_args_is_help=True, help="Keys of teams: create, list, change, rotate, revoke.")
 
+BOUNDS = ("limits", "allowed_models", "allowed_endpoints", "allowed_addresses")
+COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
 
-class Cache(StrEnum):
-    """Which calls of a key go by the cache."""
-
-    ON = "on"  # for the likeliest answer
-    ALL = "all"  # sampled answers and tool calls too
-    OFF = "off"
-
-
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
 Endpoints = Annotated[
     str | None,
     typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,mcp/SERVER/TOOL, or all"),
@@ -55,48 +46,30 @@ From = Annotated[
     typer.Option(metavar="RANGES", help="Whence it may call: addresses or ranges with commas between, or all"),
 ]
 
-BOUNDS = ("limits", "allowed_models", "allowed_endpoints", "allowed_addresses")
-COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expires_at", "last_used_at")
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
+class BoundOptions(LimitOptions, frozen=True, kw_only=True):
+    """What bounds the calls of a key."""
+
+    models: Models = None
+    endpoints: Endpoints = None
+    allow_from: From = None
 
 
 @command.command("create")
+@with_options
 def create_one_key(
     team: Annotated[str, typer.Option(help="Whose key it is")],
+    *,
     name: Annotated[str, typer.Option(help="For people: where it is used")] = "",
     expires: Annotated[str | None, typer.Option(help="A day, a moment, or from now: 2027-01-31, 90d")] = None,
-    requests_per_minute: Count = None,
-    tokens_per_minute: Count = None,
-    concurrent_requests: Count = None,
-    tokens_per_day: Count = None,
-    usd_per_day: Usd = None,
-    usd_per_month: Usd = None,
     cache: Annotated[
-        Cache | None, typer.Option(help="Whether its calls go by the cache; default: as the model they ask for")
+        CacheUse | None, typer.Option(help="Whether its calls go by the cache; default: as the model they ask for")
     ] = None,
-    models: Models = None,
-    endpoints: Endpoints = None,
-    allow_from: From = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    bounds: BoundOptions,
+    where: WhereByApiKey,
 ) -> None:
     """Create a key and show it, this once."""
-    limits = read_limits(locals())
-    allowed, called, ranges = read_names(models), read_names(endpoints), read_names(allow_from)
-    use = None if cache is None else msgspec.convert(cache.value, CacheUse)
-    new = NewKey(
-        team_id=team,
-        name=name,
-        expires_at=read_expiry(expires),
-        limits=limits,
-        allowed_models=None if allowed is UNSET else allowed,
-        allowed_endpoints=None if called is UNSET else called,
-        allowed_addresses=None if ranges is UNSET else ranges,
-        cache=use,
-    )
+    new = NewKey(team_id=team, name=name, expires_at=read_expiry(expires), cache=cache, **_bounds(bounds))
 
     def here(settings: Settings) -> View:
         _check_endpoints(new.allowed_endpoints)
@@ -104,37 +77,24 @@ def create_one_key(
         made = run(settings, lambda connection: create_key(connection, pepper, new, cli_actor(), Clock().now(), known))
         return made_view(made, Clock().moment())
 
-    _show_made(carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/keys", new), here), format)
+    _show_made(carry_out(where, lambda gateway: gateway.post("/admin/keys", new), here), where.format)
 
 
 @command.command("set")
+@with_options
 def change(
     key_id: KeyId,
+    *,
     name: Annotated[str | None, typer.Option(help="For people: where it is used")] = None,
     expires: Annotated[str | None, typer.Option(help="A day, a moment, from now, or never")] = None,
-    models: Models = None,
-    endpoints: Endpoints = None,
-    allow_from: From = None,
-    requests_per_minute: Count = None,
-    tokens_per_minute: Count = None,
-    concurrent_requests: Count = None,
-    tokens_per_day: Count = None,
-    usd_per_day: Usd = None,
-    usd_per_month: Usd = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    bounds: BoundOptions,
+    where: WhereByApiKey,
 ) -> None:
     """Change what is named and leave the rest, at every gateway within a second; a limit of `none` goes."""
-    patch = KeyPatch(
-        name=UNSET if name is None else name,
-        expires_at=UNSET if expires is None else None if expires == "never" else read_expiry(expires),
-        limits=read_limits(locals()),
-        allowed_models=read_names(models),
-        allowed_endpoints=read_names(endpoints),
-        allowed_addresses=read_names(allow_from),
-    )
+    said: dict[str, Any] = {} if name is None else {"name": name}
+    if expires is not None:
+        said["expires_at"] = None if expires == "never" else read_expiry(expires)
+    patch = KeyPatch(**said, **_bounds(bounds))
     if patch == KeyPatch(limits=LimitsInput()):
         fail("nothing to change; see tollgate keys set --help")
 
@@ -144,23 +104,14 @@ def change(
         record = run(settings, lambda connection: update_key(connection, key_id, patch, cli_actor(), now, known))
         return key_view(record, Clock().moment())
 
-    row = carry_out(config, url, api_key, lambda gateway: gateway.patch(f"/admin/keys/{key_id}", patch), here)
-    show(
-        format,
-        row,
-        (*COLUMNS, "limits", "allowed_models", "allowed_endpoints", "allowed_addresses"),
-        [row],
-        f"Key {key_id}",
-    )
+    row = carry_out(where, lambda gateway: gateway.patch(f"/admin/keys/{key_id}", patch), here)
+    show(where.format, row, (*COLUMNS, *BOUNDS), [row], f"Key {key_id}")
 
 
 @command.command("list")
+@with_options
 def list_all_keys(
-    team: Annotated[str | None, typer.Option(help="Only this team's")] = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    *, team: Annotated[str | None, typer.Option(help="Only this team's")] = None, where: WhereByApiKey
 ) -> None:
     """List keys by their beginnings; a whole key cannot be shown again."""
 
@@ -174,19 +125,18 @@ def list_all_keys(
         return list_view(rows, ALL)
 
     of_team = {} if team is None else {"team_id": team}
-    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/keys", **of_team), here)
+    page = carry_out(where, lambda gateway: gateway.pages("/admin/keys", **of_team), here)
     columns = COLUMNS + ("pepper",) * any("pepper" in row for row in page["data"])
-    show(format, page, columns, page["data"], "Keys")
+    show(where.format, page, columns, page["data"], "Keys")
 
 
 @command.command("rotate")
+@with_options
 def rotate(
     key_id: KeyId,
+    *,
     overlap: Annotated[str, typer.Option(help="How long the old key still works; 0s: not at all")] = "24h",
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: WhereByApiKey,
 ) -> None:
     """Make a key like this one, and end this one after the overlap."""
     rotation = Rotation(overlap=overlap)
@@ -197,25 +147,27 @@ def rotate(
         return made_view(made, Clock().moment())
 
     path = f"/admin/keys/{key_id}/rotate"
-    _show_made(carry_out(config, url, api_key, lambda gateway: gateway.post(path, rotation), here), format)
+    _show_made(carry_out(where, lambda gateway: gateway.post(path, rotation), here), where.format)
 
 
 @command.command("revoke")
-def revoke(
-    key_id: KeyId,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def revoke(key_id: KeyId, where: WhereByApiKey) -> None:
     """End a key at once and for ever."""
 
     def here(settings: Settings) -> View:
         record = run(settings, lambda connection: revoke_key(connection, key_id, cli_actor()))
         return key_view(record, Clock().moment())
 
-    row = carry_out(config, url, api_key, lambda gateway: gateway.delete(f"/admin/keys/{key_id}"), here)
-    show(format, row, COLUMNS, [row], f"Key {key_id}")
+    row = carry_out(where, lambda gateway: gateway.delete(f"/admin/keys/{key_id}"), here)
+    show(where.format, row, COLUMNS, [row], f"Key {key_id}")
+
+
+def _bounds(said: BoundOptions) -> dict[str, Any]:
+    """Return what is said of a key's bounds, by its name in the API."""
+    names = {"allowed_models": said.models, "allowed_endpoints": said.endpoints, "allowed_addresses": said.allow_from}
+    found = {name: read_names(words) for name, words in names.items() if words is not None}
+    return {"limits": read_limits(said), **found}
 
 
 def _check_endpoints(names: list[str] | UnsetType | None) -> None:
@@ -246,15 +198,14 @@ ADMIN_COLUMNS = ("key_id", "role", "team_id", "name", "prefix", "status", "creat
 
 
 @admin_command.command("create")
+@with_options
 def create_one_admin_key(
     role: Annotated[Role, typer.Option(help="What it is for")],
+    *,
     team: Annotated[str | None, typer.Option(help="Whose admin it is: for the role team-admin")] = None,
     name: Annotated[str, typer.Option(help="For people: who has it")] = "",
     expires: Annotated[str | None, typer.Option(help="A day, a moment, or from now: 2027-01-31, 90d")] = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: WhereByApiKey,
 ) -> None:
     """Create an admin key and show it, this once."""
     new = NewAdminKey(role=role, team_id=team, name=name, expires_at=read_expiry(expires))
@@ -264,37 +215,30 @@ def create_one_admin_key(
         key, record = run(settings, lambda connection: create_admin_key(connection, pepper, new, cli_actor(), now))
         return {"key_id": record.key_id, "key": key} | admin_key_view(record, Clock().moment())
 
-    made = carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/admin-keys", new), here)
-    if format is Format.TABLE:
+    made = carry_out(where, lambda gateway: gateway.post("/admin/admin-keys", new), here)
+    if where.format is Format.TABLE:
         say(f"{made['key_id']}, an admin key of the role {made['role']}; it is shown this once:\n\n  {made['key']}\n")
     else:
-        show(format, made, ("key_id", "key", *ADMIN_COLUMNS[1:]), [made], "")
+        show(where.format, made, ("key_id", "key", *ADMIN_COLUMNS[1:]), [made], "")
 
 
 @admin_command.command("list")
-def list_all_admin_keys(
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def list_all_admin_keys(where: WhereByApiKey) -> None:
     """List admin keys by their beginnings; those of tollgate.yaml are not among them."""
 
     def here(settings: Settings) -> View:
         records = run(settings, lambda connection: list_admin_keys(connection, limit=ALL))
         return list_view([admin_key_view(record, Clock().moment()) for record in records], ALL)
 
-    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/admin-keys"), here)
-    show(format, page, ADMIN_COLUMNS, page["data"], "Admin keys")
+    page = carry_out(where, lambda gateway: gateway.pages("/admin/admin-keys"), here)
+    show(where.format, page, ADMIN_COLUMNS, page["data"], "Admin keys")
 
 
 @admin_command.command("revoke")
+@with_options
 def revoke_one_admin_key(
-    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, adm_…")],
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, adm_…")], where: WhereByApiKey
 ) -> None:
     """End an admin key at once and for ever."""
 
@@ -302,5 +246,5 @@ def revoke_one_admin_key(
         record = run(settings, lambda connection: revoke_admin_key(connection, key_id, cli_actor()))
         return admin_key_view(record, Clock().moment())
 
-    row = carry_out(config, url, api_key, lambda gateway: gateway.delete(f"/admin/admin-keys/{key_id}"), here)
-    show(format, row, ADMIN_COLUMNS, [row], f"Admin key {key_id}")
+    row = carry_out(where, lambda gateway: gateway.delete(f"/admin/admin-keys/{key_id}"), here)
+    show(where.format, row, ADMIN_COLUMNS, [row], f"Admin key {key_id}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from gateway.accounts.schemas import (
@@ -25,9 +25,8 @@ from gateway.accounts.serializers import list_view, team_view
 from gateway.accounts.teams import create_team, get_team, list_teams, update_team
 from gateway.commands.command_line import (
     ALL,
-    Count,
+    LimitOptions,
     Models,
-    Usd,
     View,
     carry_out,
     cli_actor,
@@ -38,9 +37,8 @@ from gateway.commands.command_line import (
 )
 from gateway.core.principals import WithoutUser
 from gateway.core.settings import Level, Settings
-from gateway.terminal.address import ApiKeyOption, UrlOption
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, fail, show
+from gateway.terminal.options import WhereByApiKey, with_options
+from gateway.terminal.printing import Format, fail, show
 from protocol.errors import ServiceError
 
 command = typer.Typer(no_args_is_help=True, help="Teams: who may call, which models, how much.")
@@ -53,137 +51,80 @@ COLUMNS = (
 )  # fmt: skip
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
-Name = Annotated[str | None, typer.Option(help="For people")]
-Weight = Annotated[float | None, typer.Option(help="Its share where teams compete")]
-Smaller = Annotated[bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")]
-Webhook = Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")]
-CostCentre = Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")]
 LevelOption = Annotated[
     str | None,
     typer.Option(metavar="block|flag|off|none", help="Stricter than the deployment; none: as it has it"),
 ]
-Levels = Annotated[
-    list[str] | None,
-    typer.Option("--safety-level", metavar="NAME=LEVEL", help="Of a group or category"),
-]
 
-ModelLimits = Annotated[
-    list[str] | None,
-    typer.Option(metavar="MODEL:LIMIT=N", help="Of its calls to one model, such as gpt-4o:usd_per_day=5, or =none"),
-]
-UserLimits = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="USER:LIMIT=N", help="Of one end user, or of each other one: '*:usd_per_day=2'; USER=default: as those"
-    ),
-]
-TagLimits = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE:LIMIT=N", help="Of calls with this metadata: 'agent=research:usd_per_month=50'"),
-]
-WithoutUserOption = Annotated[
-    str | None, typer.Option(metavar="refuse|count", help="Calls without an end user, where each has limits")
-]
+
+class TeamOptions(Struct, frozen=True, kw_only=True):
+    """What is said of a team, beside its limits."""
+
+    name: Annotated[str | None, typer.Option(help="For people")] = None
+    weight: Annotated[float | None, typer.Option(help="Its share where teams compete")] = None
+    models: Models = None
+    allow_smaller: Annotated[
+        bool | None, typer.Option("--allow-smaller/--no-smaller", help="Smaller models under overload")
+    ] = None
+    safety_input: LevelOption = None
+    safety_output: LevelOption = None
+    safety_level: Annotated[list[str] | None, typer.Option(metavar="NAME=LEVEL", help="Of a group or category")] = None
+    webhook_url: Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")] = None
+    cost_centre: Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")] = None
+
+
+class NamedLimitOptions(LimitOptions, frozen=True, kw_only=True):
+    """Limits of a team, and of some of its calls."""
+
+    model_limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL:LIMIT=N", help="Of its calls to one model, such as gpt-4o:usd_per_day=5, or =none"),
+    ] = None
+    user_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="USER:LIMIT=N",
+            help="Of one end user, or of each other one: '*:usd_per_day=2'; USER=default: as those",
+        ),
+    ] = None
+    tag_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE:LIMIT=N", help="Of calls with this metadata: 'agent=research:usd_per_month=50'"
+        ),
+    ] = None
+    without_user: Annotated[
+        str | None, typer.Option(metavar="refuse|count", help="Calls without an end user, where each has limits")
+    ] = None
 
 
 @command.command("create")
-def create(
-    team_id: TeamId,
-    name: Name = None,
-    weight: Weight = None,
-    models: Models = None,
-    allow_smaller: Smaller = None,
-    safety_input: LevelOption = None,
-    safety_output: LevelOption = None,
-    safety_level: Levels = None,
-    webhook_url: Webhook = None,
-    cost_centre: CostCentre = None,
-    requests_per_minute: Count = None,
-    tokens_per_minute: Count = None,
-    concurrent_requests: Count = None,
-    tokens_per_day: Count = None,
-    usd_per_day: Usd = None,
-    usd_per_month: Usd = None,
-    model_limit: ModelLimits = None,
-    user_limit: UserLimits = None,
-    tag_limit: TagLimits = None,
-    without_user: WithoutUserOption = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def create(team_id: TeamId, team: TeamOptions, limits: NamedLimitOptions, where: WhereByApiKey) -> None:
     """Create a team."""
-    allowed = read_names(models)
-    new = NewTeam(
-        id=team_id,
-        name=name,
-        weight=1.0 if weight is None else weight,
-        allowed_models=None if allowed is UNSET else allowed,
-        allow_smaller=allow_smaller is not False,
-        safety=_safety(safety_input, safety_output, safety_level),
-        limits=read_limits(locals()),
-        model_limits=_named_limits("--model-limit MODEL", model_limit),
-        user_limits=_named_limits("--user-limit USER", user_limit),
-        tag_limits=_named_limits("--tag-limit KEY=VALUE", tag_limit),
-        calls_without_user=_without_user(without_user) or "refuse",
-        webhook_url=None if webhook_url == "none" else webhook_url,
-        cost_centre=None if cost_centre == "none" else cost_centre,
-    )
+    new = NewTeam(id=team_id, **_said(team, limits))
 
     def here(settings: Settings) -> View:
         checked, catalog = _checked(new, settings), settings.catalog()
         names = catalog.names(), catalog.models
         return team_view(run(settings, lambda connection: create_team(connection, checked, cli_actor(), *names)))
 
-    made = carry_out(config, url, api_key, lambda gateway: gateway.post("/admin/teams", new), here)
-    _show_team(made, format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
+    made = carry_out(where, lambda gateway: gateway.post("/admin/teams", new), here)
+    _show_team(made, where.format, f"Team {team_id} is made; next: tollgate keys create --team {team_id}")
 
 
 @command.command("set")
+@with_options
 def change(
     team_id: TeamId,
-    name: Name = None,
-    weight: Weight = None,
-    models: Models = None,
-    allow_smaller: Smaller = None,
-    safety_input: LevelOption = None,
-    safety_output: LevelOption = None,
-    safety_level: Levels = None,
-    webhook_url: Webhook = None,
-    cost_centre: CostCentre = None,
-    requests_per_minute: Count = None,
-    tokens_per_minute: Count = None,
-    concurrent_requests: Count = None,
-    tokens_per_day: Count = None,
-    usd_per_day: Usd = None,
-    usd_per_month: Usd = None,
-    model_limit: ModelLimits = None,
-    user_limit: UserLimits = None,
-    tag_limit: TagLimits = None,
-    without_user: WithoutUserOption = None,
+    team: TeamOptions,
+    limits: NamedLimitOptions,
+    *,
     suspended: Annotated[bool | None, typer.Option("--suspend/--resume", help="Shut it out, or let it in")] = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: WhereByApiKey,
 ) -> None:
     """Change what is named and leave the rest; a limit of `none` goes."""
-    patch = TeamPatch(
-        name=UNSET if name is None else name,
-        weight=UNSET if weight is None else weight,
-        allowed_models=read_names(models),
-        allow_smaller=UNSET if allow_smaller is None else allow_smaller,
-        safety=_safety(safety_input, safety_output, safety_level) or UNSET,
-        limits=read_limits(locals()),
-        model_limits=_named_limits("--model-limit MODEL", model_limit) or UNSET,
-        user_limits=_named_limits("--user-limit USER", user_limit) or UNSET,
-        tag_limits=_named_limits("--tag-limit KEY=VALUE", tag_limit) or UNSET,
-        calls_without_user=_without_user(without_user) or UNSET,
-        webhook_url=UNSET if webhook_url is None else None if webhook_url == "none" else webhook_url,
-        cost_centre=UNSET if cost_centre is None else None if cost_centre == "none" else cost_centre,
-        suspended=UNSET if suspended is None else suspended,
-    )
+    patch = TeamPatch(**_said(team, limits), suspended=UNSET if suspended is None else suspended)
     if patch == TeamPatch(limits=LimitsInput()):
         fail("nothing to change; see tollgate teams set --help")
 
@@ -194,48 +135,58 @@ def change(
             run(settings, lambda connection: update_team(connection, team_id, checked, cli_actor(), *names))
         )
 
-    changed = carry_out(config, url, api_key, lambda gateway: gateway.patch(f"/admin/teams/{team_id}", patch), here)
-    _show_team(changed, format, f"Team {team_id}")
+    changed = carry_out(where, lambda gateway: gateway.patch(f"/admin/teams/{team_id}", patch), here)
+    _show_team(changed, where.format, f"Team {team_id}")
 
 
 @command.command("list")
-def list_all(
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def list_all(where: WhereByApiKey) -> None:
     """List the teams."""
 
     def here(settings: Settings) -> View:
         records = run(settings, lambda connection: list_teams(connection, limit=ALL))
         return list_view([team_view(record) for record in records], ALL)
 
-    page = carry_out(config, url, api_key, lambda gateway: gateway.pages("/admin/teams"), here)
-    show(format, page, COLUMNS, page["data"], "Teams")
+    page = carry_out(where, lambda gateway: gateway.pages("/admin/teams"), here)
+    show(where.format, page, COLUMNS, page["data"], "Teams")
 
 
 @command.command("show")
-def show_one(
-    team_id: TeamId,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    api_key: ApiKeyOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+@with_options
+def show_one(team_id: TeamId, where: WhereByApiKey) -> None:
     """Show a team."""
     team = carry_out(
-        config,
-        url,
-        api_key,
+        where,
         lambda gateway: gateway.get(f"/admin/teams/{team_id}"),
         lambda settings: team_view(run(settings, lambda connection: get_team(connection, team_id))),
     )
-    _show_team(team, format, f"Team {team_id}")
+    _show_team(team, where.format, f"Team {team_id}")
 
 
 def _show_team(team: View, format: Format, title: str) -> None:
     show(format, team, COLUMNS, [team], title)
+
+
+def _said(team: TeamOptions, limits: NamedLimitOptions) -> dict[str, Any]:
+    """Return what options say of a team, by its name in the API."""
+    given = {
+        "name": team.name,
+        "weight": team.weight,
+        "allow_smaller": team.allow_smaller,
+        "safety": _safety(team.safety_input, team.safety_output, team.safety_level),
+        "model_limits": _named_limits("--model-limit MODEL", limits.model_limit) or None,
+        "user_limits": _named_limits("--user-limit USER", limits.user_limit) or None,
+        "tag_limits": _named_limits("--tag-limit KEY=VALUE", limits.tag_limit) or None,
+        "calls_without_user": _without_user(limits.without_user),
+    }
+    said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if team.models is not None:
+        said["allowed_models"] = read_names(team.models)
+    for name, words in (("webhook_url", team.webhook_url), ("cost_centre", team.cost_centre)):
+        if words is not None:
+            said[name] = None if words == "none" else words
+    return {"limits": read_limits(limits), **said}
 
 
 def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:

@@ -19,9 +19,8 @@ from gateway.reports.provider_totals import IN_JSON_ALONE, Invoices, read_invoic
 from gateway.reports.usage_analysis import Analysis, read_analysis, usage_with_analysis
 from gateway.reports.usage_period import OF_ALL, check_of_all, read_period, read_span
 from gateway.reports.usage_report import usage_csv, usage_rows
-from gateway.terminal.address import KeyOption, UrlOption, is_elsewhere
-from gateway.terminal.config_path import ConfigOption
-from gateway.terminal.printing import Format, FormatOption, say, show
+from gateway.terminal.options import Where, with_options
+from gateway.terminal.printing import Format, say, show
 from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway, remote_gateway
 from protocol.errors import BadRequest
 
@@ -39,7 +38,9 @@ GROUPS_OF_ALL = "--group-by needs a --team, or team or cost_centre among its gro
 OF_INSTANCES = ("instance_id", "model", "gpus", "hours", "busy_hours", "cost_usd", "calls_usd", "idle_usd")
 
 
+@with_options
 def command(
+    *,
     team: Annotated[str | None, typer.Option(help="Whose usage; default: the whole deployment")] = None,
     date: Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help="A UTC day; default: today")] = None,
     since: Annotated[str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="The first day of several")] = None,
@@ -56,10 +57,7 @@ def command(
         str | None,
         typer.Option(metavar="PROVIDER:USD", help="A provider's total beside its invoice; several with commas between"),
     ] = None,
-    config: ConfigOption = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    format: FormatOption = Format.TABLE,
+    where: Where,
 ) -> None:
     """Show what a team used and what it costs; without --team, what all teams used and what it cost the operator.
 
@@ -67,28 +65,29 @@ def command(
     """
     given = {"date": date, "from": since, "to": to, "group_by": group_by, "compare": compare, "invoice": invoice}
     said = {name: value for name, value in given.items() if value is not None}
-    if is_elsewhere(config, url):
-        with remote_gateway(url, key) as gateway:
-            _show_remote(gateway, team, said | ({"analysis": "true"} if analysis else {}), format)
+    if where.is_elsewhere:
+        with remote_gateway(where.url, where.key) as gateway:
+            _show_remote(gateway, team, said | ({"analysis": "true"} if analysis else {}), where.format)
         return
-    settings = read_settings(config)
+    settings = read_settings(where.config)
     try:
         wanted = read_analysis(said | ({"analysis": "true"} if analysis else {}), settings, settings.catalog())
         if team is not None and invoice is not None:
             raise BadRequest(INVOICE_OF_ALL)
-        if format is Format.CSV and invoice is not None:
+        if where.format is Format.CSV and invoice is not None:
             raise BadRequest(f"--invoice {IN_JSON_ALONE}")
         if team is None:
             if group_by is not None:
                 check_of_all(asked := read_period(said, Clock().today()))
                 if not asked.is_of_all:
                     raise BadRequest(GROUPS_OF_ALL)
-                _show_team(settings, None, said, wanted, format)
+                _show_team(settings, None, said, wanted, where.format)
                 return
             invoices = read_invoices(invoice, settings.catalog())
-            _show_deployment(settings, wanted or Analysis(None), invoices, *read_span(said, Clock().today()), format)
+            span = read_span(said, Clock().today())
+            _show_deployment(settings, wanted or Analysis(None), invoices, *span, where.format)
         else:
-            _show_team(settings, team, said, wanted, format)
+            _show_team(settings, team, said, wanted, where.format)
     except BadRequest as exc:
         raise typer.BadParameter(exc.message) from exc
 
