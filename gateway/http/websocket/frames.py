@@ -24,7 +24,7 @@ class Create(Struct, frozen=True):
     stream_id: str | None = None
     generate: bool | None = None
     idempotency_key: str | None = None
-    previous_response_id: Any = None
+    previous_response_id: str | None = None
     stream: Literal[True] | UnsetType = UNSET
     background: Literal[False] | None = None
 
@@ -35,6 +35,7 @@ RIGHT = {
     "$.generate": ("generate", "must be true or false"),
     "$.stream_id": ("stream_id", "must be a text"),
     "$.idempotency_key": ("idempotency_key", "must be a text"),
+    "$.previous_response_id": ("previous_response_id", "must be a text"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -44,20 +45,22 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._leave = leave
         self._tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
         self._team_id = ""  # whose messages these are, once that is known
-        self._held = 0  # bytes that have come of messages which are not read yet
+        self._coming = 0  # bytes of the message that comes, with what came between its frames,
+        self._waiting: deque[int] = deque()  # and of each that is whole and not read yet
         self._is_idle = False
         self._is_refused = False  # what still comes is not read
 
     def begin(self, team_id: str) -> None:
         """Count what comes from now on to a team."""
-        room.give_back(self._team_id, self._held)
+        held = self._coming + sum(self._waiting)
+        room.give_back(self._team_id, held)
         self._team_id = team_id
-        room.take(team_id, self._held)
+        room.take(team_id, held)
 
     def message_is_read(self) -> None:
-        """Give the room back that the last message took."""
-        room.give_back(self._team_id, self._held)
-        self._held = 0
+        """Give the room back that the oldest message took: the next one may wait already."""
+        if self._waiting:  # else the connection is lost already
+            room.give_back(self._team_id, self._waiting.popleft())
 
     def end_when_idle(self) -> None:
         """Close the connection if it waits for its client; else the session does, once what runs on it has ended."""
@@ -68,7 +71,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Read on: messages, or pieces of them."""
         if self._is_refused:
             return
-        self._held += len(data)
+        self._coming += len(data)
         if room.take(self._team_id, len(data)):
             super().data_received(data)
         else:
@@ -77,7 +80,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the call that runs."""
         super().connection_lost(exc)
-        self.message_is_read()
+        room.give_back(self._team_id, self._coming + sum(self._waiting))
+        self._coming, self._waiting = 0, deque()
         self._leave()
         self._tell_left()
 
@@ -102,6 +106,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if not self.handshake_complete:
             extensions: dict[str, Any] = self.scope["extensions"]
             extensions |= {LEAVING: self._tell_when_left, SOCKET: self}
+
+    def send_receive_event_to_app(self) -> None:
+        """Let a whole message wait."""
+        self._waiting.append(self._coming)
+        self._coming = 0
+        super().send_receive_event_to_app()
 
     def handle_cont(self, event: Frame) -> None:
         """Take one more fragment."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from billing.core.errors import RateLimited
@@ -25,6 +26,7 @@ from gateway.http.websocket.protocol import SOCKET, SocketProtocol
 from gateway.stored_responses.local_turns import CONNECTION_TURNS, ConnectionTurns, LocalTurns
 from protocol.errors import BadRequest, ServiceError
 from protocol.serving.leaving import LEAVING
+from protocol.serving.off_loop import off_loop
 
 LONGEST = 3600.0  # seconds that a connection may be open
 MOST_OF_KEY = 256  # connections of one key, at one process
@@ -97,7 +99,7 @@ class ResponseSession:
         """Open the connection where its client may call, and answer until its end."""
         ends = asyncio.get_running_loop().time() + LONGEST
         await self._receive()
-        opening = await self._ask("GET", b"", ())
+        opening = await self._ask("GET", [b""], ())
         if opening.status != 200:
             start = {"status": opening.status, "headers": opening.headers}
             await self._send({"type": "websocket.http.response.start", **start})
@@ -125,31 +127,28 @@ class ResponseSession:
                 return
             if message["type"] == "websocket.disconnect":
                 return
-            await self._answer(message.get("text"))
+            await self._answer(message)
             if self._sockets.drain.has_begun:
                 await self._close(RESTART)
                 return
 
-    async def _answer(self, text: str | None) -> None:
-        """Answer one message of the client."""
+    async def _answer(self, message: dict[str, Any]) -> None:
+        """Answer one message of the client. While the answer comes, nothing of it is kept."""
         try:
-            if text is None:
-                raise BadRequest("Send messages of text, not of bytes.")
-            asked, body = read_create(text.encode())
+            asked, body = await _read(message)
             self._note_stream(asked)
         except ServiceError as exc:
             self._connection.message_is_read()
             await self._say(error_message(exc))
             return
-        del text
         self.turns.is_warm_up = asked.generate is False
         headers = [] if asked.idempotency_key is None else [(b"idempotency-key", asked.idempotency_key.encode())]
         answer = await self._ask("POST", body, headers, asked)
-        if answer.has_failed and isinstance(asked.previous_response_id, str):
+        if answer.has_failed and asked.previous_response_id is not None:
             self.turns.forget(asked.previous_response_id)
         if answer.status != 200:
-            body = with_fields(refusal_message(answer.status, answer.body), headers=told_headers(answer.headers))
-            await self._say(with_fields(body, stream_id=asked.stream_id))
+            told = with_fields(refusal_message(answer.status, answer.body), headers=told_headers(answer.headers))
+            await self._say(with_fields(told, stream_id=asked.stream_id))
 
     def _note_stream(self, asked: Create) -> None:
         if asked.stream_id is not None:
@@ -159,22 +158,19 @@ class ResponseSession:
             words = f"This connection has used {MOST_STREAMS} names of streams. Use one of them again, or open another."
             raise BadRequest(words, param="stream_id", code="websocket_stream_limit_reached")
 
-    async def _ask(self, method: str, body: bytes, headers: Any, asked: Create | None = None) -> _Answer:
-        """Ask the app, over HTTP's own form, and pass on the events that it answers with."""
+    async def _ask(self, method: str, body: list[bytes], headers: Any, asked: Create | None = None) -> _Answer:
+        """Ask the app, over HTTP's own form, and pass on the events that it answers with. ``body`` is empty once it has
+        been read: then it is the app's alone."""
         given = [(name, value) for name, value in self._scope["headers"] if _is_passed_on(name)]
-        told = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
-        pending: bytes | None = body
-        del body
+        told = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body[0])), *headers]
 
         async def receive() -> dict[str, Any]:
-            nonlocal pending
-            if pending is None:
+            if not body:
                 await self._connection.left.wait()
                 return {"type": "http.disconnect"}
-            piece, pending = pending, None
             if asked is not None:
                 self._connection.message_is_read()
-            return {"type": "http.request", "body": piece, "more_body": False}
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
 
         answer = _Answer(self, asked)
         scope = {name: value for name, value in self._scope.items() if name != "subprotocols"} | {
@@ -190,6 +186,8 @@ class ResponseSession:
             },
         }
         await self._sockets.app(scope, receive, answer.send)
+        if body and asked is not None:  # it was refused unread
+            self._connection.message_is_read()
         return answer
 
     async def _say(self, data: bytes) -> None:
@@ -197,6 +195,19 @@ class ResponseSession:
 
     async def _close(self, code: int) -> None:
         await self._send({"type": "websocket.close", "code": code})
+
+
+async def _read(message: dict[str, Any]) -> tuple[Create, list[bytes]]:
+    """Take what a client asks out of its message, a long one beside the event loop. Raises BadRequest."""
+    text: str | None = message.pop("text", None)
+    if text is None:
+        raise BadRequest("Send messages of text, not of bytes.")
+    asked, body = await off_loop(len(text), partial(_create_in, text))
+    return asked, [body]
+
+
+def _create_in(text: str) -> tuple[Create, bytes]:
+    return read_create(text.encode())
 
 
 class _Answer:
