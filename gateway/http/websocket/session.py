@@ -88,6 +88,7 @@ class ResponseSession:
         self._sockets.enter(caller.key_id)
         self._key_id = caller.key_id
         self._connection.begin(caller.team.id)
+        self.turns.begin(caller.team.id)
 
     def end(self) -> None:
         """Forget what was kept for the connection."""
