@@ -113,10 +113,11 @@ class ConversationStore:
         if not can_be_id(item_id) or not await self._run(DELETE_ITEM, team_id, conversation_id, item=item_id):
             _refuse_item(item_id)
 
-    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> None:
-        """Add items at the end, all of them. Raises NotFound; StorageFull for more than a conversation may hold."""
+    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> int:
+        """Add items at the end, all of them; return their bytes. Raises NotFound; StorageFull for more than a
+        conversation may hold."""
         if not told:
-            return
+            return 0
         plain = [msgspec.json.encode(item) for item in told]
         size = sum(map(len, plain))
 
@@ -138,6 +139,7 @@ class ConversationStore:
             raise StorageFull(
                 f"A conversation holds at most {MOST_MESSAGES} items and {LARGEST // 2**20} MiB. Begin another."
             )
+        return size
 
     async def _read(self, team_id: str, found: Conversation) -> tuple[InputItem, ...]:
         rows = await self._run(PAGE_UP, team_id, found.id, after=None, limit=MOST_MESSAGES)

@@ -52,8 +52,8 @@ class Conversations(Protocol):
     async def items(self, team_id: str, conversation_id: str) -> Items:
         """Return its items. Raises NotFound, StoredResponseUnreadable."""
 
-    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> None:
-        """Add items at its end, all of them. Raises NotFound, StorageFull."""
+    async def add(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> int:
+        """Add items at its end, all of them; return their bytes. Raises NotFound, StorageFull."""
 
 
 class Summaries(Protocol):
@@ -187,20 +187,24 @@ class ResponseMemory:
         team_id = call.caller.team.id
         told = [*told_items_of(own_items(request)), *msgspec.to_builtins(response["output"])]
         try:
-            await self._within(STORE_WITHIN, self._conversations.add(team_id, conversation_id, told))
+            return await self._within(STORE_WITHIN, self._add_if_room(team_id, conversation_id, told))
         except Exception as exc:  # whatever it is: the answer is there, and paid
             if isinstance(exc, POSTGRES_AWAY):
                 self._away_until = self._clock.monotonic() + AWAY_FOR
             log.warning("conversation_not_gone_on", request_id=call.request_id, team_id=team_id, error=repr(exc))
             return False
+
+    async def _add_if_room(self, team_id: str, conversation_id: str, told: Sequence[dict[str, Any]]) -> bool:
+        if not await self.has_room(team_id):
+            return False
+        self.note_stored(team_id, await self._conversations.add(team_id, conversation_id, told))
         return True
 
     async def _put_if_room(self, team_id: str, response_id: str, previous_id: str | None, turn: Turn) -> bool:
         if not await self.has_room(team_id):
             return False
         stored = await self.store.put(team_id, response_id, previous_id, turn)
-        if (known := self._used.get(team_id)) is not None:
-            self._used[team_id] = (known[0], known[1] + stored)
+        self.note_stored(team_id, stored)
         return stored > 0
 
     async def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
@@ -226,6 +230,11 @@ class ResponseMemory:
             used = await self.store.bytes_of(team_id)
             self._used[team_id] = (now, used)
         return used < self._most_bytes
+
+    def note_stored(self, team_id: str, size: int) -> None:
+        """Note that a team has stored so many bytes more."""
+        if (known := self._used.get(team_id)) is not None:
+            self._used[team_id] = (known[0], known[1] + size)
 
     async def _items_of(
         self, team_id: str, request: ResponsesRequest, local: ConnectionTurns | None

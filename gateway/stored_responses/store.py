@@ -24,6 +24,7 @@ from protocol.serving.off_loop import in_parallel
 
 HEAVY = 256 * 1024  # bytes; longer turns are packed beside the event loop
 PURGED_AT_ONCE = 500  # rows in one transaction
+OF_A_CONVERSATION = 512  # bytes that one takes beside its items and its metadata
 
 Chain = list[tuple[str, Turn]]  # by their responses' ids, the oldest first
 
@@ -170,9 +171,10 @@ BYTES = text("""
     ) AS events ON true
     WHERE team_id = :team_id AND created_at > :since
 """)
-BYTES_OF_CONVERSATIONS = text("""
-    SELECT coalesce(sum(bytes), 0) AS bytes FROM conversations WHERE team_id = :team_id AND touched_at > :since
-""")
+BYTES_OF_CONVERSATIONS = text(f"""
+    SELECT coalesce(sum(bytes + octet_length(sealed) + {OF_A_CONVERSATION}), 0) AS bytes
+    FROM conversations WHERE team_id = :team_id AND touched_at > :since
+""")  # noqa: S608  (a constant of ours)
 
 PURGE = text("""
     DELETE FROM stored_responses WHERE id IN (

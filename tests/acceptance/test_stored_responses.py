@@ -252,15 +252,21 @@ def test_an_answer_that_cannot_be_stored_is_given_all_the_same(
 
 
 def test_a_team_stores_no_more_than_its_bytes(house: House, client: httpx.Client, tmp_path: Path) -> None:
-    """``responses.stored_bytes``: beyond, answers are given and not stored. What was stored, any gateway has."""
-    key = asyncio.run(make_team(house.settings, f"team_{uuid.uuid4().hex}"))
+    """``responses.stored_bytes``: beyond, answers are given and not stored, nor added to a conversation, and none is
+    begun, be it empty. What was stored, any gateway has."""
+    key, thrifty = (asyncio.run(make_team(house.settings, f"team_{uuid.uuid4().hex}")) for _ in range(2))
     settings = replace(house.settings, responses_stored_bytes=1, data_dir=tmp_path)
     with serving(settings) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as other:
         first, second = (other.post(URL, json=ASK) for _ in range(2))
         with house.client(key) as elsewhere:  # another gateway
             read = elsewhere.get(f"{URL}/{first.json()['id']}")
             after = elsewhere.post(URL, json=ASK | {"previous_response_id": first.json()["id"]})
+        other.headers["authorization"] = f"Bearer {thrifty}"
+        begun, full = (other.post("/v1/conversations", json={}) for _ in range(2))
+        added = other.post(URL, json=ASK | {"store": False, "conversation": begun.json()["id"]})
 
+    assert (begun.status_code, full.status_code, full.json()["error"]["code"]) == (200, 429, "storage_limit_exceeded")
+    assert (added.status_code, added.headers[DROPPED], added.json()["conversation"]) == (200, "conversation", None)
     assert [answer.json()["store"] for answer in (first, second)] == [True, False]
     assert second.headers[DROPPED] == "store"
     assert (read.status_code, read.json(), after.json()["store"]) == (200, first.json(), True)

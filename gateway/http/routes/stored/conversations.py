@@ -16,6 +16,7 @@ from gateway.dialects.responses import check_items
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_parameters, read_whole
 from gateway.stored_responses.conversations import Conversation, ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
+from gateway.stored_responses.store import OF_A_CONVERSATION
 from gateway.stored_responses.turns import told_items_of
 from protocol.decoding import decode
 from protocol.errors import BadRequest, invalid_value
@@ -56,9 +57,9 @@ async def create_conversation(request: AnyRequest) -> Response[bytes]:
     new, _ = await read_body(request, partial(decode, type=NewConversation))
     check_tags(new)
     told = _checked(new.items or ())
-    store, team_id = await _store_with_room(request)
+    store, memory, team_id = await _with_room(request)
     made = await store.create(team_id, new.metadata or {})
-    await store.add(team_id, made.id, told)
+    memory.note_stored(team_id, OF_A_CONVERSATION + await store.add(team_id, made.id, told))
     return answer(_view(made))
 
 
@@ -91,8 +92,8 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     new, _ = await read_body(request, partial(decode, type=NewItems))
     require(bool(new.items), "items", "'items' must hold at least one item.")
     told = _checked(new.items)
-    store, team_id = await _store_with_room(request)
-    await store.add(team_id, conversation_id, told)
+    store, memory, team_id = await _with_room(request)
+    memory.note_stored(team_id, await store.add(team_id, conversation_id, told))
     return _page(told, len(told))
 
 
@@ -132,14 +133,14 @@ def _store_of(request: AnyRequest) -> ConversationStore:
     return part_of(request, ConversationStore)
 
 
-async def _store_with_room(request: AnyRequest) -> tuple[ConversationStore, str]:
-    """Return where a team may keep more. Raises BadRequest where nothing is kept, StorageFull."""
+async def _with_room(request: AnyRequest) -> tuple[ConversationStore, ResponseMemory, str]:
+    """Return where a team may keep more, and what counts it. Raises BadRequest where nothing is kept, StorageFull."""
     memory, team_id = part_of(request, ResponseMemory), caller_of(request).team.id
     if not memory.store.retention:
         raise BadRequest("Nothing is stored at this gateway. Send the items of the turns in 'input'.")
     if not await memory.has_room(team_id):
         raise StorageFull("The team's stored responses and conversations have as many bytes as they may. Delete some.")
-    return _store_of(request), team_id
+    return _store_of(request), memory, team_id
 
 
 def _view(one: Conversation) -> dict[str, Any]:
