@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 from sqlalchemy import TextClause, text
 
@@ -28,6 +28,7 @@ from protocol.responses import InputItem
 from protocol.serving.off_loop import in_parallel
 
 T = TypeVar("T")
+Told = tuple[str, Raw]  # an item's id, and the item
 
 log = structlog.get_logger(__name__)
 
@@ -88,9 +89,9 @@ class ConversationStore:
 
     async def page(
         self, team_id: str, conversation_id: str, *, limit: int, after: str | None, is_rising: bool
-    ) -> list[dict[str, Any]]:
+    ) -> list[Told]:
         """Return some items as they are told, in their order or the latest first. Raises NotFound, BadRequest."""
-        await self.find(team_id, conversation_id)
+        found = await self.find(team_id, conversation_id)
         place = None
         if after is not None:
             places = await self._run(PLACE, team_id, conversation_id, item=after) if can_be_id(after) else []
@@ -98,15 +99,19 @@ class ConversationStore:
                 raise invalid_value("after", "is the id of an item of this conversation")
             place = places[0].position
         statement = PAGE_UP if is_rising else PAGE_DOWN
-        rows = await self._run(statement, team_id, conversation_id, after=place, limit=limit)
-        return [self._opened(team_id, f"{conversation_id}\n{row.id}", row.sealed, dict[str, Any]) for row in rows]
+        values = {"after": place, "limit": limit}
+        if found.bytes < HEAVY:
+            return await self._told(team_id, conversation_id, await self._run(statement, team_id, found.id, **values))
+        async with self._room.taken(team_id, found.bytes):
+            return await self._told(team_id, conversation_id, await self._run(statement, team_id, found.id, **values))
 
-    async def item(self, team_id: str, conversation_id: str, item_id: str) -> dict[str, Any]:
+    async def item(self, team_id: str, conversation_id: str, item_id: str) -> Raw:
         """Return one item as it is told. Raises NotFound."""
         rows = await self._run(ITEM, team_id, conversation_id, item=item_id) if can_be_id(item_id) else []
         if not rows:
             _refuse_item(item_id)
-        return self._opened(team_id, f"{conversation_id}\n{item_id}", rows[0].sealed, dict[str, Any])
+        ((_, told),) = await self._told(team_id, conversation_id, rows)
+        return told
 
     async def delete_item(self, team_id: str, conversation_id: str, item_id: str) -> None:
         """Delete one item. Raises NotFound."""
@@ -148,6 +153,14 @@ class ConversationStore:
             return tuple(self._opened(team_id, f"{found.id}\n{row.id}", row.sealed, InputItem) for row in rows)
 
         return await in_parallel(found.bytes, HEAVY, opened)
+
+    async def _told(self, team_id: str, conversation_id: str, rows: list[Any]) -> list[Told]:
+        """Return items as JSON, which nothing here has to read."""
+
+        def opened() -> list[Told]:
+            return [(row.id, self._opened(team_id, f"{conversation_id}\n{row.id}", row.sealed, Raw)) for row in rows]
+
+        return await in_parallel(sum(row.size for row in rows), HEAVY, opened)
 
     async def _run(self, statement: TextClause, team_id: str, conversation_id: str, **values: Any) -> list[Any]:
         now = self._clock.moment()
@@ -214,14 +227,16 @@ OF_TEAM = "EXISTS (SELECT FROM conversations WHERE id = :id AND team_id = :team_
 PLACE = text("SELECT position FROM conversation_items WHERE conversation_id = :id AND id = :item")
 PAGE_UP, PAGE_DOWN = (
     text(f"""
-        SELECT id, sealed FROM conversation_items
+        SELECT id, sealed, size FROM conversation_items
         WHERE conversation_id = :id AND {OF_TEAM}
           AND (CAST(:after AS bigint) IS NULL OR position {beyond} CAST(:after AS bigint))
         ORDER BY position {order} LIMIT :limit
     """)  # noqa: S608  (all of it is ours)
     for beyond, order in ((">", "ASC"), ("<", "DESC"))
 )
-ITEM = text(f"SELECT sealed FROM conversation_items WHERE conversation_id = :id AND id = :item AND {OF_TEAM}")  # noqa: S608
+ITEM = text(f"""
+    SELECT id, sealed, size FROM conversation_items WHERE conversation_id = :id AND id = :item AND {OF_TEAM}
+""")  # noqa: S608  (all of it is ours)
 DELETE_ITEM = text(f"""
     WITH gone AS (
         DELETE FROM conversation_items WHERE conversation_id = :id AND id = :item AND {OF_TEAM} RETURNING size

@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -17,7 +18,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.core.clock import Clock
 from gateway.storage.database import Database
-from gateway.stored_responses import conversations
+from gateway.stored_responses import conversations, store
 from gateway.stored_responses.store import purge_responses
 from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -179,6 +180,32 @@ def test_a_full_conversation_takes_nothing_and_the_answer_is_given(
     assert "conversation" in answer.headers["x-tollgate-dropped"]
     assert full.status_code >= 400 and "Begin another" in full.json()["error"]["message"]
     assert texts_of(openai, made.id) == ["My name is Ann."]
+
+
+def test_what_is_long_is_opened_beside_the_event_loop(openai: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its length as JSON: what says the same again and again is packed to a hundredth of that."""
+    on_loop: list[str] = []
+
+    def watched(unseal: Any) -> Any:
+        def opened(sealer: Any, team_id: str, label: str, *what: Any) -> Any:
+            with suppress(RuntimeError):
+                asyncio.get_running_loop()
+                on_loop.append(label)
+            return unseal(sealer, team_id, label, *what)
+
+        return opened
+
+    for module in (conversations, store):
+        monkeypatch.setattr(module, "HEAVY", 2_000)
+        monkeypatch.setattr(module, "unseal", watched(module.unseal))
+    made = openai.conversations.create(items=[{"role": "user", "content": "x" * 5_000}])
+    (item,) = openai.conversations.items.list(made.id)
+    openai.conversations.items.retrieve(str(item.id), conversation_id=made.id)
+    response = openai.responses.create(**ASK | {"input": "x" * 5_000})
+    openai.responses.retrieve(response.id)
+    openai.responses.input_items.list(response.id)
+
+    assert set(on_loop) <= {made.id}  # its metadata
 
 
 def test_contents_lie_sealed_and_go_with_their_time(house: House, openai: OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -94,7 +95,7 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
     told = _checked(new.items)
     store, memory, team_id = await _with_room(request)
     memory.note_stored(team_id, await store.add(team_id, conversation_id, told))
-    return _page(told, len(told))
+    return _page([(item["id"], item) for item in told], len(told))
 
 
 @get(ITEMS, guards=[team_guard], summary="List a conversation's items", query=("after", "limit", "order", *INCLUDE))
@@ -148,8 +149,9 @@ def _view(one: Conversation) -> dict[str, Any]:
     return {"id": one.id, "object": "conversation", "created_at": created, "metadata": one.metadata}
 
 
-def _page(told: list[dict[str, Any]], limit: int) -> Response[bytes]:
+def _page(told: Sequence[tuple[str, Any]], limit: int) -> Response[bytes]:
+    """Return items, told with their ids, as a list of OpenAI's form; there may be one more than ``limit``."""
     page = told[:limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    more = len(told) > limit
-    return answer({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+    first, last = (page[0][0], page[-1][0]) if page else (None, None)
+    items, more = [item for _, item in page], len(told) > limit
+    return answer({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more})

@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from gateway.accounts.guards import team_guard
 from gateway.core.errors import UpgradeRequired
+from gateway.core.json_text import to_json
 from gateway.dialects.responses import ENDPOINT
 from gateway.http.background_response import ListenResponse
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_parameters, read_whole
@@ -19,8 +20,10 @@ from gateway.http.websocket.protocol import SOCKET
 from gateway.http.websocket.session import ResponseSession
 from gateway.stored_responses.background import BackgroundResponses
 from gateway.stored_responses.memory import ResponseMemory
+from gateway.stored_responses.store import Chain
 from gateway.stored_responses.turns import Turn, told_items
 from protocol.errors import BadRequest, NotFound, invalid_value
+from protocol.serving.off_loop import HUGE, off_loop
 
 LONGEST_PAGE = 100
 USUAL_PAGE = 20
@@ -107,18 +110,25 @@ async def get_input_items(request: AnyRequest, response_id: FromPath[str]) -> Re
     chain, _ = await store.conversation(caller_of(request).team.id, response_id)
     if not chain:
         raise _not_found(response_id)
+    rising, after = query.get("order") == "asc", query.get("after")
+    page = await off_loop(HUGE, lambda: _page(chain, rising, after, limit))  # its turns may be long
+    return Response(page, media_type="application/json")
+
+
+def _page(chain: Chain, is_rising: bool, after: str | None, limit: int) -> bytes:
+    """Return the input items of the last of some turns as a list of OpenAI's form. Raises BadRequest."""
     items = told_items(chain)
-    if query.get("order") != "asc":
+    if not is_rising:
         items.reverse()
-    if (after := query.get("after")) is not None:
+    if after is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             raise invalid_value("after", "is the id of an item of this list")
         items = items[places[0] + 1 :]
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    more = len(items) > limit
-    return answer({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+    told = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(items) > limit}
+    return to_json(told)
 
 
 async def _turn_of(request: AnyRequest, response_id: str) -> Turn:
