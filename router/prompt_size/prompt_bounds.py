@@ -39,6 +39,7 @@ from router.catalog.targets import ModelSpec
 from router.prompt_size.pdf_pages import MOST_PAGES
 from router.prompt_size.pictures import Picture, images_of, picture_of, picture_tokens_most
 from router.prompt_size.prompt_lengths import byte_length, prompts_of
+from router.prompt_size.text_bounds import bytes_most
 from router.prompt_size.token_counts import tokens_most
 
 # A byte-level tokenizer makes at most one token of each UTF-8 byte. What a chat template adds to that, in tokens:
@@ -79,7 +80,7 @@ class PromptBound(Struct, frozen=True, dict=True):
     @cached_property
     def size(self) -> int:
         """Tokens without the pictures, if every byte were one."""
-        return self.added + sum([len(text) if text.isascii() else byte_length(text) for text in self.texts])
+        return self.added + sum(map(bytes_most, self.texts))
 
     @property
     def is_short(self) -> bool:
@@ -135,7 +136,7 @@ def bound_prompt(request: Request) -> PromptBound:
             return _plain_bound(prompts_of(request.input))
         case RerankRequest():
             texts = list[str | list[int]](request.texts)
-            query = byte_length(request.query) + MESSAGE_TOKENS
+            query = bytes_most(request.query) + MESSAGE_TOKENS
             return _plain_bound(texts, added=query * len(texts))
         case ImageRequest():
             return _plain_bound([request.prompt])

@@ -7,7 +7,8 @@
 #     one letter stand side by side but where they are no such pair: k letters with b such places make (2 k + 1 + b) / 3
 #     tokens at the most;
 #   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes; where that is one for
-#     three bytes, a space before it may take its first byte, and leaves two;
+#     three bytes, a space before it may take its first byte, and leaves two. A few tokens join the last byte of one
+#     character to the next one's first: each leaves one token more. Claude's normalizer (NFKC) writes some out;
 #   - runs of spaces are few tokens; digits, punctuation and other white space are one each.
 #
 # Merges across those borders can cost a token more than either side alone: MARGIN is for that.
@@ -28,6 +29,12 @@ SPACES_A_TOKEN = 12  # in a run of them, beyond its first two tokens
 RUNS = re.compile(r" ?[A-Za-z]+")  # words of a text in ASCII,
 MIXED = re.compile(r" ?[A-Za-z\x80-\U0010ffff]+")  # and of any other: what touches another script is no known word
 OTHERS = re.compile(r"[^\x00-\x7f]+")
+BLANKS = " \xa0\u2000-\u200a\u202f\u205f\u3000"  # the space, and what NFKC makes one
+# The first byte of a character that some token joins to the last one before it, and both characters are fewer tokens by
+# themselves: a Hebrew letter after what is none, and some Hangul and ideographs.
+JOINED = re.compile(
+    rb"(?s)[\xd7\xe7\xec\xed](?<=[^\xd7][\x90\x91\x94\x9e]\xd7|.[\xa0\xbd]\xe7|.[\x84\xb0]\xec|.[\xa0\xa4]\xed)"
+)
 
 
 class Shared(NamedTuple):
@@ -36,7 +43,9 @@ class Shared(NamedTuple):
     words: frozenset[str]  # that are one token, as they stand: with a space before them, or after anything but a letter
     strange: re.Pattern[str]  # matches the first of two letters that are no token
     cheap: tuple[tuple[re.Pattern[str], int], ...]  # characters that make fewer tokens than bytes, and how many fewer
-    torn: re.Pattern[str]  # matches a space and a character of three bytes that is one token without the space
+    torn: re.Pattern[str]  # matches a blank and a character of three bytes that is one token without the space
+    longer: dict[str, int]  # characters that NFKC writes with more bytes, and how many more
+    is_longer: re.Pattern[str]  # matches each of them
 
 
 def text_tokens_most(text: str) -> int:
@@ -53,6 +62,14 @@ def text_tokens_most(text: str) -> int:
     return tokens + tokens // MARGIN + EDGE
 
 
+def bytes_most(text: str) -> int:
+    """Return a number of bytes that no tokenizer is given more of: those of ``text``, as NFKC leaves it if that is
+    longer."""
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-8", "surrogatepass")) + _written_out(text, shared_by_vocabularies())
+
+
 @cache
 def shared_by_vocabularies() -> Shared:
     """Read what ships with the package."""
@@ -65,9 +82,10 @@ def shared_by_vocabularies() -> Shared:
     cheap = tuple(
         (re.compile(f"[{re.escape(characters)}]+"), int(saved)) for saved, characters in found["cheap"].items()
     )
-    torn = re.compile(f" [{re.escape(found['cheap']['2'])}]")
+    torn = re.compile(f"[{BLANKS}][{re.escape(found['cheap']['2'])}]")
     words = frozenset(f" {word}" for word in found["spaced"].split()) | frozenset(found["bare"].split())
-    return Shared(words, re.compile(strange), cheap, torn)
+    longer = {character: int(more) for more, characters in found["longer"].items() for character in characters}
+    return Shared(words, re.compile(strange), cheap, torn, longer, re.compile(f"[{''.join(longer)}]"))
 
 
 def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
@@ -76,10 +94,16 @@ def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
     if not words.isascii():
         pieces = OTHERS.findall(words)
         others = "".join(pieces)
-        tokens = len(others.encode("utf-8", "surrogatepass"))
+        encoded = others.encode("utf-8", "surrogatepass")
+        tokens = len(encoded) + len(JOINED.findall(encoded)) + _written_out(others, shared)
         for characters, saved in shared.cheap:
             tokens -= saved * sum(map(len, characters.findall(others)))
         tokens += len(shared.torn.findall(words))
         letters, parts = letters - len(others), parts + len(pieces)
     strange = len(shared.strange.findall(words))
     return tokens + min(letters, -(-(2 * letters + parts + strange) // 3))
+
+
+def _written_out(text: str, shared: Shared) -> int:
+    """Return how many bytes more a text has once NFKC has written its characters out."""
+    return sum([shared.longer[character] for character in shared.is_longer.findall(text)])

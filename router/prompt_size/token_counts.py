@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from router.prompt_size.text_bounds import text_tokens_most
+from router.prompt_size.text_bounds import bytes_most, text_tokens_most
 
 ENCODINGS = ("o200k_base", "cl100k_base")  # OpenAI's, as the optional package ``rs-bpe`` carries them
 BYTES = "bytes"  # in place of a tokenizer: whatever it is, it makes no more tokens than bytes
@@ -48,7 +48,7 @@ def counter_of(tokenizer: str) -> Callable[[str], int]:
     Raises ImportError where the package for it is missing, and whatever reading the file raises.
     """
     if tokenizer == BYTES:
-        return lambda text: len(text.encode("utf-8", "surrogatepass"))
+        return bytes_most
     if tokenizer == NEWER_CLAUDE:
         return lambda text: math.ceil(text_tokens_most(text) * NEWER_CLAUDE_MORE)
     if tokenizer in ENCODINGS:

@@ -65,7 +65,18 @@ def calibrate(words: list[str], counts: Counts) -> dict[str, Any]:
         "bare": " ".join(word for word in words if max(added(word), added(word, "(")) == 1),
         "pairs": pairs,
         "cheap": cheap,
+        "longer": longer(),
     }
+
+
+def longer() -> dict[int, str]:
+    """Return the characters that NFKC, which Claude's tokenizer begins with, writes with more bytes."""
+    found: dict[int, str] = {}
+    for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x110000))):
+        more = len(unicodedata.normalize("NFKC", character).encode()) - len(character.encode())
+        if more > 0:
+            found[more] = found.get(more, "") + character
+    return found
 
 
 def _is_assigned(character: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import string
 import time
+import unicodedata
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +20,9 @@ from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from protocol.chat import ChatRequest, Message
+from router.prompt_size import text_bounds
 from router.prompt_size.prompt_bounds import bound_prompt
-from router.prompt_size.text_bounds import shared_by_vocabularies, text_tokens_most
+from router.prompt_size.text_bounds import bytes_most, shared_by_vocabularies, text_tokens_most
 from router.prompt_size.token_counts import BYTES, ENCODINGS, NEWER_CLAUDE, SLICE, counter_of, encoding_of, tokens_most
 from tests.unit.router.examples import model
 
@@ -47,13 +50,43 @@ texts = st.builds(lambda parts, times: "".join(parts) * times, st.lists(pieces, 
 
 
 @given(texts)
-@example(" 网" * 20)
+@example("Τ크" * 20)  # the last byte of the one and the first of the other are a token of cl100k
 @settings(max_examples=400)
 def test_no_tokenizer_makes_more_tokens(text: str) -> None:
     """Of words and of what is none, in any script, repeated or not."""
     bound = text_tokens_most(text)
 
     assert all(counter_of(encoding)(text) <= bound for encoding in ENCODINGS)
+
+
+@pytest.mark.parametrize("before", [" ", "“"])
+def test_no_sign_before_a_character_makes_more_tokens(before: str) -> None:
+    """In all scripts: a token that takes the first byte of a character leaves the others in pieces (" 网" is three)."""
+    shared = json.loads((Path(text_bounds.__file__).parent / "artifacts" / "text_bounds.json").read_bytes())
+
+    for character in "".join(shared["cheap"].values()):
+        text = (before + character) * 12
+        needed = max(counter_of(encoding)(text) for encoding in ENCODINGS)
+        assert needed <= text_tokens_most(text), text[:2]
+
+
+@given(texts)
+@example("𝅘𝅥𝅯 ﷺ ﬞ ½ ᾧ")
+def test_no_normalizer_writes_more_bytes(text: str) -> None:
+    """Claude's tokenizer begins with NFKC, for which one character may be eighteen others; then they are tokens."""
+    written_out = unicodedata.normalize("NFKC", text).encode()
+
+    assert len(written_out) <= bytes_most(text)
+    assert counter_of(BYTES)(text) == bytes_most(text)
+
+
+def test_tokens_across_a_border_are_held_for() -> None:
+    """As vocabularies have them that are not here: Tekken joins the last byte of some characters to a Hebrew letter,
+    Claude 2 to some ideographs, and writes ligatures out."""
+    assert text_tokens_most("联ד" * 20) >= 60
+    assert text_tokens_most("无线" * 20) >= 60
+    assert text_tokens_most("ﷺ" * 20) >= 420
+    assert text_tokens_most("\xa0意" * 20) >= 60
 
 
 @given(st.lists(texts, max_size=4))
