@@ -149,6 +149,7 @@ class Leases:
         self._held: dict[str, Held] = {}  # by request id
         self._waiting: dict[str, deque[_Waiting]] = {}  # by team, first come, first served
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._left: dict[str, list[HoldRequest]] = {}  # by team: whose callers left while they waited
         self._returning: asyncio.TimerHandle | None = None
         self._returned_at = 0.0  # loop time; what was free of tight balances went back then
         self._telling: asyncio.Task[None] | None = None
@@ -173,6 +174,9 @@ class Leases:
             return await waiting.answer
         except asyncio.CancelledError:
             self.release(request.request_id)
+            self._left.setdefault(request.team_id, []).append(request)
+            if request.team_id not in self._asking:
+                self._let_go_of_left(request.team_id)
             raise
 
     def force(self, request: HoldRequest) -> None:
@@ -389,7 +393,9 @@ class Leases:
         line = self._waiting[team_id]
         try:
             while line:
-                if pause := await self._ask(line):  # calls that come within it share the next answer
+                pause = await self._ask(line)
+                self._let_go_of_left(team_id)
+                if pause:  # calls that come within it share the next answer
                     await asyncio.sleep(pause)
         except BaseException as exc:
             for waiting in line:
@@ -398,6 +404,7 @@ class Leases:
             raise
         finally:
             del self._waiting[team_id], self._asking[team_id]
+            self._let_go_of_left(team_id)
 
     def _serve(self, line: deque[_Waiting]) -> None:
         """Let callers in that wait, as far as what has just become free reaches; first come, first served."""
@@ -600,6 +607,11 @@ class Leases:
             scope = next((scope for scope in waiting.request.scopes if scope.name in beyond), None)
             if scope is not None and not waiting.answer.done():
                 self._refuse(waiting, _too_many(scope))
+
+    def _let_go_of_left(self, team_id: str) -> None:
+        """Forget rooms that no caller waits for any more, while no answer for the team is on its way."""
+        for request in self._left.pop(team_id, ()):
+            self._let_go(request)
 
     def _let_go(self, request: HoldRequest) -> None:
         """Forget rooms of end users and tags that nothing was drawn of, or names that callers make up would fill the

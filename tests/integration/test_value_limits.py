@@ -155,13 +155,22 @@ async def test_processes_that_draw_at_once_pass_no_limit_of_an_end_user_or_a_tag
 async def test_no_more_scopes_are_made_than_a_team_may_have(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of fifty made-up end users the first twenty are counted; the others hear so, and leave nothing behind."""
+    """Of fifty made-up end users the first twenty are counted; the others hear so, and leave nothing behind, be it that
+    they leave before they hear it."""
     monkeypatch.setattr(lease_store, "MOST_VALUES", 20)
     await deployment.limit(user_limits={"*": OF_A_CENT})
     first, second = [await deployment.process(name) for name in ("host:1", "host:2")]
     refused = [await deployment.hold(first, deployment.ask(f"u{n}")) for n in range(50)]
     again = [await deployment.hold(leases, deployment.ask("u7")) for leases in (first, second)]
     other = await asyncio.gather(*(deployment.hold(second, deployment.ask(f"v{n}")) for n in range(5)))
+    for turns in (1, 3):  # before they are asked for, and while they are
+        leaving = [asyncio.create_task(deployment.hold(first, deployment.ask(f"w{turns}{n}"))) for n in range(15)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for one in leaving:
+            one.cancel()
+        await asyncio.wait(leaving)
+        await deployment.hold(first, deployment.ask("last"))
 
     assert [why.limit for why in refused[20:] if why is not None] == [LimitName.SCOPES_PER_DAY] * 30
     assert refused[:20] == [None] * 20 and again == [None, None] and None not in other
