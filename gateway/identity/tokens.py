@@ -146,6 +146,8 @@ def _named(settings: TokenIssuer, claims: Claims) -> TokenKey:
     if settings.teams is None:
         if len(values) != 1:
             raise TokenRefused(f"its claim {settings.claim} names {len(values)} teams, and should name one")
+        if not values[0].isprintable():  # no store takes all characters that JSON does
+            raise TokenRefused(f"its claim {settings.claim} names what can be no team")
         return TokenKey(settings.issuer, values[0], values[0])
     for value, team_id in settings.teams.items():
         if value in values:

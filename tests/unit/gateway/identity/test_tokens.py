@@ -304,6 +304,8 @@ TEAMS = {"batch jobs": "payments", "services": "payments", "lab": "research"}
         ({"teams": TEAMS}, {}, "no value that stands for a team"),
         ({}, {"groups": "research"}, ("research", "research")),
         ({}, {"groups": ["research", "payments"]}, "names 2 teams"),
+        ({}, {"groups": "re\0search"}, "can be no team"),
+        ({}, {"groups": "research\ud800"}, "can be no team"),
         (
             {"claim": "k8s.io.namespace", "teams": {"pay": "payments"}},
             {"k8s.io": {"namespace": "pay"}},
