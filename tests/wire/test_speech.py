@@ -31,7 +31,7 @@ def heard(data: bytes, size: int) -> tuple[bytes, list[Event]]:
 @pytest.mark.parametrize("size", [1, 5, 7, 1000])
 def test_bytes_and_events_say_the_same(size: int) -> None:
     """Bytes end where they end; events with a count."""
-    for audio in (b"ID3\x04 data: a song", b"RIFF", b'{"a":1}', b"data"):
+    for audio in (b"ID3\x04 data: a song", b"RIFF", b'{"a":1}', b"data", b":\x01:\x02\xff\xff\0"):
         assert heard(audio, size) == (audio, [ReplyEnd()])
         told = [UsageReport(Usage(3, output_tokens=40)), ReplyEnd()]
         assert heard(b": hm\n\n" + event(audio[:2]) + event(audio[2:]) + DONE, size) == (audio, told)

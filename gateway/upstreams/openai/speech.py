@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 
 import msgspec
 from msgspec import Raw, Struct
@@ -16,7 +17,8 @@ from protocol.sse import EventReader, EventStreamTooLong
 from protocol.usage import Usage
 
 LONGEST_SIGN = len(b"event:")  # bytes that tell events from audio
-SIGNS = (b"data:", b"event:", b":")
+SIGNS = (b"data:", b"event:")
+COMMENT = re.compile(rb":[\t\n\r -~]*")  # bare samples may begin with the same byte, and do not go on as text
 
 
 class SpeechEvents:
@@ -35,7 +37,8 @@ class SpeechEvents:
             self._begun += piece
             if len(self._begun) < LONGEST_SIGN:
                 return []
-            self._is_audio = not self._begun.startswith(SIGNS)
+            begun = self._begun[:LONGEST_SIGN]
+            self._is_audio = not begun.startswith(SIGNS) and COMMENT.fullmatch(begun) is None
             piece, self._begun = self._begun, b""
         if self._is_audio:
             return [Delta(audio=piece)] if piece else []
