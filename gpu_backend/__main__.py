@@ -19,6 +19,7 @@ from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokeni
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.server.serving import serve
 from gpu_backend.server.settings import FrontSettings, read_kv_events, read_lora_modules
+from gpu_backend.server.warm_up import read_warm_up
 from gpu_backend.step.config import (
     DEVICES,
     DTYPES,
@@ -147,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--fleet-pool", metavar="NAME", help=joins)
     add("--fleet-redis", metavar="URL", help=f"the Redis of the gateways; ${FLEET_REDIS} if not given")
     add("--fleet-address", metavar="URL", help="http://HOST:PORT/v1 by which they reach it; as it listens if not given")
+    warms = "prompts that are answered before it is announced as active"
+    add("--warm-up", type=str, default="[]", metavar="JSON", help=warms)
     add("--instance-id", metavar="ID", help="name in /load, before a suffix for each start; host and port if not given")
     return parser
 
@@ -181,6 +184,7 @@ def _settings(
         max_waiting=options.max_waiting,
         drain_seconds=options.drain_seconds,
         fleet=_fleet(options, environment),
+        warm_up=read_warm_up(options.warm_up),
     )
 
 

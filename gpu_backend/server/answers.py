@@ -116,6 +116,7 @@ class InferenceResponse:
                 if not isinstance(exc, ServiceError):
                     log.exception("a stream broke off (request %s)", self._request_id)
                 error = exc if isinstance(exc, ServiceError) else EngineFailed("The reply broke off inside the engine.")
+                self._front.metrics.count_failure(error.status)
                 await _send_more(send, encode_event(encode(error.body())))
             finally:
                 keep_alive.stop()

@@ -62,6 +62,8 @@ class Front:
             max_model_len=ready.max_model_len if ready else None,
             kv_events=KvEventsAt(told.endpoint, told.replay_endpoint) if told.publishes else None,
             adapters=tuple(self.engine.adapters.by_name),
+            answered=self.metrics.answered,
+            failed=self.metrics.failed,
         )
 
     def check_model(self, name: str) -> Adapter | None:

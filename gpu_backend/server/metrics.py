@@ -57,6 +57,8 @@ class Metrics:
         disable_created_metrics()  # a second series for each, which is not read
         self.registry = CollectorRegistry()
         self.request_seconds = 0.0  # device time that answers told in their usage
+        self.answered = 0  # calls that came to their end,
+        self.failed = 0  # and those that the engine itself could not finish
         self._model_name = model_name
         ProcessCollector(registry=self.registry)
         self.registry.register(EngineCollector(model_name, current))
@@ -134,12 +136,18 @@ class Metrics:
     def count_refusal(self, status: int) -> None:
         """Record a request that got an error instead of an answer."""
         self._refused.labels(self._model_name, str(status)).inc()
+        self.count_failure(status)
+
+    def count_failure(self, status: int) -> None:
+        """Record what went wrong, before or after the first byte of an answer, if it is the engine's own fault."""
+        self.failed += status == 500
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _count_call(self, own: _Tenant, usage: UsageBody, latency: float) -> None:
+        self.answered += 1
         own.counters["prompt_tokens"].inc(usage.prompt_tokens)
         own.counters["queried_tokens"].inc(usage.prompt_tokens)
         own.counters["cached_tokens"].inc(usage.cached_tokens)

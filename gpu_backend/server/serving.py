@@ -21,6 +21,7 @@ from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.kv_publisher import KvPublisher
 from gpu_backend.server.front import Front, build_front
 from gpu_backend.server.settings import FrontSettings
+from gpu_backend.server.warm_up import warm_up
 from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.config import KvEventsConfig
 from protocol.chat import Message
@@ -87,7 +88,7 @@ def announcer_of(front: Front, host: str, port: int) -> Announcer | None:
     """Return what announces an engine that listens there, if it is to be announced."""
     if (fleet := front.settings.fleet) is None:
         return None
-    return Announcer(fleet, partial(front.announcement, base_url_of(fleet, host, port)))
+    return Announcer(fleet, partial(front.announcement, base_url_of(fleet, host, port)), partial(warm_up, front))
 
 
 class Server(uvicorn.Server):

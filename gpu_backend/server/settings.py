@@ -31,6 +31,7 @@ class FrontSettings:
     shared_prompts: str | None = None  # JSON file of system prompts whose cached blocks all tenants share
     drain_seconds: float = 5.0  # that running replies get after SIGTERM
     fleet: FleetSettings | None = None  # None: gateways know this engine by their configuration alone
+    warm_up: tuple[str, ...] = ()  # prompts that are answered before it is announced as active
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,6 +60,8 @@ class FrontSettings:
             raise ValueError(f"port is {self.port}; it is 1 to 65535, or 0 for any free one")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds is {self.drain_seconds}; it is a number of seconds from 0 up")
+        if self.warm_up and self.fleet is None:
+            raise ValueError("warm_up says nothing without fleet_pool: it is before the first call of a gateway")
         if clash := {adapter.name for adapter in self.engine.lora.lora_modules} & {*self.names}:
             raise ValueError(f"lora_modules names an adapter {clash.pop()}, which is what the model itself is called")
         if not self.served_model_name:

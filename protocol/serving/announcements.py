@@ -15,7 +15,8 @@ KEY_LASTS = 60_000  # milliseconds after the last heartbeat of any replica of a 
 LONGEST = 16_384  # bytes of one
 PURPOSE = b"tollgate announcement 1\n"  # the secret signs nothing else in this form
 
-ACTIVE, DRAINING = "active", "draining"  # states, of those that an engine's GET /load has
+# States, as an engine's GET /load has them: it loads its model and warms up; takes calls; should get none; is of no use.
+STARTING, ACTIVE, DRAINING, FAILED = "starting", "active", "draining", "failed"
 
 
 class KvEventsAt(Struct, frozen=True):
@@ -40,6 +41,8 @@ class Announcement(Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens
     kv_events: KvEventsAt | None = None
     adapters: tuple[str, ...] = ()  # of the model, by the names that calls ask for
+    answered: int = 0  # calls since its start that came to their end,
+    failed: int = 0  # and those that the engine itself could not finish
 
     @property
     def names(self) -> frozenset[str]:

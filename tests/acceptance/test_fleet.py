@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import gateway.cli
 from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling, Timeouts
 from gpu_backend.server.client.announcer import FleetSettings
-from tests.support.fake_engine import FakeEngine, speaking
+from gpu_backend.step.messages import Generate, NewTokens
+from gpu_backend.step.sequence import FinishReason
+from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
 from tests.support.front import CHAT, running_front, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 from tests.support.waiting import until
@@ -33,12 +35,13 @@ class Scene:
     fleet: FleetSettings
     running: dict[str, contextlib.ExitStack] = field(default_factory=dict)
 
-    def start(self, **more: Any) -> str:
+    def start(self, engine: FakeEngine | None = None, warm_up: tuple[str, ...] = (), **more: Any) -> str:
         """Start an engine that announces itself and return its URL."""
         fleet = FleetSettings(**{"pool": "own", "redis_url": self.fleet.redis_url, "secret": SECRET} | more)
         stack = contextlib.ExitStack()
-        engine = FakeEngine(speaking([70, 71, 72]), max_model_len=512)
-        url = stack.enter_context(running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet))
+        engine = engine or FakeEngine(speaking([70, 71, 72]), max_model_len=512)
+        front = running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet, warm_up=warm_up)
+        url = stack.enter_context(front)
         self.running[url] = stack
         return url
 
@@ -107,6 +110,24 @@ def test_replicas_come_and_go(scene: Scene) -> None:
     until(lambda: first not in scene.replicas())
 
     assert (before, statuses, drained, after_drain) == (503, {200}, "draining", 503)
+
+
+def test_a_replica_is_asked_once_it_is_warm(scene: Scene) -> None:
+    """Not while a prompt that it is to answer first has no answer; never, if that cannot be answered."""
+    slow = FakeEngine(max_model_len=512)
+    url = scene.start(slow, warm_up=("hi",))
+    slow.process.wait_for(lambda command: isinstance(command, Generate))
+    until(lambda: url in scene.replicas())
+    before = scene.replicas()[url]
+    slow.process.say(NewTokens("warm-up-0", 0, (70,), finish_reason=FinishReason.STOP, timings=TIMINGS))
+    until(lambda: scene.replicas()[url]["takes_calls"])
+    broken = scene.start(FakeEngine(speaking([70], FinishReason.ERROR)), warm_up=("hi",))
+    state = until(lambda: (one := scene.replicas().get(broken)) and one["state"] != "starting" and one["state"])
+    for each in (url, broken):
+        scene.stop(each)
+
+    assert (before["state"], before["takes_calls"]) == ("starting", False)
+    assert state == "failed"
 
 
 def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

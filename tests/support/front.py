@@ -59,17 +59,19 @@ def running_front(
     max_waiting: int = 64,
     port: int = 0,
     fleet: FleetSettings | None = None,
+    warm_up: tuple[str, ...] = (),
     **engine_settings: Any,
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
 
-    ``fleet``: where it announces itself. ``engine_settings`` go to ``EngineConfig``."""
+    ``fleet``: where it announces itself; ``warm_up``: what it answers before. ``engine_settings`` go to ``EngineConfig``."""
     settings = FrontSettings(
         engine=engine_config(model=str(folder), **engine_settings),
         served_model_name="tiny",
         instance_id="front-1",
         api_key=api_key,
         fleet=fleet,
+        warm_up=warm_up,
     )
     client = EngineClient(settings.engine, max_waiting, start_process=engine.start)
     front = build_front(settings, load_checkpoint(folder), client)

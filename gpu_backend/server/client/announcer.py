@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -16,7 +16,16 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
-from protocol.serving.announcements import DRAINING, EVERY, KEY_LASTS, Announcement, pool_key, signed
+from protocol.serving.announcements import (
+    DRAINING,
+    EVERY,
+    FAILED,
+    KEY_LASTS,
+    STARTING,
+    Announcement,
+    pool_key,
+    signed,
+)
 from protocol.serving.redis_client import open_redis
 from protocol.serving.redis_url import read_sentinels
 
@@ -56,21 +65,29 @@ class FleetSettings:
 class Announcer:
     """Announces one start of an engine, between ``open`` and ``close``.
 
-    ``describe(number, now, state)``: what the engine says of itself now; ``state``: in place of its own.
+    ``describe(number, now, state)``: what the engine says of itself now; ``state``: in place of its own. ``warm_up``:
+    returns when it may be called; until then it is starting, and failed where that raises.
     """
 
-    def __init__(self, fleet: FleetSettings, describe: Callable[[int, float, str | None], Announcement]) -> None:
+    def __init__(
+        self,
+        fleet: FleetSettings,
+        describe: Callable[[int, float, str | None], Announcement],
+        warm_up: Callable[[], Awaitable[object]],
+    ) -> None:
         self._fleet = fleet
         self._describe = describe
+        self._warm_up = warm_up
+        self._state: str | None = STARTING  # in place of the engine's own
         self._redis = open_redis(fleet.redis_url, timeout=PATIENCE)
         self._number = 0
         self._is_leaving = False
         self._is_away = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
         """Begin. It waits for no answer."""
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._warm())]
 
     async def leave(self) -> None:
         """Say that no more calls should come, and wait until gateways send none."""
@@ -81,9 +98,10 @@ class Announcer:
 
     async def close(self) -> None:
         """End, and take the announcement back."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=0.5)  # the client may swallow a cancellation (Python 3.11)
+        while running := [task for task in self._tasks if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=0.5)  # the client may swallow a cancellation (Python 3.11)
         instance_id = self._describe(self._number, time.time(), None).instance_id
         with suppress(*AWAY):
             await self._redis.hdel(pool_key(self._fleet.pool), instance_id)
@@ -95,9 +113,18 @@ class Announcer:
             await self._announce()
             await asyncio.sleep(EVERY)
 
+    async def _warm(self) -> None:
+        try:
+            await self._warm_up()
+        except Exception:
+            log.exception("a prompt to warm up with had no answer: this engine takes no calls")
+            self._state = FAILED
+        else:
+            self._state = None
+
     async def _announce(self) -> None:
         self._number += 1
-        said = self._describe(self._number, time.time(), DRAINING if self._is_leaving else None)
+        said = self._describe(self._number, time.time(), DRAINING if self._is_leaving else self._state)
         key = pool_key(said.pool)
         writing = self._redis.pipeline(transaction=False)
         writing.hset(key, said.instance_id, signed(said, self._fleet.secret))

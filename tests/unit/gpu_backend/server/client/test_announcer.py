@@ -94,12 +94,15 @@ def test_an_engine_that_only_its_own_machine_reaches_is_not_announced_to_others(
 
 
 def test_an_engine_says_what_it_serves() -> None:
-    """Model and version, its state or that it leaves, the size of its blocks once it knows it, where its events are."""
+    """Model and version, its state or that it leaves, the size of its blocks once it knows it, where its events are,
+    and how its calls ended."""
     events = ["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}']
     settings = read_settings(["--model", "m", "--fleet-pool", "own", *events], ENVIRONMENT)
     adapters = SimpleNamespace(by_name={})
     engine = SimpleNamespace(state=EngineState.STARTING, ready=None, adapters=adapters)
-    given: Any = {"checkpoint": None, "engine": engine, "metrics": None, "instance_id": "gpu-0-1", "node_id": "gpu-0"}
+    metrics = SimpleNamespace(answered=5, failed=1)
+    given: Any = {"checkpoint": None, "engine": engine, "metrics": metrics}
+    given |= {"instance_id": "gpu-0-1", "node_id": "gpu-0"}
     front = Front(replace(settings, served_model_name="tiny", version="2"), **given)
     starting = front.announcement("http://gpu-0/v1", 1, 5.0)
     engine.state, engine.ready = EngineState.ACTIVE, READY
@@ -113,6 +116,7 @@ def test_an_engine_says_what_it_serves() -> None:
     assert (active.pool, active.instance_id, active.base_url) == ("own", "gpu-0-1", "http://gpu-0/v1")
     assert active.names == {"tiny", "tiny@2"} and active.kv_events == KvEventsAt("tcp://*:5557")
     assert (leaving.state, leaving.number, leaving.sent_at) == (DRAINING, 3, 7.0)
+    assert (active.answered, active.failed) == (5, 1)
 
 
 def test_an_engine_without_a_way_to_redis_says_so() -> None:
@@ -134,7 +138,8 @@ async def test_it_ends_although_a_cancellation_is_lost(monkeypatch: pytest.Monke
                 raise
             lost.append("the first")
 
-    announcer = Announcer(fleet(redis_url="redis://127.0.0.1:9/0"), lambda *_: SimpleNamespace(instance_id="i"))  # type: ignore[arg-type, return-value]
+    told: Any = SimpleNamespace(instance_id="i")
+    announcer = Announcer(fleet(redis_url="redis://127.0.0.1:9/0"), lambda *_: told, begun.wait)
     monkeypatch.setattr(announcer, "_announce", announce)
     await announcer.open()
     await begun.wait()
