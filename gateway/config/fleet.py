@@ -7,12 +7,36 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 
 from gateway.config.fields import Faults, Fields, Read, complain, meant
-from gateway.config.readers import duration, integer, list_of, network, number, secrets, strong_secret, struct_of, text
-from gateway.config.tree import Node, Section
-from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling
+from gateway.config.readers import (
+    duration,
+    duration_or_zero,
+    integer,
+    list_of,
+    network,
+    number,
+    secrets,
+    strong_secret,
+    struct_of,
+    text,
+)
+from gateway.config.tree import Node, Scalar, Section
+from gateway.core.settings import EngineSpec, Fleet, Pool, ProviderSettings, Rollout, Scaling
 from router.catalog.targets import ModelSpec
 
 LARGEST_POOL = 1000  # replicas
+MOST_GPUS = 64  # of a replica
+# Flags of the engine that are not for the file, and where what they say comes from.
+GIVEN = {
+    "--model": "model",
+    "--port": "any free one",
+    "--fleet-pool": "the pool's name",
+    "--fleet-redis": "redis_url",
+    "--fleet-address": "each replica has its own",
+    "--instance-id": "each replica has its own",
+    "--warm-up": "warm_up",
+    "--drain-seconds": "rollout.drain",
+    "--api-key": "the provider's api_keys, by the environment: all users of a machine see arguments",
+}
 
 _scaling = struct_of(
     Scaling,
@@ -35,7 +59,45 @@ def _read_scaling(node: Node, faults: Faults) -> Scaling | None:
     return scaling
 
 
-_POOL = struct_of(Pool, {"region": text, "scaling": _read_scaling})
+def _argument(node: Node, faults: Faults) -> str | None:
+    """Read one word of the engine's command line: a number is one, too."""
+    if not isinstance(node, Scalar) or node.is_broken:
+        return text(node, faults)
+    if (flag := node.text.partition("=")[0]) in GIVEN:
+        return complain(node, faults, f"{flag} is given by the controller: {GIVEN[flag]}")
+    if "\0" in node.text:
+        return complain(node, faults, "an argument of a program holds no zero byte")
+    return node.text
+
+
+_engine = struct_of(
+    EngineSpec,
+    {
+        "model": text,
+        "version": text,
+        "arguments": list_of(_argument, what="arguments"),
+        "gpus": integer(0, MOST_GPUS),
+        "warm_up": list_of(text, what="prompts"),
+    },
+    needed=("model",),
+)
+_rollout = struct_of(
+    Rollout,
+    {
+        "healthy_within": duration,
+        "canary": duration_or_zero,
+        "max_error_rate": number(0, 1),
+        "drain": duration_or_zero,
+    },
+)
+_pool = struct_of(Pool, {"region": text, "scaling": _read_scaling, "engine": _engine, "rollout": _rollout})
+
+
+def _read_pool(node: Node, faults: Faults) -> Pool | None:
+    pool = _pool(node, faults)
+    if pool is not None and pool.engine is not None and pool.scaling is None:
+        return complain(node, faults, "engine without scaling: how many replicas? scaling: {min: N, max: N}")
+    return pool
 
 
 def pool_names(root: Fields) -> frozenset[str]:
@@ -68,7 +130,7 @@ def fleet_reader(providers: Mapping[str, ProviderSettings], models: Mapping[str,
         section = Fields(node, node.path, faults).section
         pools: dict[str, Pool] = {}
         for name, each in (section.entries if section is not None else {}).items():
-            if (pool := _POOL(each, faults)) is None:
+            if (pool := _read_pool(each, faults)) is None:
                 continue
             provider = providers.get(name)
             if provider is None:

@@ -117,11 +117,32 @@ class Scaling(Struct, frozen=True, kw_only=True):
     down_after: float = 300.0  # for which fewer must have been enough
 
 
+class EngineSpec(Struct, frozen=True, kw_only=True):
+    """What a replica that is started is. Where any of it changes, all replicas are replaced."""
+
+    model: str  # folder, id on a hub, or NAME@VERSION of a registry, as ``python -m gpu_backend --model`` takes it
+    version: str | None = None  # a label: another one replaces replicas that are otherwise the same
+    arguments: tuple[str, ...] = ()  # of ``python -m gpu_backend``, beside those that the controller gives
+    gpus: int = 1  # of each replica
+    warm_up: tuple[str, ...] = ("Hello.", "Count from one to twenty.")  # prompts, answered before the first call
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """How replicas are replaced. Times are seconds."""
+
+    healthy_within: float = 600.0  # from its start to calls taken
+    canary: float = 30.0  # for which a new one takes calls before an old one goes
+    max_error_rate: float = 0.02  # of its calls meanwhile
+    drain: float = 120.0  # that its running replies get at its end
+
+
 class Pool(Struct, frozen=True, kw_only=True):
     """A self-hosted provider whose replicas may announce themselves."""
 
     region: str = "local"  # of those that do
     scaling: Scaling | None = None  # None: no target is told
+    engine: EngineSpec | None = None  # None: `tollgate fleet up` starts none of it
+    rollout: Rollout = Rollout()
 
 
 class Fleet(Struct, frozen=True, kw_only=True):

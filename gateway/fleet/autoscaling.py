@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -91,13 +92,8 @@ class Autoscaler:
     async def read(self) -> list[PoolTarget]:
         """Return what was decided last of each pool; what this process knew where Redis does not answer."""
         pools = sorted(self._rules)
-        try:
-            found = await self._redis.mget([_key(pool) for pool in pools]) if pools else []
-        except REDIS_AWAY:
-            found = []
-        for pool, value in zip(pools, found, strict=False):
-            if (state := _read_state(value)) is not None:
-                self._known[pool] = state
+        with suppress(*REDIS_AWAY):
+            self._known |= await read_states(self._redis, pools)
         ready = self._ready_by_announcement()
         return [
             PoolTarget(
@@ -185,6 +181,13 @@ class Autoscaler:
         models = self._settings.models.items()
         served = {name for name, model in models if any(one.provider == pool for one in model.everywhere)}
         return served | {alias for alias, meant in self._settings.aliases.items() if meant in served}
+
+
+async def read_states(redis: Redis, pools: Collection[str]) -> dict[str, ScaleState]:
+    """Return what was decided last, of the pools of which it was. Raises what ``REDIS_AWAY`` has."""
+    found = await redis.mget([_key(pool) for pool in pools]) if pools else []
+    states = {pool: _read_state(value) for pool, value in zip(pools, found, strict=True)}
+    return {pool: state for pool, state in states.items() if state is not None}
 
 
 def _key(pool: str) -> str:

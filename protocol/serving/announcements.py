@@ -15,7 +15,7 @@ KEY_LASTS = 60_000  # milliseconds after the last heartbeat of any replica of a 
 LONGEST = 16_384  # bytes of one
 PURPOSE = b"tollgate announcement 1\n"  # the secret signs nothing else in this form
 
-# States, as an engine's GET /load has them: it loads its model and warms up; takes calls; should get none; is of no use.
+# States, as an engine's GET /load has them: it loads its model and warms up; takes calls; should get none; is no use.
 STARTING, ACTIVE, DRAINING, FAILED = "starting", "active", "draining", "failed"
 
 

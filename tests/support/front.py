@@ -64,7 +64,7 @@ def running_front(
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
 
-    ``fleet``: where it announces itself; ``warm_up``: what it answers before. ``engine_settings`` go to ``EngineConfig``."""
+    ``fleet``: where it announces itself, once it has answered ``warm_up``. ``engine_settings``: of ``EngineConfig``."""
     settings = FrontSettings(
         engine=engine_config(model=str(folder), **engine_settings),
         served_model_name="tiny",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.file import ConfigFaults, load_settings
-from gateway.core.settings import Fleet, Pool, Scaling, Settings
+from gateway.core.settings import EngineSpec, Fleet, Pool, Rollout, Scaling, Settings
 
 SECRET, ENGINE_SECRET = "b4f1c6d09e7a2385", "0c9d7e6f5a4b3c2d"
 FILE = """
@@ -43,6 +43,20 @@ def test_a_pool_needs_no_endpoints(tmp_path: Path) -> None:
     assert (own.endpoints, own.timeouts.between_tokens) == ((), 5.0)
 
 
+def test_a_pool_says_what_its_replicas_are(tmp_path: Path) -> None:
+    """A path or an id, words of a command line, prompts; and how they are replaced."""
+    engine = "engine: {model: /models/llama, version: b, arguments: [--max-model-len, 8192], gpus: 2, warm_up: [Hi.]}"
+    pools = f"{{own: {{scaling: {{max: 4}}, {engine}, rollout: {{canary: 0s, drain: 1m}}}}}}"
+    settings = load(tmp_path, f"{{secrets: ['${{FLEET_SECRET}}'], pools: {pools}}}")
+    assert settings.fleet is not None
+    pool = settings.fleet.pools["own"]
+
+    assert pool.engine == EngineSpec(
+        model="/models/llama", version="b", arguments=("--max-model-len", "8192"), gpus=2, warm_up=("Hi.",)
+    )
+    assert pool.rollout == Rollout(canary=0.0, drain=60.0)
+
+
 def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
     """A provider's key goes to its endpoints: who hears it could announce an address."""
     with pytest.raises(ConfigFaults) as refusal:
@@ -62,6 +76,17 @@ def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
         ("{secrets: [short], pools: {own: }}", "fleet.secrets[0]: a secret of 5 characters can be guessed"),
         ("{secrets: ['${FLEET_SECRET}']}", "fleet.pools: missing; the providers whose replicas"),
         ("{secrets: ['${FLEET_SECRET}'], pools: {own: {min: 2}}}", "fleet.pools.own.min: unknown key"),
+        *(
+            (f"{{secrets: ['${{FLEET_SECRET}}'], pools: {{own: {{scaling: {{max: 2}}, engine: {engine}}}}}}}", words)
+            for engine, words in (
+                ("{gpus: 1}", "fleet.pools.own.engine.model: missing"),
+                ("{model: m, gpus: -1}", "fleet.pools.own.engine.gpus: expected a whole number from 0 to 64"),
+                ("{model: m, arguments: --port 1}", "fleet.pools.own.engine.arguments: expected a list of arguments"),
+                ("{model: m, arguments: [--api-key=x]}", "engine.arguments[0]: --api-key is given by the controller"),
+                ("{model: m}, rollout: {max_error_rate: 2}", "rollout.max_error_rate: expected a number of at least 0"),
+            )
+        ),
+        ("{secrets: ['${FLEET_SECRET}'], pools: {own: {engine: {model: m}}}}", "engine without scaling: how many"),
         ("{secrets: ['${FLEET_SECRET}'], pools: {own: , owm: }}", "did you mean `own`?"),
         ("{secrets: ['${FLEET_SECRET}'], pools: {own: , vendor: }}", "vendor is not our own engine"),
         (

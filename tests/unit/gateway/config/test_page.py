@@ -60,6 +60,8 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
     (Canary, "canaries.NAME.", {}),
     (settings.Fleet, "fleet.", {}),
     (settings.Pool, "fleet.pools.NAME.", {}),
+    (settings.EngineSpec, "fleet.pools.NAME.engine.", {}),
+    (settings.Rollout, "fleet.pools.NAME.rollout.", {}),
     (settings.Safety, "safety.", {}),
     (settings.AbuseSettings, "safety.abuse.", {}),
     (settings.CheckerSettings, "safety.checker.", {}),

@@ -1,0 +1,279 @@
+# `tollgate fleet up`: one controller at a time looks at heartbeats and targets; a placer starts and stops its replicas.
+# Replicas outlive a controller that dies; the next one finds them. While Redis is away nothing is started or stopped.
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from msgspec.structs import replace
+from redis.asyncio import Redis
+
+from billing.quotas.rate_wire import REDIS_AWAY
+from gateway.config.file import load_settings
+from gateway.core.background import stop_all
+from gateway.core.clock import Clock
+from gateway.core.settings import EngineSpec, Pool, Rollout, Settings
+from gateway.fleet.autoscaling import read_states
+from gateway.fleet.discovery import EVERY as HEAR_EVERY
+from gateway.fleet.discovery import admissions, announced_in
+from gateway.fleet.membership import LATE, Member, Membership
+from gateway.placing.placer import CannotPlace, Placer, new_name, order_for, read_name, revision_of
+from gateway.placing.plan import (
+    GRACE,
+    Action,
+    Kill,
+    Observation,
+    PoolState,
+    Proved,
+    RolledBack,
+    SeenReplica,
+    Start,
+    Stop,
+    after_death,
+    decide,
+)
+from gateway.placing.records import Lease, keep_proved, read_proved
+from gateway.run.reload import Read, read_again
+from gateway.telemetry.logging import configure_logging
+from protocol.serving.announcements import ACTIVE
+from protocol.serving.redis_client import open_redis
+
+EVERY = 0.25  # seconds between looks
+LISTENS = LATE + 2 * HEAR_EVERY  # seconds, after which heartbeats of replicas that are gone are known for what they are
+PATIENCE = 1.0  # seconds for Redis to answer
+
+log = structlog.get_logger()
+
+
+class Controller:
+    """Brings the pools of a configuration to their targets. ``open_placer`` is called when its turn comes."""
+
+    def __init__(self, settings: Settings, open_placer: Callable[[], Placer], redis: Redis, clock: Clock) -> None:
+        self._open_placer, self._redis, self._clock = open_placer, redis, clock
+        self._lease = Lease(redis, f"{socket.gethostname()}:{os.getpid()}:{clock.new_id()[-8:]}")
+        self._placer: Placer | None = None  # None: it is another's turn
+        self._owner: str | None = None
+        self._states: dict[str, PoolState] = {}
+        self._engines: dict[str, EngineSpec] = {}  # by revision
+        self._members: dict[str, Membership] = {}
+        self._is_away = False
+        self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
+        self.follow(settings)
+
+    @property
+    def acts(self) -> bool:
+        """Whether it is this controller's turn."""
+        return self._placer is not None
+
+    def follow(self, settings: Settings) -> None:
+        """Go by another configuration from the next look on; what was rolled back is tried again."""
+        self._settings = settings
+        pools = settings.fleet.pools.items() if settings.fleet else ()
+        self._pools = {name: pool for name, pool in pools if pool.engine}
+        self._secrets = settings.fleet.secrets if settings.fleet else ()
+        known, self._members = self._members, {}
+        for admission in admissions(settings):
+            member = self._members[admission.pool] = known.get(admission.pool) or Membership(admission)
+            member.follow(admission)
+        for pool in self._pools.values():
+            assert pool.engine is not None
+            self._engines[revision_of(pool.engine)] = pool.engine
+        self._states = {name: replace(state, given_up={}, tries=0) for name, state in self._states.items()}
+        if self._members.keys() - known.keys():
+            self._hears_since = None
+
+    async def hear(self) -> None:
+        """Hear all replicas, until cancelled."""
+        while True:
+            with suppress(*REDIS_AWAY):
+                pools = dict(self._members)
+                found = await announced_in(self._redis, pools)
+                for pool, announced in zip(pools.values(), found, strict=True):
+                    pool.hear(announced, self._clock.monotonic(), self._clock.now())
+                if self._hears_since is None and pools.keys() == self._members.keys():
+                    self._hears_since = self._clock.monotonic()
+            await asyncio.sleep(HEAR_EVERY)
+
+    async def look_once(self) -> None:
+        """Do what is to be done now, if it is this controller's turn and Redis answers."""
+        try:
+            since = self._hears_since
+            if not await self._takes_turn() or since is None or self._clock.monotonic() - since < LISTENS:
+                return
+            states = await read_states(self._redis, self._pools)
+            targets = {name: state.target for name, state in states.items()}
+            await self._act_in_all(targets)
+        except REDIS_AWAY as exc:
+            if not self._is_away:
+                log.warning("fleet_kept", error=repr(exc), kept="the replicas that are there")
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    async def end(self, is_hurried: Callable[[], bool]) -> None:
+        """Let all replicas drain, and wait until they have ended; then another controller may begin."""
+        if (placer := self._placer) is not None:
+            began, asked = self._clock.monotonic(), set[str]()
+            drain = max((pool.rollout.drain for pool in self._pools.values()), default=Rollout().drain)
+            while names := set(await asyncio.to_thread(placer.names)):
+                is_late = is_hurried() or self._clock.monotonic() - began > drain + GRACE
+                for name in names if is_late else names - asked:
+                    await asyncio.to_thread(placer.kill if is_late else placer.stop, name)
+                asked |= names
+                with suppress(*REDIS_AWAY):
+                    await self._lease.take()
+                await asyncio.sleep(EVERY)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Let another controller begin with the replicas as they are."""
+        if self._placer is not None:
+            self._placer = None
+            with suppress(*REDIS_AWAY):
+                await self._lease.release()
+
+    async def _takes_turn(self) -> bool:
+        owner = await self._lease.take()
+        if owner == self._lease.owner:
+            if self._placer is None:
+                proved = await read_proved(self._redis, tuple(self._pools), self._secrets)
+                self._engines |= {revision_of(engine): engine for engine in proved.values()}
+                self._states = {name: PoolState(good=revision_of(engine)) for name, engine in proved.items()}
+                self._placer = await asyncio.to_thread(self._open_placer)
+                adopted = sorted(await asyncio.to_thread(self._placer.names))
+                log.info("fleet_controller_acts", owner=owner, pools=sorted(self._pools), adopted=adopted)
+        else:
+            if owner != self._owner:
+                log.info("fleet_controller_waits", acts=owner)
+            self._placer = None
+        self._owner = owner
+        return self._placer is not None
+
+    async def _act_in_all(self, targets: Mapping[str, int]) -> None:
+        assert self._placer is not None
+        placed: dict[str, dict[str, str]] = {name: {} for name in self._pools}
+        for name in await asyncio.to_thread(self._placer.names):
+            if (meant := read_name(name)) is not None:
+                placed.setdefault(meant[0], {})[name] = meant[1]
+        for name, replicas in placed.items():
+            pool = self._pools.get(name, Pool())
+            seen = self._observation(name, pool, replicas, targets.get(name))
+            actions, state = decide(seen, self._states.get(name, PoolState()), pool.rollout)
+            self._states[name] = state
+            for action in actions:
+                await self._act(name, pool, action)
+
+    def _observation(self, name: str, pool: Pool, replicas: Mapping[str, str], target: int | None) -> Observation:
+        """Return a pool as it is; one that the file does not have any more is to have no replica."""
+        heard, members = self._heard(name), self._members.get(name)
+        seen = []
+        for each, revision in replicas.items():
+            if (one := heard.get(each)) is None or members is None:
+                seen.append(SeenReplica(name=each, revision=revision))
+                continue
+            said, state = one.said, members.state_of(one)
+            counts = {"answered": said.answered, "failed": said.failed}
+            seen.append(SeenReplica(name=each, revision=revision, state=state, refused=one.refused, **counts))
+        elsewhere = [one for each, one in heard.items() if each not in replicas and one.is_able]
+        others = sum(members is not None and members.state_of(one) == ACTIVE for one in elsewhere)
+        provider = self._settings.providers.get(name)
+        others += len(provider.endpoints) if provider is not None else 0
+        rules, engine = pool.scaling, pool.engine
+        if rules is None or engine is None:
+            target = 0
+        else:  # until a gateway has decided, as many as are there
+            target = min(max(len(seen) if target is None else target, rules.min), rules.max)
+        wanted = revision_of(engine) if engine is not None else ""
+        return Observation(now=self._clock.monotonic(), target=target, wanted=wanted, replicas=seen, others=others)
+
+    def _heard(self, pool: str) -> dict[str, Member]:
+        """Return the replicas that announce themselves, by the names that they were started with."""
+        members = self._members.get(pool)
+        known = members.members() if members is not None else []
+        return {one.said.instance_id.rpartition("-")[0]: one for one in sorted(known, key=lambda one: one.heard_at)}
+
+    async def _act(self, name: str, pool: Pool, action: Action) -> None:
+        assert self._placer is not None
+        match action:
+            case Start(revision):
+                await self._start(name, pool, revision)
+            case Stop(replica, why):
+                log.info("replica_stopping", pool=name, replica=replica, reason=why)
+                await asyncio.to_thread(self._placer.stop, replica)
+            case Kill(replica, why):
+                log.warning("replica_killed", pool=name, replica=replica, reason=why)
+                await asyncio.to_thread(self._placer.kill, replica)
+            case RolledBack(revision, why):
+                log.error("rollout_rolled_back", pool=name, revision=revision, reason=why, kept=self._states[name].good)
+            case Proved(revision):
+                await keep_proved(self._redis, name, self._engines[revision], self._secrets[0])
+                log.info("rollout_finished", pool=name, revision=revision)
+
+    async def _start(self, name: str, pool: Pool, revision: str) -> None:
+        assert self._placer is not None
+        replica = new_name(name, revision)
+        order = order_for(replica, self._engines[revision], pool.rollout, self._environment(name))
+        try:
+            await asyncio.to_thread(self._placer.start, order)
+        except CannotPlace as exc:
+            self._states[name] = after_death(self._states[name], self._clock.monotonic())
+            log.error("replica_not_started", pool=name, replica=replica, reason=str(exc))
+        else:
+            log.info("replica_started", pool=name, replica=replica, model=self._engines[revision].model)
+
+    def _environment(self, pool: str) -> dict[str, str]:
+        """Return the secrets of a replica."""
+        keys = self._settings.providers[pool].api_keys
+        told = {"TOLLGATE_FLEET_SECRET": self._secrets[0], "TOLLGATE_FLEET_REDIS": self._settings.redis_url}
+        return told | ({"TOLLGATE_ENGINE_SECRET": keys[0]} if keys else {})
+
+
+def run_controller(path: Path, settings: Settings, open_placer: Callable[[], Placer]) -> int:
+    """Control until SIGTERM or SIGINT, and let replicas end; asked twice, end them at once. SIGHUP has the file at
+    ``path`` read again, SIGUSR1 ends the controller alone. Return the exit status."""
+    configure_logging()
+    return asyncio.run(_control(lambda: load_settings(path), settings, open_placer, Clock()))
+
+
+async def _control(read: Read, settings: Settings, open_placer: Callable[[], Placer], clock: Clock) -> int:
+    asked: list[signal.Signals] = []
+    hung_up, told = asyncio.Event(), asyncio.Event()
+
+    def stop(number: signal.Signals) -> None:
+        asked.append(number)
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
+    redis = open_redis(settings.redis_url, timeout=PATIENCE)
+    controller = Controller(settings, open_placer, redis, clock)
+    hearing = asyncio.create_task(controller.hear())
+    try:
+        while not told.is_set() and not hearing.done():
+            if hung_up.is_set():
+                hung_up.clear()
+                if (found := await read_again(read, settings)) is not None:
+                    settings = found
+                    controller.follow(settings)
+                    log.info("config_reloaded")
+            await controller.look_once()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), EVERY)
+        if signal.SIGUSR1 in asked:
+            await controller.leave()
+        else:
+            await controller.end(lambda: len(asked) > 1)
+    finally:
+        await stop_all([hearing])
+        await redis.aclose()
+    return 0

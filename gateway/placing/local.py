@@ -1,0 +1,124 @@
+# Replicas as processes of this machine. They live on when the controller dies: the next one knows them by their logs,
+# which lie in its data directory, and by their command lines.
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.placing.placer import INSTANCE_ID, CannotPlace, Order
+
+PROGRAM = (sys.executable, "-m", "gpu_backend")
+DEVICES = "CUDA_VISIBLE_DEVICES"
+MOST_LOGS = 50  # of replicas that have ended
+
+
+class LocalPlacer:
+    """Starts processes whose output goes to files of ``folder``."""
+
+    def __init__(self, folder: Path, program: Sequence[str] = PROGRAM) -> None:
+        self._folder, self._program = folder, program
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = {log.stem for log in folder.glob("*.log")}
+        self._pids = {name: pid for pid in _own_processes() if (name := _name_at(pid)) in ours and name is not None}
+
+    def start(self, order: Order) -> None:
+        """Start a process in a group of its own, on GPUs that no replica has."""
+        running = self.names()
+        environment = {**os.environ, **order.environment, DEVICES: self._free_devices(order.gpus)}
+        environment.pop("TOLLGATE_DIE_WITH_PARENT", None)
+        self._forget_logs(running)
+        log = os.open(self._folder / f"{order.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            child = subprocess.Popen(
+                [*self._program, *order.arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C ends the controller, which then ends its replicas in order
+            )
+        except OSError as exc:
+            raise CannotPlace(f"{self._program[0]} cannot be started: {exc.strerror or exc}") from exc
+        finally:
+            os.close(log)
+        self._children[child.pid], self._pids[order.name] = child, child.pid
+
+    def names(self) -> Collection[str]:
+        """Return the replicas whose processes run."""
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                del self._children[pid]
+        self._pids = {name: pid for name, pid in self._pids.items() if self._is_there(name, pid)}
+        return self._pids.keys()
+
+    def stop(self, name: str) -> None:
+        """Send SIGTERM, at which an engine leaves its pool and lets running replies end."""
+        self._send(name, signal.SIGTERM)
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL, with which the process that computes ends, too."""
+        self._send(name, signal.SIGKILL)
+
+    def _send(self, name: str, number: signal.Signals) -> None:
+        if name in self.names():
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[name], number)
+
+    def _is_there(self, name: str, pid: int) -> bool:
+        """Whether the process still runs: one of our own, or another whose command line says so."""
+        return pid in self._children or _name_at(pid) == name
+
+    def _free_devices(self, count: int) -> str:
+        """Return the GPUs for another replica, as CUDA is told them. Raises ``CannotPlace``."""
+        given = os.environ.get(DEVICES)
+        devices = (
+            sorted(each.name[6:] for each in Path("/dev").glob("nvidia[0-9]*")) if given is None else _split(given)
+        )
+        taken = {device for pid in self._pids.values() for device in _split(_variable_at(pid, DEVICES))}
+        free = [device for device in devices if device not in taken]
+        if count > len(free):
+            raise CannotPlace(f"it needs GPUs: {count}, and {len(free)} of {len(devices)} are free")
+        return ",".join(free[:count])
+
+    def _forget_logs(self, running: Collection[str]) -> None:
+        """Delete the logs of replicas that ended longest ago."""
+        ended = [log for log in self._folder.glob("*.log") if log.stem not in running]
+        for log in sorted(ended, key=lambda log: log.stat().st_mtime)[:-MOST_LOGS]:
+            log.unlink(missing_ok=True)
+
+
+def _own_processes() -> Iterable[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                yield int(folder.name)
+
+
+def _name_at(pid: int) -> str | None:
+    """Return the name of the replica that a process is; a process that has ended has no command line."""
+    words = _read(pid, "cmdline").split(b"\0")
+    place = words.index(INSTANCE_ID.encode()) + 1 if INSTANCE_ID.encode() in words else len(words)
+    return words[place].decode(errors="replace") if place < len(words) else None
+
+
+def _variable_at(pid: int, name: str) -> str:
+    pairs = (pair.partition(b"=") for pair in _read(pid, "environ").split(b"\0"))
+    return next((value.decode(errors="replace") for key, _, value in pairs if key == name.encode()), "")
+
+
+def _read(pid: int, what: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _split(devices: str) -> list[str]:
+    return [each.strip() for each in devices.split(",") if each.strip()]

@@ -1,0 +1,76 @@
+# What starts and stops replicas, as the controller asks for it, and what it is told of one. A replica's name says whose
+# it is and what it is, so that a heartbeat alone tells that to a controller that began later.
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.settings import EngineSpec, Rollout
+
+INSTANCE_ID = "--instance-id"  # the engine's flag that carries the name
+
+
+class CannotPlace(Exception):
+    """A replica cannot be started; the message says why."""
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """A replica to start."""
+
+    name: str
+    arguments: tuple[str, ...]  # of ``python -m gpu_backend``
+    environment: Mapping[str, str]  # beside that of the machine
+    gpus: int
+
+
+class Placer(Protocol):
+    """Starts and stops replicas somewhere. It may block for a moment: it is asked in a thread, one thing at a time."""
+
+    def start(self, order: Order) -> None:
+        """Start a replica, which outlives the controller. Raises ``CannotPlace``."""
+
+    def names(self) -> Collection[str]:
+        """Return the replicas that run, also those that an earlier controller started."""
+
+    def stop(self, name: str) -> None:
+        """Let a replica drain, and end."""
+
+    def kill(self, name: str) -> None:
+        """End a replica at once."""
+
+
+def revision_of(engine: EngineSpec) -> str:
+    """Return a name of all that a replica is."""
+    return sha256(msgspec.json.encode(engine)).hexdigest()[:12]
+
+
+def new_name(pool: str, revision: str) -> str:
+    """Return a name for another replica."""
+    return f"{pool}.{revision}.{secrets.token_hex(4)}"
+
+
+def read_name(name: str) -> tuple[str, str] | None:
+    """Return pool and revision of a replica that a controller started; ``None``: it is none."""
+    pool, *rest = name.rsplit(".", 2)
+    return (pool, rest[0]) if pool and [len(each) for each in rest] == [12, 8] else None
+
+
+def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapping[str, str]) -> Order:
+    """Return what to start as a replica of that name. ``environment``: secrets, which no argument shows."""
+    pool, _ = read_name(name) or ("", "")
+    given = {
+        "--fleet-pool": pool,
+        INSTANCE_ID: name,
+        "--port": "0",
+        "--warm-up": msgspec.json.encode(engine.warm_up).decode(),
+        "--drain-seconds": f"{rollout.drain:g}",
+    }
+    words = [word for pair in given.items() for word in pair]
+    arguments = ("--model", engine.model, *engine.arguments, *words)
+    return Order(name=name, arguments=arguments, environment=environment, gpus=engine.gpus)

@@ -1,0 +1,238 @@
+# What a pool's controller does next: a pure function of the replicas as they are, of how many there should be and of
+# what it remembers. Replicas of another revision are replaced one after another, with one more than the target at the
+# most: a new one takes calls for the canary time before an old one goes; where it proves to be no good, the revision
+# before comes back.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.core.settings import Rollout
+from gateway.fleet.membership import LOST
+from protocol.serving.announcements import ACTIVE, DRAINING, FAILED
+
+STEADY = 10.0  # seconds of calls taken, after which a replica's death is its first
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between a death and the next start
+TRIES = 3  # replicas of a new revision that may die before it is given up
+LOST_FOR = 30.0  # seconds without a heartbeat, after which a process that runs is of no use
+GRACE = 10.0  # seconds beyond its drain, after which a replica is killed
+MOST_LUCK = 1  # failed calls that say nothing of a revision
+
+
+class SeenReplica(Struct, frozen=True, kw_only=True):
+    """A replica that the placer has."""
+
+    name: str
+    revision: str
+    state: str | None = None  # by its heartbeat; None: it was never heard
+    refused: str | None = None  # why no call goes there, whatever its state
+    answered: int = 0  # calls since its start
+    failed: int = 0
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    """One pool at one moment."""
+
+    now: float  # monotonic seconds
+    target: int
+    wanted: str  # the revision that the configuration asks for
+    replicas: Sequence[SeenReplica]
+    others: int = 0  # replicas that take calls, and that are not the placer's
+
+
+class Known(Struct, frozen=True, kw_only=True):
+    """What is remembered of a replica. Times are monotonic seconds."""
+
+    revision: str
+    since: float
+    healthy_since: float | None = None
+    unhealthy_since: float | None = None  # None: it takes calls
+    stopping_since: float | None = None
+
+
+class PoolState(Struct, frozen=True, kw_only=True):
+    """What a pool's decisions leave to the next one."""
+
+    good: str | None = None  # the last revision that proved itself
+    given_up: Mapping[str, str] = {}  # revisions that were rolled back, and why
+    known: Mapping[str, Known] = {}
+    deaths: int = 0  # in a row, each soon after a start
+    tries: int = 0  # replicas of a revision on trial that have died
+    not_before: float = 0.0  # no replica is started
+
+
+class Start(Struct, frozen=True, tag=True):
+    """Start a replica."""
+
+    revision: str
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """Let a replica drain, and end."""
+
+    name: str
+    why: str
+
+
+class Kill(Struct, frozen=True, tag=True):
+    """End a replica that does not end by itself, or is of no use."""
+
+    name: str
+    why: str
+
+
+class RolledBack(Struct, frozen=True, tag=True):
+    """A revision was given up; the one before is what runs from now on."""
+
+    revision: str
+    why: str
+
+
+class Proved(Struct, frozen=True, tag=True):
+    """A revision is what runs from now on, and what a later one is rolled back to."""
+
+    revision: str
+
+
+Action = Start | Stop | Kill | RolledBack | Proved
+
+
+def decide(seen: Observation, state: PoolState, rules: Rollout) -> tuple[list[Action], PoolState]:
+    """Return what to do now, in this order, and what to remember."""
+    state = _remembered(seen, state)
+    useless = {one.name: why for one in seen.replicas if (why := _why_useless(one, state, seen.now, rules))}
+    actions: list[Action] = []
+    if (why := _why_rolled_back(seen, state, useless, rules)) is not None:
+        actions.append(RolledBack(seen.wanted, why))
+        state = replace(state, given_up={**state.given_up, seen.wanted: why}, deaths=0, tries=0, not_before=seen.now)
+        failing = [one for one in seen.replicas if one.revision == seen.wanted and _fails_calls(one, rules)]
+        useless |= {one.name: why for one in failing if state.known[one.name].stopping_since is None}
+    for one in seen.replicas:
+        if one.name in useless:
+            is_dead = one.state in (FAILED, LOST)
+            actions.append((Kill if is_dead else Stop)(one.name, useless[one.name]))
+            state = after_death(state, seen.now, state.known[one.name]) if why is None else state
+    ends, state = _resized(seen, state, set(useless), rules)
+    actions += ends
+    actions += [Kill(name, "it did not end") for name, one in state.known.items() if _is_overdue(one, seen.now, rules)]
+    stopped = {action.name for action in actions if isinstance(action, Stop | Kill)}
+    known = {
+        name: replace(one, stopping_since=seen.now) if name in stopped and one.stopping_since is None else one
+        for name, one in state.known.items()
+    }
+    return actions, replace(state, known=known)
+
+
+def after_death(state: PoolState, now: float, known: Known | None = None) -> PoolState:
+    """Return the state after a replica has died, or could not be started at all: the next one waits the longer, the
+    more have died one after the other."""
+    was_steady = known is not None and known.healthy_since is not None and now - known.healthy_since >= STEADY
+    deaths = 1 if was_steady else state.deaths + 1
+    on_trial = state.good is not None and known is not None and known.revision != state.good
+    delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** (deaths - 1))
+    return replace(state, deaths=deaths, tries=state.tries + on_trial, not_before=now + delay)
+
+
+def current_revision(wanted: str, state: PoolState) -> str:
+    """Return the revision that replicas should be of: the wanted one, unless it was rolled back."""
+    return state.good if state.good is not None and wanted in state.given_up else wanted
+
+
+def _remembered(seen: Observation, state: PoolState) -> PoolState:
+    """Note who is there, since when, and who has died."""
+    now, before = seen.now, state.known
+    known = {one.name: _noted(one, before.get(one.name), now) for one in seen.replicas}
+    for name in before.keys() - known.keys():
+        if before[name].stopping_since is None:
+            state = after_death(state, now, before[name])
+    return replace(state, known=known)
+
+
+def _noted(one: SeenReplica, before: Known | None, now: float) -> Known:
+    known = before or Known(revision=one.revision, since=now, unhealthy_since=now)
+    if one.state == ACTIVE and one.refused is None:
+        healthy_since = now if known.healthy_since is None else known.healthy_since
+        return replace(known, healthy_since=healthy_since, unhealthy_since=None)
+    return replace(known, unhealthy_since=now if known.unhealthy_since is None else known.unhealthy_since)
+
+
+def _why_useless(one: SeenReplica, state: PoolState, now: float, rules: Rollout) -> str | None:
+    """Return why a replica that was not told to end should."""
+    known = state.known[one.name]
+    if known.stopping_since is not None or known.unhealthy_since is None:
+        return None
+    passed = now - known.unhealthy_since
+    if one.state == FAILED:
+        return "it says that it failed"
+    if one.state == DRAINING:
+        return "it drains, and takes no calls any more"
+    if one.state == LOST and known.healthy_since is not None and passed > LOST_FOR:
+        return f"no heartbeat for {LOST_FOR:.0f} s"
+    if passed > rules.healthy_within:
+        why = one.refused or f"its state is {one.state or 'not told'}"
+        return f"it takes no calls after {rules.healthy_within:g} s: {why}"
+    return None
+
+
+def _why_rolled_back(seen: Observation, state: PoolState, useless: Mapping[str, str], rules: Rollout) -> str | None:
+    """Return why the wanted revision, on trial now, is no good."""
+    if state.good in (None, seen.wanted) or seen.wanted in state.given_up:
+        return None
+    if state.tries >= TRIES:
+        return f"{state.tries} of its replicas died"
+    for one in seen.replicas:
+        if one.revision != seen.wanted or state.known[one.name].stopping_since is not None:
+            continue
+        if one.name in useless:
+            return useless[one.name]
+        if _fails_calls(one, rules):
+            return f"it failed {one.failed} of {one.answered + one.failed} calls"
+    return None
+
+
+def _fails_calls(one: SeenReplica, rules: Rollout) -> bool:
+    return one.failed > max(MOST_LUCK, rules.max_error_rate * (one.answered + one.failed))
+
+
+def _is_overdue(one: Known, now: float, rules: Rollout) -> bool:
+    return one.stopping_since is not None and now - one.stopping_since > rules.drain + GRACE
+
+
+def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Rollout) -> tuple[list[Action], PoolState]:
+    """Return what brings the pool closer to its target and its revision."""
+    current = current_revision(seen.wanted, state)
+    on_trial = state.good not in (None, current)
+    live = [one for one in seen.replicas if state.known[one.name].stopping_since is None and one.name not in useless]
+    old = [one for one in live if one.revision != current]
+    new = [one for one in live if one.revision == current]
+    unproved = [one for one in new if not _is_proved(state.known[one.name], seen.now, rules.canary * on_trial)]
+    surplus = len(live) + seen.others - seen.target
+    if new and not old and not unproved and state.good != current:
+        return [Proved(current)], replace(state, good=current, tries=0)
+    if surplus > 0:
+        spare = surplus - 1 if old and unproved else surplus  # the one on trial is there besides
+        # Those that take no calls first, then old ones, then those with the least in their caches.
+        order = sorted(live, key=lambda one: (*_rank(one, state, current), -state.known[one.name].since))
+        leaving = [one for one in order if not (old and one in unproved)]
+        why = "replaced" if old else f"{seen.target} should be there"
+        return [Stop(one.name, why) for one in leaving[:spare]], state
+    if seen.now < state.not_before:
+        return [], state
+    if surplus < 0:
+        revision = state.good if unproved and on_trial and old and state.good is not None else current
+        return [Start(revision) for _ in range(-surplus)], state
+    is_ending = any(one.stopping_since is not None for one in state.known.values())
+    if old and not unproved and not is_ending and seen.target:
+        return [Start(current)], state
+    return [], state
+
+
+def _is_proved(known: Known, now: float, canary: float) -> bool:
+    return known.unhealthy_since is None and known.healthy_since is not None and now - known.healthy_since >= canary
+
+
+def _rank(one: SeenReplica, state: PoolState, current: str) -> tuple[bool, bool]:
+    return state.known[one.name].unhealthy_since is None, one.revision == current

@@ -1,0 +1,82 @@
+# Replicas as processes of this machine: what they are told, and which GPUs they get.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.settings import EngineSpec, Rollout
+from gateway.placing.local import LocalPlacer
+from gateway.placing.placer import CannotPlace, Order, new_name, order_for, read_name, revision_of
+from gpu_backend.__main__ import read_settings
+from tests.support.waiting import until
+
+SLEEPS = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+SECRET = "a secret of the fleet 0123"
+
+
+@pytest.fixture
+def placer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlacer]:
+    """A placer on a machine of three GPUs, whose processes do nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    placer = LocalPlacer(tmp_path, SLEEPS)
+    yield placer
+    for name in placer.names():
+        placer.kill(name)
+    until(lambda: not placer.names())
+
+
+def order(name: str, gpus: int) -> Order:
+    """Return what is started as a replica of that name."""
+    return Order(name=name, arguments=("--instance-id", name), environment={}, gpus=gpus)
+
+
+def test_each_replica_has_gpus_of_its_own(placer: LocalPlacer, tmp_path: Path) -> None:
+    """Also those that an earlier controller started; one for which too few are free is not started, and says so."""
+    first, second, third = (new_name("own", "0" * 12) for _ in range(3))
+    placer.start(order(first, 2))
+    until(lambda: LocalPlacer(tmp_path, SLEEPS).names() == {first})
+    later = LocalPlacer(tmp_path, SLEEPS)
+    with pytest.raises(CannotPlace, match="it needs GPUs: 2, and 1 of 3 are free"):
+        later.start(order(second, 2))
+    later.start(order(third, 1))
+    before = set(later.names())
+    placer.stop(first)
+    until(lambda: first not in placer.names())
+    left = set(later.names())
+    later.kill(third)
+    until(lambda: not later.names())
+
+    assert (before, left) == ({first, third}, {third})
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    """By its name."""
+    with pytest.raises(CannotPlace, match="/nowhere/python cannot be started: No such file"):
+        LocalPlacer(tmp_path, ("/nowhere/python",)).start(order("own.0", 0))
+
+
+def test_an_engine_is_told_its_name_and_its_pool() -> None:
+    """The engine understands all that it is told; no argument shows a secret."""
+    engine = EngineSpec(model="m", arguments=("--max-model-len", "512"), warm_up=("Hi.",))
+    name = new_name("own.eu", revision_of(engine))
+    environment = {"TOLLGATE_FLEET_SECRET": SECRET, "TOLLGATE_FLEET_REDIS": "redis://127.0.0.1:6379/0"}
+    told = order_for(name, engine, Rollout(drain=7.5), environment)
+    settings = read_settings(told.arguments, told.environment)
+
+    assert read_name(name) == ("own.eu", revision_of(engine)) != read_name(f"{name[:-1]}")
+    assert (settings.instance_id, settings.port, settings.warm_up, settings.drain_seconds) == (name, 0, ("Hi.",), 7.5)
+    assert settings.fleet is not None and settings.fleet.pool == "own.eu"
+    assert SECRET not in " ".join(told.arguments)
+
+
+def test_another_kind_of_replica_is_another_revision() -> None:
+    """Whatever of it changes; what does not matter to a replica is no part of it."""
+    one = EngineSpec(model="m")
+    others = (EngineSpec(model="m", version="b"), EngineSpec(model="n"), EngineSpec(model="m", arguments=("--x",)))
+
+    assert len({revision_of(each) for each in (one, EngineSpec(model="m"), *others)}) == 4
+    assert read_name("gpu-0:8100") is None
