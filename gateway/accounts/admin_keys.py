@@ -134,7 +134,8 @@ async def revoke_admin_key(connection: AsyncConnection, key_id: str, act: Act) -
         return old
     query = update(admin_keys).where(admin_keys.c.id == key_id).values(revoked_at=func.now()).returning(admin_keys)
     ended = _record((await connection.execute(query)).mappings().one())
-    await _tell(connection, act, "admin_key.revoked", ended, {"name": ended.name, "role": ended.role.value})
+    action = "admin_key.revoked" if ended.person is None else "session.ended"
+    await _tell(connection, act, action, ended, {"name": ended.name, "role": ended.role.value})
     return ended
 
 

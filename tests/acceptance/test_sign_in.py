@@ -218,7 +218,9 @@ def test_what_a_session_holds_is_no_key(gate: House, house: House) -> None:
         before = client.get("/admin/me").status_code
         admin.delete(f"/admin/admin-keys/{listed['key_id']}").raise_for_status()
         revoked = client.get("/admin/me")
+        told = admin.get("/admin/audit-log", params={"action": "session.ended", "limit": 1}).json()["data"]
 
+    assert [one["subject"] for one in told] == [listed["key_id"]]
     assert [each.status_code for each in (as_key, elsewhere, none, beside, late)] == [401, 401, 404, 403, 401]
     assert (before, revoked.status_code) == (200, 401) and "Sign in again" in revoked.json()["error"]["message"]
     assert listed["person"] == "eve@company.test (0815)" and cookie not in str(listed)
