@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from datetime import date
 from itertools import islice
@@ -28,7 +27,7 @@ LEAST_BATCH = 20  # rows, while Postgres is too slow for more in the time that a
 GATHER = 0.05  # seconds to wait for more, once something closed
 CROWD = 8  # rows in one go, from which on it pays to wait longer: a transaction costs the same for one and for hundreds
 GATHER_CROWD = 0.5  # seconds to wait then; what a report of usage may lack is a second or two
-GATHER_EACH = 0.005  # seconds to wait for each living owner: however many there are, they flush 200 times a second
+GATHER_EACH = 0.005  # seconds from close to flush for each living owner: of however many, 200 flush in a second
 GATHER_MOST = 0.5  # seconds
 ADOPT_EVERY = 10.0  # seconds between looks for journals of dead processes
 LONGEST_PAUSE = 5.0  # seconds between tries while Postgres is away
@@ -65,6 +64,7 @@ class Flusher:
         self._batch = BATCH
         self._gathered = 0  # rows that the last wait brought
         self._wake = asyncio.Event()
+        self._closed_at = 0.0  # loop time; when the first call closed of those that wait
 
     @property
     def backlog(self) -> int:
@@ -73,8 +73,8 @@ class Flusher:
 
     async def run(self) -> None:
         """Flush whenever something closes, until cancelled. A lost database only makes it wait."""
-        self._journal.on_closed = self._wake.set
-        self._wake.set()
+        self._journal.on_closed = self._note_close
+        self._note_close()
         syncing = asyncio.create_task(self._sync_for_ever()) if self._journal.fsync == "interval" else None
         try:
             await self._flush_for_ever()
@@ -83,14 +83,14 @@ class Flusher:
                 syncing.cancel()
 
     async def _flush_for_ever(self) -> None:
-        pause, chores_due = 0.0, 0.0
+        pause, chores_due, now = 0.0, 0.0, asyncio.get_running_loop().time
         while True:
             try:
-                if time.monotonic() >= chores_due:
-                    chores_due = time.monotonic() + ADOPT_EVERY
+                if now() >= chores_due:
+                    chores_due = now() + ADOPT_EVERY
                     await self.adopt()
                 self._gathered = written = await self.flush_once()
-                while written and self.backlog >= self._batch and time.monotonic() < chores_due:  # else gather
+                while written and self.backlog >= self._batch and now() < chores_due:  # else gather
                     self._gathered += (written := await self.flush_once())
                 pause = 0.0
             except Exception as exc:  # whatever it is: as long as this loop lives, nothing is lost
@@ -101,8 +101,8 @@ class Flusher:
                 )
             if pause:
                 await asyncio.sleep(pause)
-            elif not self.backlog or time.monotonic() < chores_due:
-                await self._something_closed()
+            elif not self.backlog or now() < chores_due:
+                await self._gather()
 
     async def flush_once(self) -> int:
         """Write one batch and return how many calls left the backlog. Raises what the database raises."""
@@ -144,13 +144,21 @@ class Flusher:
             await asyncio.sleep(SYNC_EVERY)
             await asyncio.to_thread(self._journal.sync)
 
-    async def _something_closed(self) -> None:
+    def _note_close(self) -> None:
+        if not self._wake.is_set():
+            self._closed_at = asyncio.get_running_loop().time()
+            self._wake.set()
+
+    async def _gather(self) -> None:
+        """Wait for a call to close, and for more that share its transaction. What closed while the last rows were on
+        their way has waited for these already."""
         try:
             async with asyncio.timeout(1.0):  # wait_for could swallow a cancellation
                 await self._wake.wait()
             owners = 1 if self._leases is None else self._leases.living
             least = GATHER if self._gathered < CROWD else GATHER_CROWD
-            await asyncio.sleep(max(least, min(GATHER_MOST, owners * GATHER_EACH)))
+            until = self._closed_at + max(least, min(GATHER_MOST, owners * GATHER_EACH))
+            await asyncio.sleep(until - asyncio.get_running_loop().time())
         except TimeoutError:
             pass
         self._wake.clear()

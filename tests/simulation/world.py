@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from billing.core.holds import HoldRequest, RefusedHold
@@ -18,7 +17,6 @@ from billing.core.ids import EPOCH, day_of
 from billing.core.records import UsageRecord
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
 from billing.quotas.leases import ASK_AGAIN, ASK_WITHIN, LEAST_ASKS, LONGEST_PACE, WAIT_FOR_ROOM
-from billing.upkeep import flusher as flusher_module
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken, Idle
 from tests.simulation.loop import VirtualLoop
@@ -293,14 +291,12 @@ class World:
 
     def play(self, story: Any) -> None:
         """Run the story to its end, or to the first invariant that breaks."""
-        before, flusher_module.time = flusher_module.time, SimpleNamespace(monotonic=lambda: self.loop.elapsed)
         asyncio.events._set_running_loop(self.loop)
         task = self.loop.create_task(story)
         try:
             while not task.done() and self.broken is None:
                 self._step()
         finally:
-            flusher_module.time = before
             self._end(task)
         if self.broken is None and task.exception() is not None:
             self.broken = task.exception()
