@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from litestar import Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -29,14 +29,6 @@ USUAL_PAGE = 100
 LONGEST_PAGE = 1000
 
 
-class HasId(Protocol):
-    """What a list of OpenAI's shape may be of."""
-
-    @property
-    def id(self) -> str: ...
-
-
-Listed = TypeVar("Listed", bound=HasId)
 T = TypeVar("T")
 
 
@@ -121,11 +113,19 @@ def now_of(request: AnyRequest) -> datetime:
     return part_of(request, Clock).moment()
 
 
-def read_query(request: AnyRequest) -> tuple[dict[str, str], int]:
+def read_query(
+    request: AnyRequest, usual: int = USUAL_PAGE, most: int = LONGEST_PAGE, repeated: Container[str] = ()
+) -> tuple[dict[str, str], int]:
     """Return the query's parameters and the page's length. Raises BadRequest."""
-    query = read_parameters(request)
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
-    return query, limit
+    query = read_parameters(request, repeated)
+    return query, read_whole(query["limit"], "limit", 1, most) if "limit" in query else usual
+
+
+def read_order(query: Mapping[str, str]) -> bool:
+    """Return whether a list is asked for with the oldest first, by its ``order``. Raises BadRequest."""
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise invalid_value("order", "is asc or desc")
+    return query.get("order") == "asc"
 
 
 def read_parameters(request: AnyRequest, repeated: Container[str] = ()) -> dict[str, str]:
@@ -160,10 +160,9 @@ def answer(value: object, status: int = 200, headers: Mapping[str, str] | None =
     return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
 
 
-def openai_page(found: Sequence[Listed], limit: int, view: Callable[[Listed], dict[str, Any]]) -> Response[bytes]:
-    """Return a page as OpenAI's SDKs go through them; ``found`` may hold one more than ``limit``, which tells of a
-    next."""
-    page = found[:limit]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    shown = [view(one) for one in page]
-    return answer({"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > limit})
+def openai_page(shown: Sequence[Mapping[str, Any]], limit: int, name: str = "id") -> Response[bytes]:
+    """Return a page as OpenAI's SDKs go through them, by the ids that its items have under ``name``; ``shown`` may hold
+    one more than ``limit``, which tells of a next."""
+    page = shown[:limit]
+    first, last = (page[0][name], page[-1][name]) if page else (None, None)
+    return answer({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(shown) > limit})

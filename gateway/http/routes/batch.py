@@ -85,7 +85,7 @@ def decode_requests(body: bytes, kind: type[New]) -> New:
 @get("/v1/batch", guards=[team_guard], summary="List batches", query=("after", "limit"))
 async def get_batches(request: AnyRequest) -> Response[bytes]:
     """List the team's batches, newest first. ``after``: the last id of the page before; ``limit``: at most 1000."""
-    return await _list(request, batch_view)
+    return await _list(request, batch_view, "batch_id")
 
 
 @get("/v1/batch/{batch_id:str}", guards=[team_guard], summary="Show a batch")
@@ -100,12 +100,10 @@ async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
 
     410 once they, or a part of them, have been erased.
     """
-    edition = edition_of(request)
-    database = part_of(request, Database)
-    clock = part_of(request, Clock)
+    database, keep = part_of(request, Database), edition_of(request).settings.retention.batch_files
     async with database.begin() as connection:
         batch = await get_batch(connection, caller_of(request).team.id, batch_id)
-        await check_retained(connection, clock, batch, edition.settings.retention.batch_files)
+        await check_retained(connection, part_of(request, Clock), batch, keep)
     return Stream(read_results(database, batch.id, ENDED), media_type=JSONL)
 
 
@@ -125,7 +123,7 @@ async def post_openai_batch(request: AnyRequest) -> Response[bytes]:
 @get("/v1/batches", guards=[team_guard], summary="List batches, OpenAI's way", query=("after", "limit"))
 async def get_openai_batches(request: AnyRequest) -> Response[bytes]:
     """List the team's batches, newest first."""
-    return await _list(request, openai_view)
+    return await _list(request, openai_view, "id")
 
 
 @get("/v1/batches/{batch_id:str}", guards=[team_guard], summary="Show a batch, OpenAI's way")
@@ -154,7 +152,7 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
         raise invalid_value("status", f"is one of {', '.join(STATUSES)}")
     async with transaction(request) as connection:
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1, status=status)
-    return openai_page(found, limit, lambda batch: {"team_id": batch.team_id, **batch_view(batch)})
+    return openai_page([{"team_id": batch.team_id, **batch_view(batch)} for batch in found], limit, "batch_id")
 
 
 @get("/admin/batches/{batch_id:str}", guards=[reading_guard], summary="Show a batch of any team")
@@ -183,18 +181,16 @@ async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes
         return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
 
 
-async def _list(request: AnyRequest, view: Any) -> Response[bytes]:
+async def _list(request: AnyRequest, view: Any, name: str) -> Response[bytes]:
     query, limit = read_query(request)
     async with transaction(request) as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
-    return openai_page(found, limit, view)
+    return openai_page([view(batch) for batch in found], limit, name)
 
 
 async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
-    keep = edition.settings.retention.batch_files
+    keep, team_id = edition_of(request).settings.retention.batch_files, caller_of(request).team.id
     async with transaction(request) as connection:
-        batch = await cancel_batch(connection, clock, caller_of(request).team.id, batch_id, keep)
+        batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
     return answer(view(batch))

@@ -25,13 +25,12 @@ from gateway.http.exchange import (
     caller_of,
     openai_page,
     part_of,
-    read_parameters,
-    read_whole,
+    read_order,
+    read_query,
     transaction,
 )
 from gateway.http.routes.batch import JSONL
 from gateway.storage.database import Database
-from protocol.errors import invalid_value
 
 LONGEST_LIST = 10_000  # files
 
@@ -54,11 +53,9 @@ class UploadedFile(Struct):
 )
 async def post_file(request: AnyRequest) -> Response[bytes]:
     """Take a file of requests, as multipart/form-data with ``purpose`` "batch": up to 200 MB of JSON Lines."""
-    edition = edition_of(request)
-    database = part_of(request, Database)
-    settings = edition.settings
+    settings = edition_of(request).settings
     file = await receive_file(
-        database,
+        part_of(request, Database),
         caller_of(request).team.id,
         request.headers.get("content-type", ""),
         request.stream(),
@@ -71,10 +68,8 @@ async def post_file(request: AnyRequest) -> Response[bytes]:
 @get("/v1/files", guards=[team_guard], summary="List files", query=("purpose", "after", "limit", "order"))
 async def get_files(request: AnyRequest) -> Response[bytes]:
     """List the team's files, newest first. ``purpose``, ``after``, ``limit`` and ``order`` as OpenAI has them."""
-    query = read_parameters(request)
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_LIST) if "limit" in query else LONGEST_PAGE
-    if query.get("order", "desc") not in ("asc", "desc"):
-        raise invalid_value("order", "is asc or desc")
+    query, limit = read_query(request, LONGEST_PAGE, LONGEST_LIST)
+    is_rising = read_order(query)
     async with transaction(request) as connection:
         found = await list_files(
             connection,
@@ -82,9 +77,9 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
             purpose=query.get("purpose"),
             after=query.get("after"),
             limit=limit + 1,
-            ascending=query.get("order") == "asc",
+            ascending=is_rising,
         )
-    return openai_page(found, limit, file_view)
+    return openai_page([file_view(file) for file in found], limit)
 
 
 @get("/v1/files/{file_id:str}", guards=[team_guard], summary="Show a file")

@@ -25,13 +25,13 @@ from gateway.batch.store import cancel_batch, list_batches
 from gateway.core.clock import Clock
 from gateway.dialects.messages import ENDPOINT
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_parameters, read_whole
+from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_query, transaction
 from gateway.http.routes.batch import decode_requests, submission_of
 from gateway.storage.database import Database
 from protocol.errors import BadRequest
 
 JSONL = "application/x-jsonl"
-USUAL_PAGE, LONGEST_PAGE = 20, 1000
+USUAL_PAGE = 20
 BETA = ("beta",)  # what Anthropic's packages say of a beta in the query; it means nothing
 
 
@@ -48,12 +48,11 @@ async def post_message_batch(request: AnyRequest) -> Response[bytes]:
 async def get_message_batches(request: AnyRequest) -> Response[bytes]:
     """List the team's batches of messages, newest first. ``after_id``, ``before_id``: the last id of the page before,
     or the first of the page after; ``limit``: at most 1000."""
-    query = read_parameters(request)
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
+    query, limit = read_query(request, USUAL_PAGE)
     if "after_id" in query and "before_id" in query:
         raise BadRequest("A page is after one batch or before one. Send 'after_id' or 'before_id'.", param="before_id")
     ends = {"after": query.get("after_id"), "before": query.get("before_id")}
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, limit=limit + 1, endpoint=ENDPOINT.path, **ends)
     page = found[-limit:] if ends["before"] is not None else found[:limit]
@@ -65,7 +64,7 @@ async def get_message_batches(request: AnyRequest) -> Response[bytes]:
 @get(f"{PATH}/{{batch_id:str}}", guards=[team_guard], summary="Show a batch of messages", query=BETA)
 async def get_one_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Show how far a batch is."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         return answer(message_batch_view(await get_message_batch(connection, caller_of(request).team.id, batch_id)))
 
 
@@ -86,7 +85,7 @@ async def get_message_results(request: AnyRequest, batch_id: FromPath[str]) -> S
 async def cancel_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Start nothing more of a batch; what runs comes to its end and is kept."""
     keep, team_id = edition_of(request).settings.retention.batch_files, caller_of(request).team.id
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await get_message_batch(connection, team_id, batch_id)
         batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
     return answer(message_batch_view(batch))
@@ -95,6 +94,6 @@ async def cancel_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> 
 @delete(f"{PATH}/{{batch_id:str}}", guards=[team_guard], status_code=200, summary="Delete a batch of messages")
 async def delete_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Delete a batch that has ended, with its requests and results, for ever."""
-    async with part_of(request, Database).begin() as connection:
+    async with transaction(request) as connection:
         await delete_batch(connection, caller_of(request).team.id, batch_id)
     return answer({"id": batch_id, "type": "message_batch_deleted"})

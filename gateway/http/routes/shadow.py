@@ -37,12 +37,8 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
 
     ``route``: its name, or an alias of it; default ``auto``. An admin adds ``team_id``.
     """
-    edition = edition_of(request)
-    complexity = part_of(request, Complexity)
-    clock = part_of(request, Clock)
-    recalibrations = part_of(request, Recalibrations)
-    query = read_parameters(request)
-    caller = principal_of(request)
+    edition, recalibrations = edition_of(request), part_of(request, Recalibrations)
+    query, caller = read_parameters(request), principal_of(request)
     team_id = team_in_question(caller, query.get("team_id"))
     asked = query.get("route", "auto")
     name = edition.catalog.meaning(asked)
@@ -54,8 +50,8 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
     async with transaction(request) as connection:
         if isinstance(caller, Admin):
             await get_team(connection, team_id)
-        comparisons = await comparisons_of(connection, team_id, name, route, complexity.version)
-        counts, today = await counts_of(connection, team_id, name, clock)
+        comparisons = await comparisons_of(connection, team_id, name, route, part_of(request, Complexity).version)
+        counts, today = await counts_of(connection, team_id, name, part_of(request, Clock))
     shadow = route.shadow
     return answer(
         {

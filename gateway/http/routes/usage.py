@@ -75,10 +75,8 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
     ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
-    query = read_parameters(request)
-    asked = read_period(query, clock.today())
+    edition, query = edition_of(request), read_parameters(request)
+    asked = read_period(query, part_of(request, Clock).today())
     caller = principal_of(request)
     catalog = edition.catalog
     if isinstance(caller, Caller):
@@ -116,10 +114,8 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     each provider, with ``invoice=PROVIDER:USD`` (several with commas between) beside what it has invoiced. ``format``:
     json or csv.
     """
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
-    query = read_parameters(request)
-    first, last = read_span(query, clock.today())
+    edition, query = edition_of(request), read_parameters(request)
+    first, last = read_span(query, part_of(request, Clock).today())
     analysis = read_analysis(query, edition.settings, edition.catalog) or Analysis(None)
     is_csv, invoices = _wants_csv(query), read_invoices(query.get("invoice"), edition.catalog)
     if is_csv and invoices:
@@ -167,9 +163,8 @@ async def get_usage_of_all(request: AnyRequest) -> Response[bytes]:
     ``total`` and ``dearest`` are of all teams, ``data`` goes in the order of their ids: ``after`` is the last id of the
     page before, ``limit`` at most 1000.
     """
-    clock = part_of(request, Clock)
     query, limit = read_query(request)
-    first, last = read_span(query, clock.today())
+    first, last = read_span(query, part_of(request, Clock).today())
     async with transaction(request) as connection:
         return answer(await admin_usage(connection, first, last, after=query.get("after"), limit=limit))
 

@@ -18,11 +18,9 @@ from protocol.decoding import decode
 @post("/admin/corrections", guards=[finance_guard], status_code=201, summary="Book a correction", takes=NewCorrection)
 async def post_correction(request: AnyRequest) -> Response[bytes]:
     """Record tokens and dollars, signed, besides a team's calls of a UTC day. Entries are only added, never changed."""
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
-    new = decode(await request.body(), NewCorrection)
+    new, models = decode(await request.body(), NewCorrection), edition_of(request).catalog.models
     async with transaction(request) as connection:
-        booked = await book_correction(connection, new, act_of(request), clock, edition.catalog.models)
+        booked = await book_correction(connection, new, act_of(request), part_of(request, Clock), models)
     return answer(correction_view(booked), 201)
 
 

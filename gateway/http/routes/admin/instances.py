@@ -39,10 +39,8 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
     Replicas of a pool that announce themselves show their ``state`` by their heartbeat, ``takes_calls``, and why one
     does not (``reason``), as this process knows them; the load of one that was not yet looked at is null.
     """
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
+    edition, now = edition_of(request), part_of(request, Clock).now()
     read_parameters(request)
-    now = clock.now()
     async with transaction(request) as connection:
         seen = await last_looks(connection, now - REMEMBERED)
     pools = frozenset(edition.settings.fleet.pools) if edition.settings.fleet is not None else frozenset()

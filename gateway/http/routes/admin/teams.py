@@ -129,14 +129,13 @@ async def patch_team(request: AnyRequest, team_id: FromPath[str]) -> Response[by
 @post("/admin/keys", guards=[team_admin_guard], status_code=201, summary="Create a key", takes=NewKey)
 async def post_key(request: AnyRequest) -> Response[bytes]:
     """Create a key of a team. The answer is the only one that ever shows it."""
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
+    edition, now = edition_of(request), part_of(request, Clock).now()
     new = decode(await request.body(), NewKey)
     check_endpoints(new.allowed_endpoints)
     own_team(request, new.team_id, Forbidden("A team's admin makes keys of that team alone.", param="team_id"))
     async with transaction(request) as connection:
         pepper, models = edition.settings.key_pepper, edition.catalog.names()
-        made = await create_key(connection, pepper, new, act_of(request), clock.now(), models)
+        made = await create_key(connection, pepper, new, act_of(request), now, models)
     return answer(made_view(made, now_of(request)), 201)
 
 
@@ -181,13 +180,12 @@ async def patch_key(request: AnyRequest, key_id: FromPath[str]) -> Response[byte
 )
 async def post_rotation(request: AnyRequest, key_id: FromPath[str]) -> Response[bytes]:
     """Make a key like this one; this one works for ``overlap`` (24h) longer. An overlap of 0 ends it at once."""
-    edition = edition_of(request)
-    clock = part_of(request, Clock)
+    pepper, now = edition_of(request).settings.key_pepper, part_of(request, Clock).now()
     body = await request.body()
     rotation = decode(body, Rotation) if body.strip() else Rotation()
     async with transaction(request) as connection:
         await _visible_key(request, connection, key_id)
-        made = await rotate_key(connection, edition.settings.key_pepper, key_id, rotation, act_of(request), clock.now())
+        made = await rotate_key(connection, pepper, key_id, rotation, act_of(request), now)
     part_of(request, Authenticator).forget()
     return answer(made_view(made, now_of(request)), 201)
 

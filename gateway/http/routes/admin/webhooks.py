@@ -26,8 +26,7 @@ from protocol.errors import NotFound, invalid_value
 )
 async def post_webhook_secret(request: AnyRequest, team_id: FromPath[str]) -> Response[bytes]:
     """Make a secret that signs the team's callbacks. No other answer ever shows it; two may be valid."""
-    edition = edition_of(request)
-    settings = edition.settings
+    settings = edition_of(request).settings
     sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
     async with transaction(request) as connection:
         made = await create_secret(connection, sealer, team_id, act_of(request))
@@ -101,9 +100,8 @@ async def get_callback(request: AnyRequest, callback_id: FromPath[str]) -> Respo
 )
 async def post_redelivery(request: AnyRequest, callback_id: FromPath[str]) -> Response[bytes]:
     """Have a callback delivered again under the same webhook-id, whatever became of it; tried for another 24 hours."""
-    clock = part_of(request, Clock)
     async with transaction(request) as connection:
-        row = await reopen(connection, callback_id, clock.now())
+        row = await reopen(connection, callback_id, part_of(request, Clock).now())
         if row is None:
             raise unknown_callback(callback_id)
         await record_act(

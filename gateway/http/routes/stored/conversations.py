@@ -14,13 +14,22 @@ from gateway.accounts.guards import team_guard
 from gateway.core.errors import StorageFull
 from gateway.dialects.checks import check_tags, require
 from gateway.dialects.responses import check_items
-from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_parameters, read_whole
+from gateway.http.exchange import (
+    AnyRequest,
+    answer,
+    caller_of,
+    part_of,
+    read_body,
+    read_order,
+    read_parameters,
+    read_query,
+)
 from gateway.stored_responses.conversations import Conversation, ConversationStore
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.store import OF_A_CONVERSATION
 from gateway.stored_responses.turns import told_items_of
 from protocol.decoding import decode
-from protocol.errors import BadRequest, invalid_value
+from protocol.errors import BadRequest
 from protocol.responses import InputItem
 
 PATH = "/v1/conversations"
@@ -101,11 +110,8 @@ async def create_items(request: AnyRequest, conversation_id: FromPath[str]) -> R
 @get(ITEMS, guards=[team_guard], summary="List a conversation's items", query=("after", "limit", "order", *INCLUDE))
 async def get_items(request: AnyRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     """List the items of a conversation, the latest first unless ``order`` is asc."""
-    query = read_parameters(request, repeated=INCLUDE)
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
-    if (order := query.get("order", "desc")) not in ("asc", "desc"):
-        raise invalid_value("order", "is asc or desc")
-    place: dict[str, Any] = {"limit": limit + 1, "after": query.get("after"), "is_rising": order == "asc"}
+    query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE, repeated=INCLUDE)
+    place: dict[str, Any] = {"limit": limit + 1, "after": query.get("after"), "is_rising": read_order(query)}
     return _page(await _store_of(request).page(caller_of(request).team.id, conversation_id, **place), limit)
 
 

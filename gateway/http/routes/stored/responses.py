@@ -14,7 +14,16 @@ from gateway.core.errors import UpgradeRequired
 from gateway.core.json_text import to_json
 from gateway.dialects.responses import ENDPOINT
 from gateway.http.background_response import ListenResponse
-from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_parameters, read_whole
+from gateway.http.exchange import (
+    AnyRequest,
+    answer,
+    caller_of,
+    part_of,
+    read_order,
+    read_parameters,
+    read_query,
+    read_whole,
+)
 from gateway.http.inference_port import inference_of
 from gateway.http.websocket.protocol import SOCKET
 from gateway.http.websocket.session import ResponseSession
@@ -102,15 +111,12 @@ async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def get_input_items(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
     """List the input items of a response, those of the turns before it among them, the latest first unless ``order`` is
     asc."""
-    query = read_parameters(request, repeated=("include", "include[]"))
-    limit = read_whole(query["limit"], "limit", 1, LONGEST_PAGE) if "limit" in query else USUAL_PAGE
-    if query.get("order", "desc") not in ("asc", "desc"):
-        raise invalid_value("order", "is asc or desc")
+    query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE, repeated=("include", "include[]"))
+    rising, after = read_order(query), query.get("after")
     store = part_of(request, ResponseMemory).store
     chain, _ = await store.conversation(caller_of(request).team.id, response_id)
     if not chain:
         raise _not_found(response_id)
-    rising, after = query.get("order") == "asc", query.get("after")
     page = await off_loop(HUGE, lambda: _page(chain, rising, after, limit))  # its turns may be long
     return Response(page, media_type="application/json")
 
