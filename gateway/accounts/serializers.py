@@ -45,6 +45,12 @@ def moment_of(seconds: float | None) -> str | None:
     return None if seconds is None else moment(datetime.fromtimestamp(seconds, UTC))
 
 
+def shown(record: object, *names: str) -> dict[str, Any]:
+    """Return fields of a record by their names, moments as text. What may be seen is named: a record may hold more."""
+    values = ((name, getattr(record, name)) for name in names)
+    return {name: moment(value) if isinstance(value, datetime) else value for name, value in values}
+
+
 def limits_view(limits: Limits) -> dict[str, Any]:
     """Return every limit by the name that admins give it; null is none."""
     return {
@@ -55,8 +61,7 @@ def limits_view(limits: Limits) -> dict[str, Any]:
 
 def model_limits_view(limits: Mapping[str, Limits]) -> dict[str, Any]:
     """Return the limits for one model each; models without any are left out."""
-    shown = {name: limits_view(of) for name, of in sorted(limits.items()) if of != Limits()}
-    return {name: {limit: of[limit] for limit in ModelLimitsInput.__struct_fields__} for name, of in shown.items()}
+    return {name: _budget_limits(of) for name, of in sorted(limits.items()) if of != Limits()}
 
 
 def value_limits_view(team: Team) -> dict[str, Any]:
@@ -70,21 +75,25 @@ def value_limits_view(team: Team) -> dict[str, Any]:
 
 
 def _named_view(found: Iterable[NamedLimits]) -> dict[str, Any]:
-    shown = {one.name: limits_view(one.limits) for one in sorted(found, key=lambda one: one.name)}
-    return {name: {limit: of[limit] for limit in ModelLimitsInput.__struct_fields__} for name, of in shown.items()}
+    return {one.name: _budget_limits(one.limits) for one in sorted(found, key=lambda one: one.name)}
+
+
+def _budget_limits(limits: Limits) -> dict[str, Any]:
+    view = limits_view(limits)
+    return {name: view[name] for name in ModelLimitsInput.__struct_fields__}
 
 
 def price_view(price: Price) -> dict[str, Any]:
     """Return what a model charges, in dollars per million tokens, request or unit, as tollgate.yaml has it."""
-    shown: dict[str, Any] = _rates_view(price)
+    view: dict[str, Any] = _rates_view(price)
     if price.request:
-        shown["request"] = dollars(price.request)
-    shown |= {kind: dollars(rate) for _, kind in UNIT_PRICES if (rate := getattr(price, kind)) is not None}
+        view["request"] = dollars(price.request)
+    view |= {kind: dollars(rate) for _, kind in UNIT_PRICES if (rate := getattr(price, kind)) is not None}
     if price.batch_discount != 1:
-        shown["batch_discount"] = price.batch_discount
+        view["batch_discount"] = price.batch_discount
     if price.steps:
-        shown["steps"] = [{"above": step.above, **_rates_view(step)} for step in price.steps]
-    return shown
+        view["steps"] = [{"above": step.above, **_rates_view(step)} for step in price.steps]
+    return view
 
 
 def _rates_view(rates: Rates) -> dict[str, Any]:
@@ -94,16 +103,13 @@ def _rates_view(rates: Rates) -> dict[str, Any]:
 
 def budgets_view(room: ScopeRoom) -> dict[str, Any]:
     """Return what is used, held and left of each budget, money in dollars; ``left`` is null without a limit."""
-    shown: dict[str, Any] = {}
+    view: dict[str, Any] = {}
     for name, budget in asdict(room).items():
-        parts: dict[str, int | None] = {"used": budget.used, "held": budget.held, "left": budget.left}
+        parts = shown(budget, "used", "held", "left")
         if "nanousd" in name:
-            shown[name.replace("nanousd", "usd")] = {
-                part: None if value is None else dollars(value) for part, value in parts.items()
-            }
-        else:
-            shown[name] = parts
-    return shown
+            parts = {part: None if value is None else dollars(value) for part, value in parts.items()}
+        view[name.replace("nanousd", "usd")] = parts
+    return view
 
 
 def team_scopes(team: Team) -> dict[str, Limits]:
@@ -150,21 +156,13 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
     team = record.team
     return {
         "object": "team",
-        "id": team.id,
-        "name": team.name,
-        "weight": team.weight,
+        **shown(team, "id", "name", "weight", "allow_smaller", "safety"),
         "allowed_models": None if team.allowed_models is None else sorted(team.allowed_models),
-        "allow_smaller": team.allow_smaller,
-        "safety": team.safety,
         "limits": limits_view(team.limits),
         "model_limits": model_limits_view(team.model_limits),
         **value_limits_view(team),
-        "webhook_url": record.webhook_url,
-        "cost_centre": record.cost_centre,
         "suspended": team.is_suspended,
-        "suspended_at": moment(record.suspended_at),
-        "created_at": moment(record.created_at),
-        "updated_at": moment(record.updated_at),
+        **shown(record, "webhook_url", "cost_centre", "suspended_at", "created_at", "updated_at"),
     }
 
 
@@ -172,63 +170,35 @@ def key_view(record: KeyRecord, now: datetime) -> dict[str, Any]:
     """Return a key, without the key."""
     return {
         "object": "key",
-        "key_id": record.key_id,
-        "team_id": record.team_id,
-        "name": record.name,
-        "prefix": record.prefix,
+        **shown(record, "key_id", "team_id", "name", "prefix"),
         "status": record.status(now),
         "limits": limits_view(record.limits),
-        "allowed_models": record.allowed_models,
-        "allowed_addresses": record.allowed_addresses,
-        "allowed_endpoints": record.allowed_endpoints,
-        "cache": record.cache,
-        "created_at": moment(record.created_at),
-        "expires_at": moment(record.expires_at),
-        "revoked_at": moment(record.revoked_at),
-        "last_used_at": moment(record.last_used_at),
-        "previous_until": moment(record.previous_until),
+        **shown(record, "allowed_models", "allowed_addresses", "allowed_endpoints", "cache"),
+        **shown(record, "created_at", "expires_at", "revoked_at", "last_used_at", "previous_until"),
     }
 
 
 def made_view(made: NewlyMade, now: datetime) -> dict[str, Any]:
     """Return a key at its making: this once with the key itself."""
     view = key_view(made.record, now)
-    shown = {"object": "key", "key_id": view["key_id"], "key": made.key, **view}
-    if made.replaces is not None:
-        shown["replaces"] = key_view(made.replaces, now)
-    return shown
+    replaced = {} if made.replaces is None else {"replaces": key_view(made.replaces, now)}
+    return {"object": "key", "key_id": view["key_id"], "key": made.key, **view, **replaced}
 
 
 def admin_key_view(record: AdminKeyRecord, now: datetime) -> dict[str, Any]:
     """Return an admin key, without the key."""
     return {
         "object": "admin_key",
-        "key_id": record.key_id,
-        "role": record.role.value,
-        "team_id": record.team_id,
-        "name": record.name,
-        "prefix": record.prefix,
+        **shown(record, "key_id", "role", "team_id", "name", "prefix"),
         "status": record.status(now),
-        "person": record.person,
-        "created_by": record.created_by,
-        "created_at": moment(record.created_at),
-        "expires_at": moment(record.expires_at),
-        "revoked_at": moment(record.revoked_at),
-        "last_used_at": moment(record.last_used_at),
+        **shown(record, "person", "created_by", "created_at", "expires_at", "revoked_at", "last_used_at"),
     }
 
 
 def identity_view(admin: Admin) -> dict[str, Any]:
     """Return who an admin is, to themselves."""
-    return {
-        "object": "identity",
-        "role": admin.role.value,
-        "team_id": admin.team_id,
-        "name": admin.name,
-        "person": admin.person,
-        "actor": admin.actor,
-        "expires_at": moment_of(admin.expires_at),
-    }
+    who = shown(admin, "role", "team_id", "name", "person", "actor")
+    return {"object": "identity", **who, "expires_at": moment_of(admin.expires_at)}
 
 
 def audit_view(entry: AuditEntry) -> dict[str, Any]:
@@ -238,11 +208,11 @@ def audit_view(entry: AuditEntry) -> dict[str, Any]:
 
 def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a row of the ledger, its money in dollars."""
-    shown = {"object": "usage_record", **row}
-    shown |= cost_view(shown.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(shown.pop("gpu_cost_nanousd"))}
-    shown["saved_usd"] = dollars(shown.pop("saved_nanousd"))
-    shown["tier_saved_usd"] = dollars(shown.pop("discount_nanousd"))
-    return {**shown, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
+    view = {"object": "usage_record", **row}
+    view |= cost_view(view.pop("cost_nanousd")) | {"gpu_cost_usd": dollars(view.pop("gpu_cost_nanousd"))}
+    view["saved_usd"] = dollars(view.pop("saved_nanousd"))
+    view["tier_saved_usd"] = dollars(view.pop("discount_nanousd"))
+    return {**view, "request_id": str(row["request_id"]), "created_at": moment(row["created_at"])}
 
 
 def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:

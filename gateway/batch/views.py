@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timedelta
 from typing import Any
 
-from gateway.accounts.serializers import cost_view, moment
+from gateway.accounts.serializers import cost_view, moment, shown
 from gateway.batch.estimate import LEAST_SEEN
 from gateway.batch.file_store import FileRecord
 from gateway.batch.store import Batch
@@ -18,23 +18,13 @@ def batch_view(batch: Batch, now: float | None = None) -> dict[str, Any]:
     view: dict[str, Any] = {
         "batch_id": batch.id,
         "object": "tollgate.batch",
-        "status": batch.status,
-        "endpoint": batch.endpoint,
-        "model": batch.model,
-        "priority": batch.priority,
-        "created_at": moment(batch.created_at),
+        **shown(batch, "status", "endpoint", "model", "priority", "created_at"),
         "estimated_completion": moment(due),
         "expires_at": moment(batch.expires_at),
         "ended_at": moment(ended_at(batch)),
         "request_counts": counts_of(batch),
-        "usage": {
-            "input_tokens": batch.input_tokens,
-            "output_tokens": batch.output_tokens,
-            **cost_view(batch.cost_nanousd),
-        },
-        "callback_url": batch.callback_url,
-        "metadata": batch.metadata,
-        "errors": batch.errors,
+        "usage": {**shown(batch, "input_tokens", "output_tokens"), **cost_view(batch.cost_nanousd)},
+        **shown(batch, "callback_url", "metadata", "errors"),
     }
     if batch.is_open and due is not None and due > batch.expires_at:
         view["warning"] = (
@@ -48,16 +38,10 @@ def openai_view(batch: Batch) -> dict[str, Any]:
     """Return a batch in OpenAI's shape."""
     names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
-        "id": batch.id,
         "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.model,
+        **shown(batch, "id", "endpoint", "model", "input_file_id", "completion_window", "status"),
+        **shown(batch, "output_file_id", "error_file_id", "metadata"),
         "errors": None if batch.errors is None else {"object": "list", "data": batch.errors},
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.completion_window,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
         "created_at": _seconds(batch.created_at),
         "expires_at": _seconds(batch.expires_at),
         **{f"{name}_at": _seconds(getattr(batch, f"{name}_at")) for name in names},
@@ -69,21 +53,16 @@ def openai_view(batch: Batch) -> dict[str, Any]:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": batch.input_tokens + batch.output_tokens,
         },
-        "metadata": batch.metadata,
     }
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:
     """Return a file in OpenAI's shape."""
     return {
-        "id": file.id,
         "object": "file",
-        "bytes": file.bytes,
+        **shown(file, "id", "bytes", "filename", "purpose", "status"),
         "created_at": _seconds(file.created_at),
         "expires_at": _seconds(file.expires_at),
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": file.status,
         "status_details": None,
     }
 

@@ -16,7 +16,7 @@ from billing.ledger.comparison import Use, sum_of, uses_of
 from billing.ledger.instances import InstanceCost, idle_costs
 from billing.ledger.statement_queries import GroupBy
 from billing.ledger.statements import Line, Totals, period
-from gateway.accounts.serializers import dollars, list_view, team_view
+from gateway.accounts.serializers import dollars, list_view, shown, team_view
 from gateway.accounts.teams import list_teams
 from gateway.reports.csv_text import csv_of
 from gateway.reports.provider_totals import Invoices, providers_view
@@ -164,9 +164,7 @@ def _gpu_view(costs: Sequence[InstanceCost]) -> dict[str, Any]:
     lines = [
         {
             "instance_id": cost.instance_id or None,
-            "model": cost.model,
-            "endpoint": cost.endpoint,
-            "gpus": cost.gpus,
+            **shown(cost, "model", "endpoint", "gpus"),
             "hours": round(cost.hours, 6),
             "busy_hours": round(cost.busy_hours, 6),
             "cost_usd": dollars(cost.cost_nanousd),

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.money import NanoDollars, to_nano
 from billing.ledger.corrections import Correction, add_correction, has_booked
 from billing.ledger.ledger import find_row
-from gateway.accounts.serializers import cost_view, moment
+from gateway.accounts.serializers import cost_view, shown
 from gateway.accounts.team_keys import get_key
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock, read_day
@@ -75,18 +75,13 @@ def correction_view(correction: Correction) -> dict[str, Any]:
     return {
         "object": "correction",
         "id": str(correction.id),
-        "team_id": correction.team_id,
         "date": correction.day.isoformat(),
-        "key_id": correction.key_id,
         "model": correction.model_used,
         "request_id": None if correction.request_id is None else str(correction.request_id),
-        "input_tokens": correction.input_tokens,
-        "output_tokens": correction.output_tokens,
+        **shown(correction, "team_id", "key_id", "input_tokens", "output_tokens", "reason", "created_at"),
         **cost_view(correction.cost_nanousd),
-        "reason": correction.reason,
         "who": correction.actor,
         "booked_on": correction.booked_on.isoformat(),
-        "created_at": moment(correction.created_at),
     }
 
 

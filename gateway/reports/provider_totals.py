@@ -10,7 +10,8 @@ from typing import Any
 from billing.core.money import NANO, to_nano
 from billing.ledger.comparison import Use
 from billing.ledger.statements import Totals
-from gateway.accounts.serializers import cost_view, dollars
+from gateway.accounts.serializers import cost_view, dollars, shown
+from gateway.reports.usage_report import COUNTS
 from protocol.errors import invalid_value
 from router.catalog.catalog import Catalog
 
@@ -49,10 +50,7 @@ def providers_view(by_model: Iterable[Use], catalog: Catalog, invoices: Invoices
 def _line(provider: str | None, totals: Totals, invoice: int | None) -> dict[str, Any]:
     line = {
         "provider": provider,
-        "requests": totals.requests,
-        "input_tokens": totals.input_tokens,
-        "cached_input_tokens": totals.cached_input_tokens,
-        "output_tokens": totals.output_tokens,
+        **shown(totals, *COUNTS),
         **cost_view(totals.cost_nanousd),
     }
     if invoice is None:

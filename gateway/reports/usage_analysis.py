@@ -16,11 +16,11 @@ from billing.ledger.choices import Alternative, AskedSum, asked_sums, missed_sav
 from billing.ledger.comparison import Use, price_on, share, sum_of, usd_per_million, uses_of
 from billing.ledger.statement_queries import LONGEST_BY_CALL, GroupBy
 from billing.ledger.statements import period
-from gateway.accounts.serializers import cost_view, dollars
+from gateway.accounts.serializers import cost_view, dollars, shown
 from gateway.accounts.teams import get_team
 from gateway.core.settings import Settings
 from gateway.reports.usage_period import Period
-from gateway.reports.usage_report import added_up_by_call, usage_of
+from gateway.reports.usage_report import COUNTS, added_up_by_call, usage_of
 from protocol.errors import BadRequest, invalid_value
 from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.targets import ModelSpec
@@ -117,10 +117,7 @@ def use_view(use: Use, *, for_admin: bool) -> dict[str, Any]:
     totals = use.totals
     tokens = totals.input_tokens + totals.output_tokens
     view: dict[str, Any] = {
-        "requests": totals.requests,
-        "input_tokens": totals.input_tokens,
-        "cached_input_tokens": totals.cached_input_tokens,
-        "output_tokens": totals.output_tokens,
+        **shown(totals, *COUNTS),
         **cost_view(totals.cost_nanousd),
         "cache_saved_usd": dollars(totals.saved_nanousd),
         "tier_saved_usd": dollars(totals.discount_nanousd),

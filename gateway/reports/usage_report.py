@@ -22,6 +22,7 @@ from protocol.errors import BadRequest
 # What a CSV says of corrections, which JSON has as an object.
 CORRECTED = ("input_tokens", "output_tokens", "cost_usd", "cost_usd_exact")
 
+COUNTS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens")  # of every sum
 WITHIN = 8  # seconds; less than the client of the database waits, so that it is the server that says so
 CANCELLED = "57014"  # Postgres: query_canceled
 

@@ -10,7 +10,7 @@ from litestar import Response, get
 
 from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.guards import reading_guard
-from gateway.accounts.serializers import dollars, moment
+from gateway.accounts.serializers import dollars, moment, shown
 from gateway.core.clock import Clock
 from gateway.fleet.discovery import Discovery, Replica
 from gateway.fleet.instances import STALE_AFTER
@@ -24,11 +24,12 @@ ANNOUNCED = (
     *("pool", "state", "takes_calls", "reason", "version", "base_url", "block_size", "max_model_len", "kv_events"),
     "heartbeat_at",
 )
-LOOKED_AT = (
-    *("queue_depth", "memory_utilization_pct", "requests_per_second", "tokens_per_second", "prefix_hit_rate"),
-    *("running", "free_blocks", "total_blocks", "endpoint", "model", "gpus", "gpu_hour_usd", "uptime_seconds"),
-    *("busy_seconds", "first_seen", "seen_at"),
+MEASURED = (
+    *("queue_depth", "requests_per_second", "tokens_per_second", "prefix_hit_rate", "running", "free_blocks"),
+    *("total_blocks", "uptime_seconds", "busy_seconds"),
 )
+LOAD = ("model_id", "status", *MEASURED)  # that is shown as a replica tells it
+LOOKED_AT = (*MEASURED, "memory_utilization_pct", "endpoint", "model", "gpus", "gpu_hour_usd", "first_seen", "seen_at")
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
@@ -67,26 +68,11 @@ def instance_view(one: Instance, now: float, catalog: Catalog) -> dict[str, Any]
     gpu_hour = model.gpu_hour_nanousd if model is not None else None
     return {
         "object": "instance",
-        "instance_id": one.instance_id,
-        "model_id": load["model_id"],
+        **shown(one, "instance_id", "provider", "endpoint", "model", "gpus", "first_seen"),
+        **{name: load[name] for name in LOAD},
         "gpu_node_id": load["gpu_node_id"] or _host_of(one.endpoint),
-        "status": load["status"],
-        "queue_depth": load["queue_depth"],
         "memory_utilization_pct": round(100 * load["kv_utilization"], 2),
-        "requests_per_second": load["requests_per_second"],
-        "tokens_per_second": load["tokens_per_second"],
-        "prefix_hit_rate": load["prefix_hit_rate"],
-        "running": load["running"],
-        "free_blocks": load["free_blocks"],
-        "total_blocks": load["total_blocks"],
-        "provider": one.provider,
-        "endpoint": one.endpoint,
-        "model": one.model,
-        "gpus": one.gpus,
         "gpu_hour_usd": None if gpu_hour is None else dollars(gpu_hour),
-        "uptime_seconds": load["uptime_seconds"],
-        "busy_seconds": load["busy_seconds"],
-        "first_seen": moment(one.first_seen),
         "seen_at": moment(one.last_seen),
         "stale": _is_stale(one, now),
     }
@@ -96,14 +82,9 @@ def _announced(one: Replica) -> dict[str, Any]:
     """Return what a replica says of itself, and what this process makes of it."""
     said = one.member.said
     return {
-        "pool": said.pool,
-        "state": one.state,
-        "takes_calls": one.takes_calls,
+        **shown(said, "pool", "version", "base_url", "block_size", "max_model_len"),
+        **shown(one, "state", "takes_calls"),
         "reason": one.member.refused,
-        "version": said.version,
-        "base_url": said.base_url,
-        "block_size": said.block_size,
-        "max_model_len": said.max_model_len,
         "kv_events": None if said.kv_events is None else said.kv_events.endpoint,
         "heartbeat_at": moment(datetime.fromtimestamp(one.member.heard_on, UTC)),
     }
