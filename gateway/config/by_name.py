@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from billing.core.money import NanoDollars
 from gateway.config.catalog import Catalogue
-from gateway.config.fields import Faults, Fields, Read, complain, kind_of, meant
+from gateway.config.fields import Faults, Fields, complain, meant
 from gateway.config.models import name_in
 from gateway.config.providers import headers_but, read_breaker, read_egress
-from gateway.config.readers import dollars, duration, integer, list_of, number, one_of, struct_of, text, url
+from gateway.config.readers import by_name, dollars, duration, integer, list_of, number, one_of, struct_of, text, url
 from gateway.config.tree import Node, Scalar, Section
 from gateway.core.settings import ALL_TOOLS, BreakerPolicy, CacheSettings, CacheUse, McpServer, McpTimeouts
 from router.catalog.catalog import Canary
@@ -27,8 +26,6 @@ MCP_HEADERS = frozenset(
     | {"proxy-authorization", "last-event-id", "mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name"}
 )
 _MCP_TIMEOUTS = struct_of(McpTimeouts, {"connect": duration, "answer": duration, "total": duration})
-
-T = TypeVar("T")
 
 
 def read_canaries(root: Fields, whole: Catalogue, kept: Catalogue) -> dict[str, Canary]:
@@ -115,10 +112,10 @@ def _server(name: str, node: Node, faults: Faults) -> McpServer:
     nothing: frozenset[str] = frozenset()
     allowed = tools.need("allow", _tools, nothing, 'which tools may be called: [find, close], or "*" for all')
     no_prices: dict[str, NanoDollars] = {}
-    prices = tools.get("prices", _by_name(dollars, "prices by tool: {close: 0.01}"), no_prices)
+    prices = tools.get("prices", by_name(dollars, "prices by tool: {close: 0.01}"), no_prices)
     tools.close()
     no_teams: dict[str, frozenset[str]] = {}
-    read_teams = _by_name(_tools, "tools by team: {support: [find]}")
+    read_teams = by_name(_tools, "tools by team: {support: [find]}")
     teams = fields.need("teams", read_teams, no_teams, 'which teams may use it: {support: [find], "*": "*"}')
     for tool in {*prices, *(tool for named in teams.values() for tool in named)} - ALL_TOOLS:
         if tool not in allowed and ALL_TOOLS.isdisjoint(allowed):
@@ -154,18 +151,6 @@ def _tools(node: Node, faults: Faults) -> frozenset[str] | None:
         return ALL_TOOLS
     named = list_of(text, what="tools", least=1)(node, faults)
     return None if named is None else frozenset(named)
-
-
-def _by_name(read: Read[T], right: str) -> Read[dict[str, T]]:
-    """Make a reader of one thing for each name."""
-
-    def read_all(node: Node, faults: Faults) -> dict[str, T] | None:
-        if not isinstance(node, Section):
-            return complain(node, faults, f"expected {right}; found {kind_of(node)}")
-        found = {name: read(each, faults) for name, each in node.entries.items()}
-        return {name: each for name, each in found.items() if each is not None}
-
-    return read_all
 
 
 def _names(root: Fields, kind: str) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gateway.config.fields import Faults, Read, complain, kind_of
-from gateway.config.readers import duration, duration_or_zero, list_of, origin, secret, struct_of, text
-from gateway.config.tree import Node, Scalar, Section
+from gateway.config.readers import by_name, duration, duration_or_zero, list_of, origin, secret, struct_of, text
+from gateway.config.tree import Node, Scalar
 from gateway.core.principals import Role
 from gateway.core.settings import SignIn, TokenIssuer
 from gateway.identity.issuer import is_private
@@ -74,18 +74,6 @@ def _bounded(read: Read[float], most: float, words: str) -> Read[float]:
     return read_bounded
 
 
-def _by_value(read: Read[str], right: str) -> Read[dict[str, str]]:
-    """Make a reader of what each value of a claim stands for, in the file's order."""
-
-    def read_all(node: Node, faults: Faults) -> dict[str, str] | None:
-        if not isinstance(node, Section):
-            return complain(node, faults, f"expected {right}; found {kind_of(node)}")
-        found = {value: read(each, faults) for value, each in node.entries.items()}
-        return {value: each for value, each in found.items() if each is not None}
-
-    return read_all
-
-
 def _role(node: Node, faults: Faults) -> str | None:
     if isinstance(node, Scalar) and node.text in _ROLES:
         return node.text
@@ -100,7 +88,7 @@ def _audiences(node: Node, faults: Faults) -> tuple[str, ...] | None:
     return list_of(text, what="audiences", least=1)(node, faults)
 
 
-_TEAMS = _by_value(text, "{VALUE-OF-THE-CLAIM: TEAM}")
+_TEAMS = by_name(text, "{VALUE-OF-THE-CLAIM: TEAM}")
 _SIGN_IN = struct_of(
     SignIn,
     {
@@ -111,7 +99,7 @@ _SIGN_IN = struct_of(
         "name": text,
         "scopes": list_of(text, what="scopes", least=1),
         "claim": text,
-        "roles": _by_value(_role, "{VALUE-OF-THE-CLAIM: viewer}"),
+        "roles": by_name(_role, "{VALUE-OF-THE-CLAIM: viewer}"),
         "team_admins": _TEAMS,
         "session": _bounded(duration, LONGEST_SESSION, "7d: what a person may do is asked again at each sign-in"),
     },

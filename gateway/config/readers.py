@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from billing.core.money import NanoDollars, to_nano
 from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, complain, is_empty, kind_of
-from gateway.config.tree import Items, Node, Scalar
+from gateway.config.tree import Items, Node, Scalar, Section
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.core.clock import read_duration
 from protocol.serving.redis_url import EXAMPLE, ONE, read_sentinels
@@ -246,6 +246,18 @@ def list_of(read: Read[T], *, what: str, least: int = 0) -> Read[tuple[T, ...]]:
             return complain(node, faults, f"expected a list of at least {least} {what}, found {len(node.items)}")
         values = [read(each, faults) for each in node.items]
         return tuple(value for value in values if value is not None)
+
+    return read_all
+
+
+def by_name(read: Read[T], right: str) -> Read[dict[str, T]]:
+    """Make a reader of one thing for each name that the file chooses, in its order. ``right``: as it is written."""
+
+    def read_all(node: Node, faults: Faults) -> dict[str, T] | None:
+        if not isinstance(node, Section):
+            return complain(node, faults, f"expected {right}; found {kind_of(node)}")
+        found = {name: read(each, faults) for name, each in node.entries.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
     return read_all
 
