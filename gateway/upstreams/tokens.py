@@ -114,9 +114,8 @@ async def _ask(source: OAuthClient | GoogleAccount, client: UpstreamClient, now:
     if response.status in (400, 401, 403):
         raise UpstreamError("The gateway's own credentials were refused a token.", outcome="refused_key")
     if response.status != 200:
-        failure = UpstreamError(f"The server of tokens answered {response.status}.", outcome=f"token_{response.status}")
-        failure.retry_after = read_retry_after(response.headers)
-        raise failure
+        words, wait = f"The server of tokens answered {response.status}.", read_retry_after(response.headers)
+        raise UpstreamError(words, outcome=f"token_{response.status}", retry_after=wait)
     try:
         told = _decoder.decode(body)
     except NOT_JSON as exc:

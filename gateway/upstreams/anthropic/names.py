@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
-from protocol.chat import ChatRequest
+from gateway.upstreams.wire.short_ids import digest_of
 
 SAFE = re.compile(r"[a-zA-Z0-9_-]+")
 STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
@@ -20,12 +18,12 @@ def safe_name(name: str) -> str:
     """Return the name of a tool as Claude takes it: the same for the same name, and another for another."""
     if len(name) <= LONGEST_NAME and SAFE.fullmatch(name):
         return name
-    return f"{STRANGE.sub('_', name)[:KEPT]}_{_digest(name)}"
+    return f"{STRANGE.sub('_', name)[:KEPT]}_{digest_of(name)}"
 
 
 def safe_id(ident: str) -> str:
     """Return the id of a call as Claude takes it."""
-    return ident if SAFE.fullmatch(ident) else f"toolu_{_digest(ident)}"
+    return ident if SAFE.fullmatch(ident) else f"toolu_{digest_of(ident)}"
 
 
 def make_names_safe(body: dict[str, Any]) -> None:
@@ -58,7 +56,7 @@ class _CallIds:
         """Return the id of a call."""
         safe = safe_id(ident)
         if safe in self._taken:
-            safe = f"toolu_{_digest(f'{len(self._taken)} {ident}')}"
+            safe = f"toolu_{digest_of(f'{len(self._taken)} {ident}')}"
         self._taken.add(safe)
         self._waiting.setdefault(ident, []).append(safe)
         return safe
@@ -67,13 +65,3 @@ class _CallIds:
         """Return the id of the first call of that id which has no result yet."""
         waiting = self._waiting.get(ident)
         return waiting.pop(0) if waiting else safe_id(ident)
-
-
-def names_given(request: ChatRequest) -> Mapping[str, str]:
-    """Return the caller's names of its tools by the safe ones, where these differ."""
-    names = (tool.function.name for tool in request.tools or ())
-    return {safe: name for name in names if (safe := safe_name(name)) != name}
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

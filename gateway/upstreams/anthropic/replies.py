@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.anthropic.json_answer import answer_tool
-from gateway.upstreams.anthropic.names import names_given
+from gateway.upstreams.anthropic.names import safe_name
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage
+from gateway.upstreams.wire.short_ids import names_given
 from protocol.chat import (
     ChatReply,
     ChatRequest,
@@ -64,7 +65,7 @@ def told_in(request: Request) -> Told:
     """Return what to read a reply by."""
     if not isinstance(request, ChatRequest) or not (request.tools or request.response_format):
         return NOTHING_TOLD
-    return Told(names_given(request), answer_tool(request))
+    return Told(names_given(request, safe_name), answer_tool(request))
 
 
 def read_message(body: bytes, told: Told = NOTHING_TOLD) -> tuple[ChatReply, Usage | None]:

@@ -87,9 +87,8 @@ class AnthropicFormat:
         if status == 402 or (status == 429 and is_spent) or (status == 400 and SPENT.match(message)):
             return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
         if status == 529:
-            failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
-            failure.retry_after = read_retry_after(headers)
-            return failure
+            wait = read_retry_after(headers)
+            return UpstreamError("The upstream is overloaded.", outcome="overloaded", retry_after=wait)
         code = "context_length_exceeded" if TOO_LONG.match(message) else None
         return usual_failure(status, headers, message, code=code)
 

@@ -90,9 +90,8 @@ class BedrockFormat:
         if kind.startswith("ModelTimeout") or status == 408:
             return UpstreamTimeout("The model did not answer in time.")
         if kind.startswith(FULL) or status == 503:
-            failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
-            failure.retry_after = read_retry_after(headers)
-            return failure
+            wait = read_retry_after(headers)
+            return UpstreamError("The upstream is overloaded.", outcome="overloaded", retry_after=wait)
         if kind.startswith("ServiceQuotaExceeded"):
             return UpstreamBusy("The upstream's quota is reached.", retry_after=read_retry_after(headers))
         if status == 424:  # ModelErrorException: the model broke while it answered

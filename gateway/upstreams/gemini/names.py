@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from hashlib import sha256
 
-from protocol.chat import ChatRequest
+from gateway.upstreams.wire.short_ids import digest_of
 
 SAFE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")
 STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
@@ -18,11 +16,4 @@ def safe_name(name: str) -> str:
     """Return the name of a function as Gemini takes it: the same for the same name, and another for another."""
     if SAFE.fullmatch(name):
         return name
-    digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"_{STRANGE.sub('_', name)[:KEPT]}_{digest}"
-
-
-def names_given(request: ChatRequest) -> Mapping[str, str]:
-    """Return the caller's names of its functions by the safe ones, where these differ."""
-    names = (tool.function.name for tool in request.tools or ())
-    return {safe: name for name in names if (safe := safe_name(name)) != name}
+    return f"_{STRANGE.sub('_', name)[:KEPT]}_{digest_of(name)}"

@@ -8,9 +8,10 @@ from hashlib import blake2s
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.gemini.names import names_given
+from gateway.upstreams.gemini.names import safe_name
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFiltered
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage, text_in
+from gateway.upstreams.wire.short_ids import names_given
 from gateway.upstreams.wire.signatures import GEMINI
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
 from protocol.inference import Request
@@ -49,7 +50,7 @@ def told_in(request: Request) -> Told:
     """Return what to read a reply by."""
     if not isinstance(request, ChatRequest) or not request.tools:
         return NOTHING_TOLD
-    return Told(names_given(request), request.parallel_tool_calls is False)
+    return Told(names_given(request, safe_name), request.parallel_tool_calls is False)
 
 
 class _Call(Struct, frozen=True):

@@ -90,13 +90,11 @@ class GeminiFormat:
         message = error.get("message", "")
         if status == 400 and (error.get("status") == OF_THE_ACCOUNT or any(map(OF_THE_KEY.search, _reasons(error)))):
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+        wait = _delay(error, read_retry_after(headers))
         if status == 429:
-            wait = read_retry_after(headers)
-            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=_delay(error, wait))
+            return UpstreamBusy("The upstream's rate limit is reached.", retry_after=wait)
         if status == 503:
-            failure = UpstreamError("The upstream is overloaded.", outcome="overloaded")
-            failure.retry_after = _delay(error, read_retry_after(headers))
-            return failure
+            return UpstreamError("The upstream is overloaded.", outcome="overloaded", retry_after=wait)
         code = "context_length_exceeded" if TOO_LONG.match(message) else None
         return usual_failure(status, headers, message, code=code)
 

@@ -9,11 +9,10 @@ import re
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, read_usage
+from gateway.upstreams.wire.errors import UpstreamError
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, count_of, read_usage
 from protocol.chat import FinishReason
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
-from protocol.sse import EventReader, EventStreamTooLong
 from protocol.usage import Usage
 
 LONGEST_SIGN = len(b"event:")  # bytes that tell events from audio
@@ -21,15 +20,13 @@ SIGNS = (b"data:", b"event:")
 COMMENT = re.compile(rb":[\t\n\r -~]*")  # bare samples may begin with the same byte, and do not go on as text
 
 
-class SpeechEvents:
+class SpeechEvents(SseEvents):
     """Reads one reply. Services that know no events answer with audio though they are asked for them."""
 
     def __init__(self) -> None:
-        self.failure: UpstreamFailure | None = None
+        super().__init__()
         self._begun = b""  # bytes until it is known what they are
         self._is_audio: bool | None = None
-        self._reader = EventReader()
-        self._is_done = False
 
     def feed(self, piece: bytes) -> list[Event]:
         """Take in bytes and return the audio, the count and the end that they complete. Raises ``failure``."""
@@ -42,32 +39,22 @@ class SpeechEvents:
             piece, self._begun = self._begun, b""
         if self._is_audio:
             return [Delta(audio=piece)] if piece else []
-        events: list[Event] = []
-        try:
-            for event in self._reader.feed(piece):
-                self._read_event(event.data, events)
-        except EventStreamTooLong as exc:
-            self.failure = UpstreamError("The upstream sent an event that is too long.", outcome="malformed")
-            self.failure.__cause__ = exc
-        except UpstreamFailure as exc:
-            self.failure = exc
-        if self.failure is not None and not events:
-            raise self.failure
-        return events
+        return super().feed(piece)
 
     def finish(self) -> list[Event]:
         """The bytes have ended: audio is whole then, events where the last has said so. Raises UpstreamError."""
-        if self._is_done:
-            return []
         if self._is_audio is False:
-            raise UpstreamError("The upstream's answer was cut off.", outcome="cut")
+            return super().finish()
         rest, self._begun = self._begun, b""
         if self._is_audio is None and not rest:
             raise UpstreamError("The upstream sent nothing.", outcome="empty")
         return [Delta(audio=rest, finish_reason=FinishReason.STOP), ReplyEnd()]
 
+    def _has_reason(self) -> bool:
+        return self._is_done
+
     def _read_event(self, data: bytes, events: list[Event]) -> None:
-        if self._is_done or data.strip() == b"[DONE]":
+        if data.strip() == b"[DONE]":
             return
         try:
             said = _event_decoder.decode(data)

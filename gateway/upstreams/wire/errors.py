@@ -18,25 +18,33 @@ from protocol.errors import ServiceError
 
 
 class UpstreamFailure(ServiceError):
-    """An upstream did not give an answer. ``outcome`` is the word for metrics and the attempt's record."""
+    """An upstream did not give an answer. ``outcome`` is the word for metrics and the attempt's record.
+
+    ``retry_after``: seconds that the upstream asks to wait, when it said.
+    """
 
     outcome = "error"
     moves_on = True  # whether the next target of the route may be tried
-    retry_after: float | None = None  # seconds that the upstream asks to wait, when it said
+    tells_wait = False  # whether the caller is told how long to wait
 
     def __init__(
         self,
         message: str,
         *,
         outcome: str | None = None,
+        retry_after: float | None = None,
         status: int | None = None,
         type: str | None = None,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        if self.tells_wait:
+            wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
+            headers = {"retry-after": str(wait)} | dict(headers or {})
         super().__init__(message, status=status, type=type, code=code, param=param, headers=headers)
         self.outcome = outcome or self.outcome
+        self.retry_after = retry_after
 
 
 class UpstreamError(UpstreamFailure, status=502, code="upstream_error"):
@@ -47,22 +55,12 @@ class UpstreamTimeout(UpstreamFailure, status=504, code="upstream_timeout", outc
     """The upstream took longer than its deadline."""
 
 
-class UpstreamBusy(UpstreamFailure, status=429, code="rate_limit_exceeded", outcome="rate_limited"):
-    """The upstream's rate limit refused us. ``retry_after`` is seconds, when it said."""
-
-    def __init__(self, message: str, *, retry_after: float | None = None, outcome: str | None = None) -> None:
-        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
-        super().__init__(message, outcome=outcome, headers={"retry-after": str(wait)})
-        self.retry_after = retry_after
+class UpstreamBusy(UpstreamFailure, status=429, code="rate_limit_exceeded", outcome="rate_limited", tells_wait=True):
+    """The upstream's rate limit refused us."""
 
 
-class UpstreamFull(UpstreamFailure, status=503, code="overloaded", outcome="full"):
+class UpstreamFull(UpstreamFailure, status=503, code="overloaded", outcome="full", tells_wait=True):
     """One of our own engines is well and takes no more now: its queue is full, it starts, or it drains."""
-
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        wait = 1 if retry_after is None else max(1, -int(-retry_after // 1))
-        super().__init__(message, headers={"retry-after": str(wait)})
-        self.retry_after = retry_after
 
 
 class UpstreamRefused(UpstreamFailure, status=400, outcome="refused", moves_on=False):

@@ -187,9 +187,8 @@ def usual_failure(
             words = message or "The upstream refused the request."
             refused = UpstreamTooLong if code == UpstreamTooLong.code else UpstreamRefused
             return refused(words, status=413 if status == 413 else 400, code=code, param=param)
-    failure = UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}")
-    failure.retry_after = read_retry_after(headers)
-    return failure
+    wait = read_retry_after(headers)
+    return UpstreamError(f"The upstream answered {status}.", outcome=f"status_{status}", retry_after=wait)
 
 
 def text_of(value: object) -> str | None:
