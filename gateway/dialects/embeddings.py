@@ -45,11 +45,7 @@ class EmbeddingWriter(WholeWriter):
                 "data": data,
                 "model": self._asked,
                 "model_used": reply.target.model.name,
-                "usage": {
-                    "prompt_tokens": usage.input_tokens,
-                    "total_tokens": usage.total_tokens,
-                    "cost_usd": to_text(reply.record.cost_nanousd),
-                },
+                "usage": _usage(reply, usage),
             }
         )
 
@@ -101,15 +97,16 @@ class RerankWriter(WholeWriter):
             "model": self._request.model,
             "model_used": reply.target.model.name,
             "results": results,
-            "usage": {
-                "prompt_tokens": usage.input_tokens,
-                "total_tokens": usage.total_tokens,
-                "cost_usd": to_text(reply.record.cost_nanousd),
-            },
+            "usage": _usage(reply, usage),
         }
         if usage.search_units:
             told["meta"] = {"billed_units": {"search_units": usage.search_units}}
         return msgspec.json.encode(told)
+
+
+def _usage(reply: ReplyFacts, usage: Usage) -> dict[str, Any]:
+    counts = {"prompt_tokens": usage.input_tokens, "total_tokens": usage.total_tokens}
+    return {**counts, "cost_usd": to_text(reply.record.cost_nanousd)}
 
 
 ENDPOINT = ApiEndpoint(

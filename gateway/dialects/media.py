@@ -68,11 +68,8 @@ class ImageWriter(WholeWriter):
                 **{name: value for name, value in told.items() if value is not None},
                 "model_used": reply.target.model.name,
                 "usage": {
-                    "input_tokens": usage.input_tokens,
                     "input_tokens_details": {"text_tokens": usage.input_tokens, "image_tokens": 0},
-                    "output_tokens": usage.output_tokens,
-                    "total_tokens": usage.total_tokens,
-                    "cost_usd": to_text(reply.record.cost_nanousd),
+                    **_tokens(reply, usage),
                 },
             }
         )
@@ -126,13 +123,7 @@ class SpeechWriter:
         out = [_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})] if audio else []
         for event in events:
             if isinstance(event, UsageReport):
-                told = {
-                    "input_tokens": event.usage.input_tokens,
-                    "output_tokens": event.usage.output_tokens,
-                    "total_tokens": event.usage.total_tokens,
-                    "cost_usd": to_text(reply.record.cost_nanousd),
-                }
-                out.append(_event({"type": "speech.audio.done", "usage": told}))
+                out.append(_event({"type": "speech.audio.done", "usage": _tokens(reply, event.usage)}))
         return b"".join(out)
 
     def error(self, error: ServiceError) -> bytes:
@@ -220,11 +211,15 @@ class TranscriptionWriter:
 
 def _usage(reply: ReplyFacts, usage: Usage) -> dict[str, Any]:
     """Return the count that was charged: seconds where they have a price, else tokens."""
-    cost = {"cost_usd": to_text(reply.record.cost_nanousd)}
     if usage.audio_seconds:
-        return {"type": "duration", "seconds": usage.audio_seconds, **cost}
+        cost = to_text(reply.record.cost_nanousd)
+        return {"type": "duration", "seconds": usage.audio_seconds, "cost_usd": cost}
+    return {"type": "tokens", **_tokens(reply, usage)}
+
+
+def _tokens(reply: ReplyFacts, usage: Usage) -> dict[str, Any]:
     counts = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-    return {"type": "tokens", **counts, "total_tokens": usage.total_tokens, **cost}
+    return {**counts, "total_tokens": usage.total_tokens, "cost_usd": to_text(reply.record.cost_nanousd)}
 
 
 TRANSCRIPTIONS, TRANSLATIONS = (

@@ -45,7 +45,7 @@ from gateway.upstreams.openai.speech import SpeechEvents
 from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.registry import FORMATS
 from gateway.upstreams.wire.errors import UpstreamFailure
-from gateway.upstreams.wire.short_ids import short_id
+from gateway.upstreams.wire.short_ids import names_given, short_id
 from gpu_backend.server.checkpoint import harmony
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.harmony import HarmonyReader
@@ -141,6 +141,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     "gateway.upstreams.gemini.request.content_body": lambda request: content_body(request, "gemini-3-flash", 1),
     "gateway.upstreams.gemini.wire_format.embedding_body": lambda request: embedding_body(request, "m"),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
+    "gateway.upstreams.wire.short_ids.names_given": lambda request: names_given(request, str.lower),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
     "gateway.shadow.judging.are_same": lambda text: judging.are_same(text, f"{text}a"),
     "gateway.shadow.judging.verdict_of": lambda text: judging.verdict_of(text, small_first=True),
