@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from redis.asyncio import Redis
 from billing.core.records import TOKENS, UsageRecord
 from billing.journal.journal import Journal
 from billing.quotas.rate_wire import REDIS_AWAY
-from gateway.accounts.serializers import cost_view, moment, moment_of
+from gateway.accounts.serializers import cost_view, moment_of
 from gateway.core.clock import Clock
 from gateway.core.json_text import to_json
 from gateway.telemetry.refusals import Refusals
@@ -186,7 +185,7 @@ class LiveEvents:
         if self._has_room():
             told = {
                 "request_id": str(row["request_id"]),
-                "created_at": moment(datetime.fromtimestamp(self._clock.now(), UTC)),
+                "created_at": moment_of(self._clock.now()),
             }
             self._gathered.append({"type": "refusal", **told, **{name: row[name] for name in REFUSED}})
 

@@ -24,7 +24,6 @@ from gateway.http.routes.admin import (
     admin_keys,
     breakers,
     corrections,
-    fleet_targets,
     instances,
     sign_in,
     teams,
@@ -38,7 +37,7 @@ MODULES = (
     calls,
     live,
     mcp,
-    *(teams, admin_keys, corrections, instances, fleet_targets, breakers, webhooks, health, sign_in, console),
+    *(teams, admin_keys, corrections, instances, breakers, webhooks, health, sign_in, console),
 )
 HANDLERS = [
     *chat.handlers,

@@ -8,7 +8,7 @@ from hashlib import blake2s
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.gemini.names import safe_name
+from gateway.upstreams.gemini.request import safe_name
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFiltered
 from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage, text_in
 from gateway.upstreams.wire.short_ids import names_given

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gateway.model_facts.gemini_models import BUDGETS, EFFORTS, GeminiRules, rules_of
-from gateway.upstreams.gemini.names import safe_name
 from gateway.upstreams.gemini.schema import gemini_schema
 from gateway.upstreams.wire.errors import UpstreamRefused
+from gateway.upstreams.wire.short_ids import digest_of
 from gateway.upstreams.wire.signatures import geminis
 from gateway.upstreams.wire.unsayable import Unsayable, arguments_of, is_marked, openais_wishes, refuse_openais_own
 from protocol.chat import (
@@ -33,6 +33,9 @@ DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.+)", re.DOTALL | re.AS
 ANSWER_SHARE = 5  # of a limit, one part in so many is kept for the answer when an effort is told as a budget
 FIRST_WORDS = "."  # a conversation begins with the user; what stands for one that begins with the model
 SAYS_NOTHING = ("type", "$schema", "title", "description")  # words of a schema that names no value
+SAFE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}")  # names of functions
+STRANGE = re.compile(r"[^a-zA-Z0-9_-]")
+KEPT = 40  # characters of a name that is too long, or not safe
 MODES = {"none": "NONE", "auto": "AUTO", "required": "ANY"}
 # Stands for the signature of a call that another model made, or whose client did not keep it (Google, "Thought
 # signatures"): without any, the newer models refuse the conversation.
@@ -150,6 +153,14 @@ def _inline(url: str) -> Block:
 def _call(call: ToolCall) -> Block:
     """Return a call that the model made earlier."""
     return {"functionCall": {"id": call.id, "name": safe_name(call.function.name), "args": arguments_of(call)}}
+
+
+def safe_name(name: str) -> str:
+    """Return the name of a function in Gemini's alphabet: the same for the same name, and another for another. It comes
+    back as the caller gave it."""
+    if SAFE.fullmatch(name):
+        return name
+    return f"_{STRANGE.sub('_', name)[:KEPT]}_{digest_of(name)}"
 
 
 def _is_no_result(part: Block) -> bool:
