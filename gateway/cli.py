@@ -31,12 +31,7 @@ COMMANDS |= {"fleet": ("gateway.placing.command", "command")}
 COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}
 
-app = typer.Typer(
-    name="tollgate",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="tollgate", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 config_app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 app.add_typer(config_app, name="config")
 

@@ -9,13 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from protocol.chat import (
-    MOST_MESSAGES,
-    MOST_PARTS,
-    MOST_TOOLS,
-    RedactedThinkingBlock,
-    ThinkingBlock,
-)
+from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, RedactedThinkingBlock, ThinkingBlock
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 Display = Literal["summarized", "omitted", "updates"]  # of what the model thinks

@@ -249,9 +249,7 @@ def _choice(
     return choice
 
 
-def _format(
-    form: TextFormat | JsonObjectFormat | SchemaFormat | None,
-) -> JsonObjectFormat | JsonSchemaFormat | None:
+def _format(form: TextFormat | JsonObjectFormat | SchemaFormat | None) -> JsonObjectFormat | JsonSchemaFormat | None:
     match form:
         case SchemaFormat(name, schema, description, strict):
             return JsonSchemaFormat(JsonSchema(name, schema, description, strict))

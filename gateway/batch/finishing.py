@@ -43,11 +43,7 @@ def failed_result(
     told = FOR_BATCHES[claim.endpoint].errors.body(error, request_id)
     response = response_of(error.status, request_id, msgspec.json.encode(told))
     return ItemResult(
-        claim=claim,
-        status="failed",
-        request_id=request_id,
-        response=response,
-        is_upstreams_fault=is_upstreams_fault,
+        claim=claim, status="failed", request_id=request_id, response=response, is_upstreams_fault=is_upstreams_fault
     )
 
 

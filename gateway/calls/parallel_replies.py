@@ -74,11 +74,7 @@ def _joined(answers: Sequence[Answering]) -> Answering:
         assert isinstance(answer.whole, ChatReply)
         choices += [replace(choice, index=index) for choice in answer.whole.choices]
     usages = [answer.usage for answer in answers]
-    return replace(
-        first,
-        whole=ChatReply(choices=tuple(choices)),
-        usage=None if None in usages else _sum_of(usages),
-    )
+    return replace(first, whole=ChatReply(choices=tuple(choices)), usage=None if None in usages else _sum_of(usages))
 
 
 def _sum_of(usages: Sequence[Usage | None]) -> Usage:

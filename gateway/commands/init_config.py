@@ -34,8 +34,7 @@ UNPRICED = "# its models have no list price: name them under `models`, each with
 
 def command(
     provider: Annotated[
-        list[str] | None,
-        typer.Option("--provider", help="Of the catalogue, once for each; default: those with a key"),
+        list[str] | None, typer.Option("--provider", help="Of the catalogue, once for each; default: those with a key")
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to write; it must not be there yet")] = Path("tollgate.yaml"),
 ) -> None:

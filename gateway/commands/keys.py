@@ -38,8 +38,7 @@ COLUMNS = ("key_id", "team_id", "name", "prefix", "status", "created_at", "expir
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, key_…")]
 Endpoints = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,mcp/SERVER/TOOL, or all"),
+    str | None, typer.Option(metavar="NAMES", help="Which endpoints it may call: embeddings,mcp/SERVER/TOOL, or all")
 ]
 From = Annotated[
     str | None,

@@ -71,8 +71,7 @@ class LocalBatches:
     def list(self, team: str | None, status: str | None, limit: int) -> list[View]:
         """Return batches, newest first."""
         found = run(
-            self._settings,
-            lambda connection: list_batches(connection, team, after=None, limit=limit, status=status),
+            self._settings, lambda connection: list_batches(connection, team, after=None, limit=limit, status=status)
         )
         return [{"team_id": batch.team_id, **batch_view(batch)} for batch in found]
 

@@ -43,9 +43,7 @@ def list_all_owners(
 
 @command.command("retire")
 def retire_one_owner(
-    owner: OwnerId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
-    config: ConfigOption = None,
+    owner: OwnerId, yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False, config: ConfigOption = None
 ) -> None:
     """End an owner whose journal is lost: the room that it holds goes back to its teams.
 

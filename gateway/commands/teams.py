@@ -52,8 +52,7 @@ COLUMNS = (
 
 TeamId = Annotated[str, typer.Argument(metavar="ID", help="The team's id")]
 LevelOption = Annotated[
-    str | None,
-    typer.Option(metavar="block|flag|off|none", help="Stricter than the deployment; none: as it has it"),
+    str | None, typer.Option(metavar="block|flag|off|none", help="Stricter than the deployment; none: as it has it")
 ]
 
 

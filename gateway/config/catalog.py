@@ -16,10 +16,7 @@ from gateway.config.names import read_alias, read_fallbacks, read_route
 from gateway.config.offers import read_offers
 from gateway.config.providers import read_provider
 from gateway.config.tree import Fault, Node, Section
-from gateway.core.settings import (
-    LeftOut,
-    ProviderSettings,
-)
+from gateway.core.settings import LeftOut, ProviderSettings
 from router.catalog.catalog import AutoRoute
 from router.catalog.targets import ModelSpec
 

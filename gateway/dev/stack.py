@@ -20,16 +20,7 @@ import msgspec
 from gateway.config.tree import ConfigFaults, Section
 from gateway.core.private_files import write_privately
 from gateway.dev.client import DEMO_TEAM, StackClient
-from gateway.dev.config import (
-    DEMO_MODEL,
-    DRAIN,
-    StackSecrets,
-    joined,
-    read_config_file,
-    stack_config,
-    text_at,
-    to_yaml,
-)
+from gateway.dev.config import DEMO_MODEL, DRAIN, StackSecrets, joined, read_config_file, stack_config, text_at, to_yaml
 from gateway.dev.embedded import EmbeddedFault, EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.dev.folder import StackFolder
 from gateway.dev.greeting import Ready, welcome

@@ -46,8 +46,5 @@ class MessagesError(Struct):
 
 
 ANTHROPIC_ERRORS = ErrorShape(
-    body=error_body,
-    schema=MessagesError,
-    client_header="anthropic-version",
-    id_header=b"request-id",
+    body=error_body, schema=MessagesError, client_header="anthropic-version", id_header=b"request-id"
 )

@@ -79,13 +79,7 @@ class Direct:
         return head
 
     async def _answer(
-        self,
-        handler: HTTPRouteHandler,
-        guards: Any,
-        scope: Any,
-        receive: Any,
-        send: Any,
-        head: Mapping[str, str],
+        self, handler: HTTPRouteHandler, guards: Any, scope: Any, receive: Any, send: Any, head: Mapping[str, str]
     ) -> None:
         scope["app"] = scope["litestar_app"] = self._app
         scope["route_handler"], scope["path_params"], scope["path_template"] = handler, {}, scope["path"]

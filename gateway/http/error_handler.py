@@ -72,10 +72,7 @@ def _dependency_unavailable(exc: Exception) -> ServiceError:
 
 
 NEIGHBOURS = "is not spoken here. Set the client to chat completions: POST /v1/chat/completions."
-NOT_SPOKEN = {
-    "/assistants": f"The Assistants API {NEIGHBOURS}",
-    "/threads": f"The Assistants API {NEIGHBOURS}",
-}
+NOT_SPOKEN = {"/assistants": f"The Assistants API {NEIGHBOURS}", "/threads": f"The Assistants API {NEIGHBOURS}"}
 # What clients add to a base URL, some of them with the /v1.
 KNOWN = (
     *(endpoint.path.removeprefix("/v1") for endpoint in ENDPOINTS),

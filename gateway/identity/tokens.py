@@ -94,10 +94,7 @@ class TeamTokens:
     """Knows teams by tokens of their identity providers."""
 
     def __init__(
-        self,
-        issuers: Sequence[tuple[TokenIssuer, Issuer]],
-        make: Callable[[TokenKey], Awaitable[bool]],
-        clock: Clock,
+        self, issuers: Sequence[tuple[TokenIssuer, Issuer]], make: Callable[[TokenKey], Awaitable[bool]], clock: Clock
     ) -> None:
         self._issuers = issuers
         self._make = make

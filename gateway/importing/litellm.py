@@ -194,11 +194,7 @@ def _read_cache(settings: Part, draft: Draft) -> None:
     params = settings.part("cache_params")
     kind, mode = (None, None) if params is None else (params.text("type"), params.text("mode"))
     if kind not in (None, "redis"):
-        draft.tell(
-            settings,
-            "cache",
-            f"not carried over: no cache of type {kind}",
-        )
+        draft.tell(settings, "cache", f"not carried over: no cache of type {kind}")
         return
     cache: dict[str, Any] = {} if mode == "default_off" else {"models": dict.fromkeys(draft.models, "all")}
     if params is not None and (ttl := params.text("ttl")) is not None:
@@ -229,11 +225,7 @@ def _read_house(general: Part | None, draft: Draft) -> None:
         draft.rest["admin_keys"] = [draft.secret(key, general, "master_key", "TOLLGATE_ADMIN_KEY")]
     if (url := general.text("database_url")) is not None:
         draft.rest["database_url"] = draft.secret(url, general, "database_url", "DATABASE_URL")
-        draft.tell(
-            general,
-            "database_url",
-            "take an empty database: teams and keys are made anew",
-        )
+        draft.tell(general, "database_url", "take an empty database: teams and keys are made anew")
 
 
 def _maker_of(model: str) -> str:

@@ -122,12 +122,7 @@ class Admission:
 
         Raises RateLimited or QuotaExhausted when a limit has no room for it.
         """
-        request = HoldRequest(
-            request_id=request_id,
-            team_id=caller.team.id,
-            scopes=scopes_of(caller),
-            legs=(),
-        )
+        request = HoldRequest(request_id=request_id, team_id=caller.team.id, scopes=scopes_of(caller), legs=())
         hold = await self._quotas.open(request)
         if isinstance(hold, RefusedHold):
             raise self._refusal(hold, limit_headers)

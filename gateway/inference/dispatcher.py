@@ -20,14 +20,7 @@ from gateway.calls.parallel_replies import answered_at_once, check_number
 from gateway.calls.unanswered import Tried, failed_at, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
-from gateway.inference.attempt import (
-    AttemptContext,
-    AttemptLog,
-    asking_of,
-    is_success,
-    read_answer,
-    streams_from,
-)
+from gateway.inference.attempt import AttemptContext, AttemptLog, asking_of, is_success, read_answer, streams_from
 from gateway.inference.cached_answers import answering_of
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import Slot

@@ -130,10 +130,7 @@ async def follow_url(connection: AsyncConnection, team_id: str, before: str, aft
     undelivered = and_(callbacks.c.team_id == team_id, callbacks.c.url == before, callbacks.c.batch_id.is_(None))
     undelivered = and_(undelivered, callbacks.c.delivered_at.is_(None))
     if after is None:
-        changes: dict[str, Any] = {
-            "given_up_at": func.now(),
-            "last_error": "The team's webhook_url was taken away.",
-        }
+        changes: dict[str, Any] = {"given_up_at": func.now(), "last_error": "The team's webhook_url was taken away."}
         await connection.execute(update(callbacks).where(undelivered, OPEN).values(**changes))
     else:
         await connection.execute(update(callbacks).where(undelivered).values(url=after))

@@ -16,8 +16,7 @@ from gateway.terminal.remote_gateway import GatewayFault, RemoteGateway
 def login(
     url: Annotated[str | None, typer.Option("--url", help="The gateway's; asked for if not given")] = None,
     key: Annotated[
-        str | None,
-        typer.Option("--key", "--api-key", help="Better not given: asked for unseen, or read from a pipe"),
+        str | None, typer.Option("--key", "--api-key", help="Better not given: asked for unseen, or read from a pipe")
     ] = None,
 ) -> None:
     """Keep a gateway and a key for the commands that ask over HTTP. The key is tried first, and never shown.

@@ -48,11 +48,7 @@ def providers_view(by_model: Iterable[Use], catalog: Catalog, invoices: Invoices
 
 
 def _line(provider: str | None, totals: Totals, invoice: int | None) -> dict[str, Any]:
-    line = {
-        "provider": provider,
-        **shown(totals, *COUNTS),
-        **cost_view(totals.cost_nanousd),
-    }
+    line = {"provider": provider, **shown(totals, *COUNTS), **cost_view(totals.cost_nanousd)}
     if invoice is None:
         return line
     more = invoice - totals.cost_nanousd

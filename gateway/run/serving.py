@@ -62,12 +62,7 @@ def serve(path: Path, settings: Settings, listener: socket.socket, *, is_shared:
     )
     lame_duck = settings.lame_duck + (BEHIND_PARENT if is_shared else 0.0)
     server = DrainingServer(
-        config,
-        drain,
-        seconds=settings.drain,
-        lame_duck=lame_duck,
-        is_shared=is_shared,
-        on_hangup=reloader.reload,
+        config, drain, seconds=settings.drain, lame_duck=lame_duck, is_shared=is_shared, on_hangup=reloader.reload
     )
     spare_what_stays()
     gather_memory()
@@ -82,10 +77,7 @@ def serve_with_workers(config: Path, listener: socket.socket, workers: int, sett
     spare_what_stays()
     command: list[str | Path] = [sys.executable, "-m", "gateway.cli", "serve", "--config", config]
     command += ["--fd", str(listener.fileno())]
-    with (
-        tempfile.TemporaryDirectory(prefix="tollgate-metrics-") as metrics,
-        Supervisor(say=_say) as supervisor,
-    ):
+    with tempfile.TemporaryDirectory(prefix="tollgate-metrics-") as metrics, Supervisor(say=_say) as supervisor:
         # Prometheus adds the workers' numbers up through files in this folder.
         environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics}
 

@@ -158,11 +158,7 @@ def _compared(asked: Asked, route: AutoRoute, model: str, text: str | None, cost
     left = max(0, asked.reserved_nanousd - cost)
     body = {**msgspec.to_builtins(judge), "max_cost_usd": to_text(left)}
     return Found(
-        request_id=asked.request_id,
-        status="to_judge",
-        body=msgspec.json.encode(body),
-        model=model,
-        asked_nanousd=cost,
+        request_id=asked.request_id, status="to_judge", body=msgspec.json.encode(body), model=model, asked_nanousd=cost
     )
 
 

@@ -268,11 +268,7 @@ callbacks = Table(
     Column("receiver", Text, Computed("substring(url, '://([^/?#]+)')", persisted=True)),  # host and port
     # After it there is one last try.
     Column("expires_at", DateTime(timezone=True), nullable=False, server_default=text("now() + interval '24 hours'")),
-    Index(
-        "callbacks_due_idx",
-        "next_try_at",
-        postgresql_where=text("delivered_at IS NULL AND given_up_at IS NULL"),
-    ),
+    Index("callbacks_due_idx", "next_try_at", postgresql_where=text("delivered_at IS NULL AND given_up_at IS NULL")),
 )
 
 webhook_secrets = Table(

@@ -183,10 +183,7 @@ class LiveEvents:
 
     def _note_refusal(self, row: dict[str, Any]) -> None:
         if self._has_room():
-            told = {
-                "request_id": str(row["request_id"]),
-                "created_at": moment_of(self._clock.now()),
-            }
+            told = {"request_id": str(row["request_id"]), "created_at": moment_of(self._clock.now())}
             self._gathered.append({"type": "refusal", **told, **{name: row[name] for name in REFUSED}})
 
     def _has_room(self) -> bool:

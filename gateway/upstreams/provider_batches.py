@@ -24,11 +24,7 @@ from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, Upstre
 from gateway.upstreams.wire.reading import NOT_JSON
 from router.catalog.targets import Target
 
-WIRES: Mapping[str, BatchWire] = {
-    "openai": OpenAIBatches(),
-    "anthropic": AnthropicBatches(),
-    "gemini": GeminiBatches(),
-}
+WIRES: Mapping[str, BatchWire] = {"openai": OpenAIBatches(), "anthropic": AnthropicBatches(), "gemini": GeminiBatches()}
 PATIENCE = 60.0  # seconds until a provider answers
 UPLOADED_IN = 300.0  # seconds, with all the lines
 LONGEST_RESULTS = 256 * MIB  # bytes of results that come as one document

@@ -6,9 +6,4 @@ from gateway.dev.embedded.postgres import EmbeddedPostgres
 from gateway.dev.embedded.server import EmbeddedFault, EmbeddedServer
 from gateway.dev.embedded.valkey import EmbeddedValkey
 
-__all__ = [
-    "EmbeddedFault",
-    "EmbeddedPostgres",
-    "EmbeddedServer",
-    "EmbeddedValkey",
-]
+__all__ = ["EmbeddedFault", "EmbeddedPostgres", "EmbeddedServer", "EmbeddedValkey"]

@@ -34,11 +34,7 @@ class EmbeddedPostgres(EmbeddedServer):
     death_signal = signal.SIGQUIT  # "immediate": no time is lost, the next start recovers
 
     def __init__(
-        self,
-        data_dir: Path,
-        *,
-        pass_fds: tuple[int, ...] = (),
-        server_settings: Mapping[str, str] | None = None,
+        self, data_dir: Path, *, pass_fds: tuple[int, ...] = (), server_settings: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(data_dir, pass_fds=pass_fds)
         self._server_settings = dict(server_settings or {})

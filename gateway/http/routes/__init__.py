@@ -20,15 +20,7 @@ from gateway.http.routes import (
     uploads,
     usage,
 )
-from gateway.http.routes.admin import (
-    admin_keys,
-    breakers,
-    corrections,
-    instances,
-    sign_in,
-    teams,
-    webhooks,
-)
+from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, sign_in, teams, webhooks
 from gateway.http.routes.stored import conversations, responses
 
 MODULES = (

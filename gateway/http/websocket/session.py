@@ -180,11 +180,7 @@ class ResponseSession:
             "scheme": {"wss": "https"}.get(self._scope["scheme"], "http"),
             "headers": [*given, *told] if asked is not None else [*given],
             "state": {},
-            "extensions": {
-                LEAVING: self._scope["extensions"][LEAVING],
-                SOCKET: self,
-                CONNECTION_TURNS: self.turns,
-            },
+            "extensions": {LEAVING: self._scope["extensions"][LEAVING], SOCKET: self, CONNECTION_TURNS: self.turns},
         }
         await self._sockets.app(scope, receive, answer.send)
         if body and asked is not None:  # it was refused unread

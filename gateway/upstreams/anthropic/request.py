@@ -105,12 +105,7 @@ def message_body(
 
 
 def native_body(
-    asked: MessagesRequest,
-    request: ChatRequest,
-    model: str,
-    *,
-    streams: bool,
-    extra: Mapping[str, Any] = NOTHING_MORE,
+    asked: MessagesRequest, request: ChatRequest, model: str, *, streams: bool, extra: Mapping[str, Any] = NOTHING_MORE
 ) -> Written:
     """Return the body for a request that came in this very dialect: as it was decoded, with thinking and cache marks.
 
