@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from math import ceil
+import math
 from typing import Any
 
 import msgspec
@@ -263,7 +263,7 @@ class TranscriptionUsage(Struct, frozen=True):
 
     def used(self) -> Usage:
         """Return the counts, seconds that have begun as whole ones."""
-        seconds = count_of(ceil(self.seconds)) if self.seconds else None
+        seconds = count_of(math.ceil(self.seconds)) if self.seconds else None
         tokens = (count_of(self.input_tokens) or 0, count_of(self.output_tokens) or 0)
         return Usage(input_tokens=tokens[0], output_tokens=tokens[1], audio_seconds=seconds or 0)
 
@@ -277,9 +277,16 @@ class _Transcription(Struct, frozen=True):
     def used(self) -> Usage | None:
         """Return what the upstream counted; where it counted nothing, the seconds that it told."""
         told = read_usage(self.usage, TranscriptionUsage)
-        if told is None and isinstance(self.duration, int | float):
-            told = TranscriptionUsage(self.duration)
+        if told is None and (seconds := self._seconds()) is not None:
+            told = TranscriptionUsage(seconds)
         return None if told is None else told.used()
+
+    def _seconds(self) -> float | None:
+        try:
+            seconds = float(self.duration) if isinstance(self.duration, str | int | float) else math.nan
+        except (ValueError, OverflowError):
+            return None
+        return seconds if math.isfinite(seconds) else None
 
 
 _transcription_decoder = msgspec.json.Decoder(_Transcription)
