@@ -14,7 +14,6 @@ from websockets.frames import Frame, Opcode
 from gateway.core.draining import Drain
 from gateway.http.websocket import protocol
 from gateway.http.websocket.frames import read_create
-from gateway.http.websocket.message_room import MessageRoom
 from gateway.http.websocket.session import ResponseSockets
 from protocol.errors import BadRequest
 from protocol.serving.leaving import LEAVING
@@ -51,7 +50,7 @@ def text_frame(size: int) -> bytes:
 
 def test_a_message_that_waits_behind_another_keeps_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The room that a read message gives back is its own alone."""
-    room = MessageRoom(of_a_team=4_000)
+    room = protocol.MessageRoom(of_a_team=4_000)
     monkeypatch.setattr(protocol, "room", room)
 
     async def run() -> bool:
