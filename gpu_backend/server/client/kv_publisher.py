@@ -50,6 +50,7 @@ class KvPublisher:
         self._events = self._context.socket(zmq.PUB)
         self._events.setsockopt(zmq.SNDHWM, config.hwm)
         self._replays = self._context.socket(zmq.ROUTER)
+        self._replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 2)  # a whole answer, which is sent at once
         for socket, address in ((self._events, config.endpoint), (self._replays, config.replay_endpoint)):
             socket.setsockopt(zmq.LINGER, LINGER)
             try:

@@ -184,7 +184,7 @@ async def test_an_address_that_is_none_is_told_once(events: KvEvents) -> None:
 
 
 async def test_what_is_no_batch_ends_neither_the_index_nor_the_next_answer(replica: Replica, events: KvEvents) -> None:
-    """Numbers beyond all, arrays without an end, half an answer: what is told afterwards is known. It is logged once."""
+    """Numbers beyond all, arrays without an end, half an answer: what is told afterwards is known; each is logged."""
     replica.keep(0, 70)
     replica.kept[1] = b"no batch"
     replica.keep(2, 72)
@@ -225,6 +225,28 @@ async def test_a_gateway_that_starts_late_hears_of_all_that_is_there(events: KvE
     events.note(URL, "first", address)
 
     await known(events, 70, 72, 74)
+
+
+async def test_an_answer_is_told_whole_to_a_gateway_that_is_slow_to_read() -> None:
+    """All batches that an engine keeps: it is no sooner sent than asked for, and more than sockets hold."""
+    address, batches = f"tcp://127.0.0.1:{free_port()}", 1500
+    events = f"tcp://127.0.0.1:{free_port()}"
+    publisher = KvPublisher(KvEventsConfig(True, endpoint=events, replay_endpoint=address, buffer_steps=batches))
+    for number in range(batches):
+        publisher.publish([BlockStored([number], None, [number] * 3000, 16, "GPU", [None])])
+    context = Context()
+    gateway = context.socket(zmq.DEALER)
+    gateway.setsockopt(zmq.RCVHWM, 1)
+    gateway.connect(address)
+    while publisher._waiting.qsize():
+        await asyncio.sleep(0.01)
+    await gateway.send_multipart((b"", bytes(8)))
+    await asyncio.sleep(0.2)  # so long it reads nothing
+    told = [int.from_bytes((await asyncio.wait_for(gateway.recv_multipart(), 10))[1], "big") for _ in range(batches)]
+    end = await asyncio.wait_for(gateway.recv_multipart(), 10)
+    context.destroy(linger=0)
+
+    assert told == [*range(batches)] and end[1] == b"\xff" * 8
 
 
 def stored(mark: int, medium: Medium) -> BlockStored:
