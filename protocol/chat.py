@@ -106,6 +106,12 @@ class Message(Struct, frozen=True, omit_defaults=True):
         return "".join(part.text for part in self.content or () if isinstance(part, TextPart))
 
 
+class ItemMessage(Message, frozen=True, omit_defaults=True):
+    """An item of a response that upstreams of that API alone can read: it stands here to be counted and judged."""
+
+    told_as: str = ""  # its name where it is left out
+
+
 class Function(Struct, frozen=True, omit_defaults=True):
     name: str
     description: str | None = None
@@ -119,7 +125,8 @@ class Tool(Struct, frozen=True):
 
 
 class WebSearchTool(Tool, frozen=True):
-    """A search of the web that the upstream makes for the model, in the place of a tool: Anthropic's dialect alone."""
+    """A search of the web that the upstream makes for the model, in the place of a tool: of Anthropic's API, and of
+    OpenAI's responses."""
 
     most: int = 0  # searches in one request
 
@@ -244,3 +251,4 @@ class ChatReply(Struct, frozen=True, kw_only=True):
     choices: tuple[Choice, ...]
     system_fingerprint: str | None = None
     service_tier: str | None = None  # in which the upstream says that it answered
+    told: dict[str, Raw] | None = None  # the response that it is, where its upstream speaks that API

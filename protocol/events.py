@@ -41,6 +41,8 @@ class Delta(Struct, frozen=True, tag="delta"):
     server_block: ServerBlock | None = None  # what the upstream asked of a tool of its own, or what that found
     begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
     audio: bytes = b""  # of speech
+    told: dict[str, Raw] | None = None  # the event of a response that said so, where its upstream speaks that API
+    searches: int = 0  # of the web that the upstream made, as such events tell
 
     @property
     def has_content(self) -> bool:

@@ -8,7 +8,8 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from protocol.chat import Function, Tool
+from protocol.chat import Function, Tool, WebSearchTool
+from protocol.messages import MOST_SEARCHES, UNSEEN_SCHEMA
 from protocol.responses import GrammarFormat, ResponsesRequest, ResponsesTool
 
 LONGEST_NAME = 64  # characters of a function's name, at every maker's
@@ -40,7 +41,7 @@ def offered_tools(request: ResponsesRequest) -> list[OfferedTool]:
     offered: list[OfferedTool] = []
     for tool in request.tools or ():
         if tool.type != "namespace":
-            offered.append(OfferedTool(tool.name or "", tool))
+            offered.append(OfferedTool(tool.name or tool.type, tool))
             continue
         for place, inner in enumerate(tool.tools or ()):
             called = function_name(tool.name, inner.name or "")
@@ -56,9 +57,11 @@ def function_name(namespace: str | None, name: str) -> str:
     return joined if len(joined) <= LONGEST_NAME else f"{joined[: LONGEST_NAME - 9]}_{crc32(joined.encode()):08x}"
 
 
-def as_function(offered: OfferedTool) -> Tool:
-    """Return the function that stands for a tool."""
+def as_function(offered: OfferedTool, most_searches: int = MOST_SEARCHES) -> Tool:
+    """Return the function that stands for a tool; of a search, with which bound it is told."""
     tool, words = offered.tool, [offered.told_before, offered.tool.description]
+    if tool.is_search:
+        return WebSearchTool(Function(offered.called, None, UNSEEN_SCHEMA), most=most_searches)
     if isinstance(tool.format, GrammarFormat):
         words.append(f"The input must follow this {tool.format.syntax} grammar:\n{tool.format.definition}")
     described = "\n\n".join(filter(None, words)) or None

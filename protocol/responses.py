@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, JsonObjectFormat, TextFormat
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete", "searching", "failed"]
 
 
 class InputText(Struct, frozen=True, tag="input_text"):
@@ -22,10 +23,12 @@ class InputImage(Struct, frozen=True, tag="input_image", omit_defaults=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class OutputText(Struct, frozen=True, tag="output_text"):
-    """What a model said before, sent back. Its annotations and scores are of no use to it."""
+class OutputText(Struct, frozen=True, tag="output_text", omit_defaults=True):
+    """What a model said before, sent back. Its annotations are told to an upstream of this API alone, its scores to
+    none."""
 
     text: str
+    annotations: tuple[Any, ...] = ()
 
 
 class OutputRefusal(Struct, frozen=True, tag="refusal"):
@@ -56,6 +59,7 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
         "reasoning",
         "item_reference",
         "compaction",
+        "web_search_call",
     ] = "message"
     id: str | None = None
     status: ItemStatus | None = None
@@ -69,6 +73,8 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     output: ItemContent = None  # of a call's output
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
     encrypted_content: str | None = None  # of reasoning, and of a compaction
+    phase: str | None = None  # of a model's message: whether more comes
+    action: dict[str, Any] | None = None  # of a search of the web
 
 
 class GrammarFormat(Struct, frozen=True, tag="grammar"):
@@ -79,8 +85,8 @@ class GrammarFormat(Struct, frozen=True, tag="grammar"):
 
 
 class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both. Tools of other
-    types are told apart to be refused with words that help."""
+    """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both; or a search of
+    the web, which the upstream runs. Tools of other types are told apart to be refused with words that help."""
 
     type: str
     name: str | None = None
@@ -90,6 +96,19 @@ class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
     defer_loading: bool | None = None
     format: TextFormat | GrammarFormat | None = None  # of a custom tool
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # of a namespace
+    filters: dict[str, Any] | None = None  # of a search, as are the next four
+    user_location: dict[str, Any] | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    search_content_types: tuple[str, ...] | None = None
+    external_web_access: bool | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the upstream searches the web by it."""
+        return self.type in SEARCHES
+
+
+SEARCHES = ("web_search", "web_search_2025_08_26")  # types; older ones have another price
 
 
 class FunctionChoice(Struct, frozen=True, tag="function"):
@@ -100,11 +119,15 @@ class CustomChoice(Struct, frozen=True, tag="custom"):
     name: str
 
 
+class SearchChoice(Struct, frozen=True, tag="web_search"):
+    pass
+
+
 class AllowedTools(Struct, frozen=True, tag="allowed_tools"):
     """Some of the tools, of which the model may or must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[tuple[FunctionChoice | CustomChoice, ...], Meta(max_length=MOST_TOOLS)]
+    tools: Annotated[tuple[FunctionChoice | CustomChoice | SearchChoice, ...], Meta(max_length=MOST_TOOLS)]
 
 
 class SchemaFormat(Struct, frozen=True, tag="json_schema", omit_defaults=True):
@@ -146,9 +169,11 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | SearchChoice | AllowedTools | None
+    ) = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None  # of tools that run at the upstream: there are none
+    max_tool_calls: int | None = None  # of tools that run at the upstream
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: (
@@ -182,6 +207,17 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         """The id of the conversation that it goes on from, and adds to."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
+    @property
+    def searches(self) -> bool:
+        """Whether the upstream may search the web for it."""
+        return any(tool.is_search for tool in self.tools or ())
+
+    @property
+    def kind_of_its_own(self) -> str | None:
+        """The type of a tool that no other API has in these words: the chat that this request is shows it to be
+        counted, and cannot be asked of another model."""
+        return next((tool.type for tool in self.tools or () if tool.is_search), None)
+
 
 class CompactRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A conversation to be made shorter. Clients that have ``tools`` in every request send them here, too."""
@@ -197,3 +233,28 @@ class CompactRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class Compaction(ResponsesRequest, frozen=True, omit_defaults=True, kw_only=True):
     """The response that sums a conversation up: its last item asks for that."""
+
+
+# Ids of output items name their response, so that an item can be found by its id alone. One that an upstream of this
+# API gave goes along at the end, and is the upstream's again where the item goes back.
+_OWN = re.compile(r"([a-z]+)_([0-9a-f]{32})\d{4,}(?:_([\w-]+))?", re.ASCII)
+_THEIRS = re.compile(r"([a-z]+)_([\w-]{1,128})", re.ASCII)
+
+
+def item_id(prefix: str, suffix: str, place: int, theirs: str = "") -> str:
+    """Return the id of the item at ``place`` in the response of that ``suffix``; ``theirs`` is what its upstream calls
+    it, and says the prefix, too."""
+    found = _THEIRS.fullmatch(theirs)
+    return f"{prefix}_{suffix}{place:04}" if found is None else f"{found[1]}_{suffix}{place:04}_{found[2]}"
+
+
+def upstreams_id(own: str | None) -> str | None:
+    """Return what the upstream called an item that it gave; ``None`` for others."""
+    found = _OWN.fullmatch(own or "")
+    return f"{found[1]}_{found[3]}" if found is not None and found[3] else None
+
+
+def response_of_item(own: str | None) -> str | None:
+    """Return the id of the response that an output item is of, by the item's."""
+    found = _OWN.fullmatch(own or "")
+    return f"resp_{found[2]}" if found else None

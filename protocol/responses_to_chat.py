@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from protocol.chat import (
     FunctionCall,
     ImagePart,
     ImageUrl,
+    ItemMessage,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
@@ -28,6 +30,7 @@ from protocol.chat import (
     ToolCall,
 )
 from protocol.errors import BadRequest, invalid_param
+from protocol.messages import MOST_SEARCHES
 from protocol.response_tools import OfferedTool, as_arguments, as_function, function_name, offered_tools
 from protocol.responses import (
     AllowedTools,
@@ -42,21 +45,23 @@ from protocol.responses import (
     ReasoningConfig,
     ResponsesRequest,
     SchemaFormat,
+    SearchChoice,
     TextConfig,
 )
 
 SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 Thought = ThinkingBlock | RedactedThinkingBlock
 
 
 def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> ChatRequest:
-    """Return the same request as a chat completion, after the items of the turns ``before``. What it only refers to, or
-    has sealed, is left out. Raises BadRequest for items that lack what their type needs."""
+    """Return the same request as a chat completion, after the items of the turns ``before``. What it only refers to is
+    left out. Raises BadRequest for items that lack what their type needs."""
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     instructions = (Message("system", request.instructions),) if request.instructions else ()
     tools = _offered(request)
+    searches = MOST_SEARCHES if request.max_tool_calls is None else request.max_tool_calls
     wants_scores = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return ChatRequest(
         model=request.model,
@@ -65,7 +70,7 @@ def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> Ch
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
-        tools=tuple(map(as_function, tools)) or None,
+        tools=tuple(map(partial(as_function, most_searches=searches), tools)) or None,
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls if tools else None,
         response_format=_format(text.format),
@@ -123,6 +128,9 @@ class _Turns:
             if self._words and not self._calls:
                 self._end()
             self._thoughts += thoughts_of(item, where)
+            self._messages += _for_its_own_api(item)
+        elif item.type == "web_search_call":
+            self._messages += _for_its_own_api(item)
         elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
         elif item.role == "assistant":
@@ -197,6 +205,24 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
     return tuple(parts)
 
 
+def _for_its_own_api(item: InputItem) -> list[ItemMessage]:
+    """Return what stands for an item that other APIs have no words for: a search of the upstream's own, or thinking
+    that it sealed."""
+    if item.type == "web_search_call":
+        return [ItemMessage("assistant", msgspec.json.encode(item.action).decode(), told_as="input.web_search_call")]
+    if not is_sealed_elsewhere(item):
+        return []
+    words = "\n".join([part.text for part in item.summary or ()])
+    seal = RedactedThinkingBlock(item.encrypted_content or "")
+    return [ItemMessage("assistant", words, thinking_blocks=(seal,), told_as="thinking_blocks")]
+
+
+def is_sealed_elsewhere(item: InputItem) -> bool:
+    """Whether an item is thinking that an upstream of this same API sealed, and takes back."""
+    sealed = item.encrypted_content or SEAL
+    return item.type == "reasoning" and not sealed.startswith(SEAL)
+
+
 def _call(item: InputItem, where: str) -> ToolCall:
     is_custom = item.type == "custom_tool_call"
     given = item.input if is_custom else item.arguments
@@ -233,19 +259,21 @@ def _offered(request: ResponsesRequest) -> list[OfferedTool]:
     """Return the tools that the model may call."""
     tools = offered_tools(request)
     if isinstance(request.tool_choice, AllowedTools):
-        allowed = {tool.name for tool in request.tool_choice.tools}
+        allowed = {getattr(tool, "name", tool.__struct_config__.tag) for tool in request.tool_choice.tools}
         return [offered for offered in tools if offered.called in allowed]
     return tools
 
 
 def _choice(
-    choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools | None,
+    choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | SearchChoice | AllowedTools | None,
 ) -> Literal["none", "auto", "required"] | NamedTool | None:
     match choice:
         case FunctionChoice(name) | CustomChoice(name):
             return NamedTool(NamedFunction(name))
         case AllowedTools(mode):
             return mode
+        case SearchChoice():
+            return "required"
     return choice
 
 

@@ -19,6 +19,7 @@ from protocol.completions import CompletionRequest
 from protocol.errors import missing_param
 from protocol.inference import NativeRequest, Request
 from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import Route, Target
 
@@ -40,6 +41,7 @@ class Call(Struct, frozen=True, kw_only=True):
     limit_headers: LimitHeaders = rate_limit_headers  # as its endpoint's clients read them
     request: Request
     native: NativeRequest | None = None  # the same request in its dialect's own form, where it has one
+    shown: ResponsesRequest | None = None  # a response with all that a model is shown, turns before included
     routing: RoutingOptions
     priority: Priority = "normal"
     extra: Mapping[str, Any] = {}  # top-level fields that we do not know,

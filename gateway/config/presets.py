@@ -25,6 +25,7 @@ class Preset(Struct, frozen=True, kw_only=True):
     base_url: str
     keys: tuple[str, ...] = ()  # environment variables, of which the first that is set has the key
     drop_fields: tuple[str, ...] = ()
+    responses: str | None = None
 
 
 @cache
@@ -57,6 +58,7 @@ def _completed(name: str, node: Node, env: Mapping[str, str], faults: Faults) ->
     preset = presets()[row]
     below = {"format": preset.format, "endpoints": [{"region": "global", "base_url": preset.base_url}]}
     below |= {"drop_fields": [*preset.drop_fields]} if preset.drop_fields else {}
+    below |= {"responses": preset.responses} if preset.responses and "endpoints" not in said else {}
     tree = tree_of(below, node.path, node.line)
     assert isinstance(tree, Section)
     if preset.keys and not said.keys() & {*CREDENTIALS}:

@@ -118,6 +118,10 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
     if batch_api and (self_hosted or any(one.base_url.endswith(AT_VERTEX) for one in endpoints)):
         why = "our own engine computes batches itself" if self_hosted else "Vertex AI has no Batch API of this shape"
         complain(fields.node("batch_api") or node, faults, f"{why}: leave it out")
+    responses = fields.find("responses", one_of("native", "chat"))
+    if responses == "native" and (wire != "openai" or self_hosted or api_version is not None):
+        right = "only for a provider of format openai that has /responses below its base URL"
+        complain(fields.node("responses") or node, faults, f"{right}; leave it out")
     parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
     if parallel_n and self_hosted:
         complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
@@ -142,6 +146,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         concurrency=fields.find("concurrency", integer(1)),
         batch_api=batch_api,
         parallel_n=parallel_n,
+        responses=responses == "native",
         timeouts=fields.get("timeouts", read_timeouts, usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", read_breaker, BreakerPolicy()),

@@ -102,6 +102,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     breaker: BreakerPolicy = BreakerPolicy()
     batch_api: bool = False  # lines of batches go through its Batch API
     parallel_n: bool = False  # takes no ``n``: several replies are asked for by as many requests at once
+    responses: bool = False  # has /responses, and is asked there for what came as a response
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
 

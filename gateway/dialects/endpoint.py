@@ -18,6 +18,7 @@ from protocol.decoding import convert, decode_with_unread
 from protocol.errors import ServiceError
 from protocol.events import Event
 from protocol.inference import NativeRequest, Request, WholeReply
+from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target
 
@@ -141,6 +142,7 @@ class Asked(Struct, frozen=True):
     native: NativeRequest | None = None  # the body in its API's own form, where that is not the pipeline's
     unread: tuple[str, ...] = ()  # names of fields further inside that are unknown to us
     goes_on: bool = False  # whether stored items are to be read before it is whole
+    shown: ResponsesRequest | None = None  # a response with all that a model is shown, turns before included
 
 
 class ApiEndpoint(Struct, frozen=True, kw_only=True):

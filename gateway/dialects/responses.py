@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
+from gateway.dialects.messages import MOST_USES
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
@@ -23,7 +26,7 @@ from protocol.responses import (
     ResponsesRequest,
     ResponsesTool,
 )
-from protocol.responses_to_chat import SEAL, to_chat
+from protocol.responses_to_chat import to_chat
 
 RESEND = "send the items of the turns before in 'input'."
 # What a model is asked at the end of a conversation that is to be made shorter (docs/dialects.md has it, too).
@@ -55,7 +58,7 @@ def check_response(asked: ResponsesRequest) -> None:
     """Refuse what the types let through and this API, or this gateway, does not take. Raises BadRequest."""
     require(bool(asked.input), "input", "'input' must hold a text or at least one item.")
     require_between(asked.max_output_tokens, 1, 2**31, "max_output_tokens")
-    require_between(asked.max_tool_calls, 0, 2**31, "max_tool_calls")
+    require_between(asked.max_tool_calls, 0, MOST_USES if asked.searches else 2**31, "max_tool_calls")
     require_between(asked.temperature, 0, 2, "temperature")
     require_between(asked.top_p, 0, 1, "top_p")
     require_between(asked.top_logprobs, 0, 20, "top_logprobs")
@@ -82,6 +85,8 @@ def _check_tool(tool: ResponsesTool, where: str) -> None:
         require(bool(tool.tools), f"{where}.tools", f"'{where}' needs 'tools'.")
         for place, inner in enumerate(tool.tools or ()):
             _check_tool(inner, f"{where}.tools[{place}]")
+    elif tool.is_search and "." not in where:
+        return
     elif tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
             f"A tool of type '{tool.type[:64]}' is not supported by this gateway. Send tools of type 'function' or "
@@ -100,7 +105,7 @@ def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
         case FunctionChoice(name) | CustomChoice(name):
             require(name in names, "tool_choice.name", "'tool_choice' names a tool that 'tools' has not.")
         case AllowedTools(tools=tools):
-            are_known = bool(tools) and all(tool.name in names for tool in tools)
+            are_known = bool(tools) and all(getattr(tool, "name", "web_search") in names for tool in tools)
             require(are_known, "tool_choice.tools", "'tool_choice.tools' must name some of 'tools'.")
 
 
@@ -154,7 +159,13 @@ def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra:
     """Return a request after the items of the turns ``before``. Raises BadRequest."""
     chat = to_chat(asked, before)
     require(bool(chat.messages), "input", "'input' holds nothing that a model could read.")
-    return Asked(chat, extra, asked)
+    return Asked(chat, extra, asked, shown=replace(asked, input=(*before, *own_items(asked))) if before else asked)
+
+
+def own_items(asked: ResponsesRequest) -> tuple[InputItem, ...]:
+    """Return the input of a request as items."""
+    given = asked.input
+    return (InputItem(role="user", content=given),) if isinstance(given, str) else given
 
 
 def check_items(items: tuple[InputItem, ...], where: str) -> None:
@@ -176,7 +187,7 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
     if asked.reasoning is not None and (asked.reasoning.summary or asked.reasoning.generate_summary):
         yield "reasoning.summary", asked.reasoning.summary or asked.reasoning.generate_summary
     thoughts = [item for item in asked.input if not isinstance(item, str) and item.type == "reasoning"]
-    if any(not (item.encrypted_content or "").startswith(SEAL) for item in thoughts):
+    if not all(item.encrypted_content for item in thoughts):
         yield "input.reasoning", True
 
 

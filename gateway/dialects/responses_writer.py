@@ -13,6 +13,7 @@ from billing.core.money import to_text
 from gateway.calls.as_events import events_of
 from gateway.calls.hooks import Ending
 from gateway.dialects.endpoint import ReplyFacts, WholeWriter
+from gateway.dialects.parts.native_items import NativeItems
 from gateway.dialects.parts.output_items import OutputItems, told_item
 from protocol.chat import ChatReply, FinishReason
 from protocol.errors import ServiceError
@@ -39,7 +40,7 @@ class ResponsesWriter:
         self._final: dict[str, Any] | None = None  # once that is settled
         self._created = created
         self._tools = {offered.called: offered for offered in offered_tools(request)}
-        self._items = OutputItems(self._id, self._tools)
+        self._items: OutputItems | NativeItems = OutputItems(self._id, self._tools)
         self._usage: dict[str, Any] | None = None
         self._model_used: str | None = None  # known once there is a reply
         self._number = 0  # of the next event
@@ -73,7 +74,7 @@ class ResponsesWriter:
         """Return the response as it will be at its end, which is then written so."""
         if isinstance(ending, list):
             self._ahead = self.pieces(reply, ending[:-1])
-            self._final = self._ended(self._items, reply)
+            self._final = self._ended(reply)
         else:
             assert isinstance(ending, tuple)
             self._final = self._whole(reply, *ending)
@@ -84,13 +85,18 @@ class ResponsesWriter:
         return msgspec.json.encode(self._final or self._whole(reply, whole, usage))
 
     def _whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> dict[str, Any]:
-        items = OutputItems(self._id, self._tools)
-        for event in events_of(whole, usage):
-            if isinstance(event, Delta):
-                items.add(event)
+        assert isinstance(whole, ChatReply)
         self._model_used = reply.target.model.name
         self._usage = usage_object(usage, reply.record.cost_nanousd)
-        return self._ended(items, reply)
+        if whole.told is not None:
+            self._items = NativeItems(self._id)
+            self._items.take_whole(whole.told)
+            self._items.finish_reason = whole.choices[0].finish_reason
+            return self._ended(reply)
+        for event in events_of(whole, usage):
+            if isinstance(event, Delta):
+                self._items.add(event)
+        return self._ended(reply)
 
     def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Return the events for what came together, and the whole response at the end."""
@@ -99,6 +105,9 @@ class ResponsesWriter:
         out: list[bytes] = []
         if self._model_used is None:
             self._model_used = reply.target.model.name
+            if (begun := next((event.told for event in events if isinstance(event, Delta)), None)) is not None:
+                self._items = NativeItems(self._id)
+                self._items.begin(begun)
             for kind in ("response.created", "response.in_progress")[self._has_begun :]:
                 out.append(self._event({"type": kind, "response": self._response("in_progress")}))
         for event in events:
@@ -108,7 +117,7 @@ class ResponsesWriter:
                 case UsageReport(usage):
                     self._usage = usage_object(usage, reply.record.cost_nanousd)
                 case ReplyEnd():
-                    self._final = self._ended(self._items, reply)
+                    self._final = self._ended(reply)
                     out.append(self._end())
         return b"".join(out)
 
@@ -130,20 +139,23 @@ class ResponsesWriter:
         self._number += 1
         return encode_event(msgspec.json.encode(data), data["type"].encode())
 
-    def _ended(self, items: OutputItems, reply: ReplyFacts) -> dict[str, Any]:
+    def _ended(self, reply: ReplyFacts) -> dict[str, Any]:
         """Return the response as it is at its end."""
-        reason = INCOMPLETE.get(items.finish_reason)
+        reason = INCOMPLETE.get(self._items.finish_reason)
         return self._response("completed" if reason is None else "incomplete") | {
             "completed_at": None if reason else int(self._created + reply.record.total_ms / 1000),
             "incomplete_details": None if reason is None else {"reason": reason},
-            "output": items.all(),
+            "output": self._items.all(),
         }
 
     def _response(self, status: str) -> dict[str, Any]:
-        """Return the response without what was answered, and with what was asked: unsaid fields by their defaults."""
+        """Return the response without what was answered, and with what was asked: other fields as an upstream of this
+        API tells them, or by their defaults."""
         asked = self._request
-        text, reasoning = asked.text or TextConfig(), asked.reasoning or ReasoningConfig()
+        told = self._items.response if isinstance(self._items, NativeItems) else {}
         return {
+            **_defaults(asked),
+            **told,
             "id": "resp_" + self._id,
             "object": "response",
             "created_at": self._created,
@@ -157,19 +169,8 @@ class ResponsesWriter:
             "usage": self._usage,
             "instructions": asked.instructions,
             "tools": [_tool(tool) for tool in asked.tools or ()],
-            "tool_choice": asked.tool_choice or "auto",
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "max_tool_calls": asked.max_tool_calls,
             "max_output_tokens": asked.max_output_tokens,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
-            "top_logprobs": asked.top_logprobs or 0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
-            "reasoning": {"effort": reasoning.effort, "summary": None},
-            "truncation": "disabled",  # what is too long for a model is refused
-            "service_tier": "default",
             "metadata": asked.metadata or {},
             "user": asked.user,
             "safety_identifier": asked.safety_identifier,
@@ -179,6 +180,24 @@ class ResponsesWriter:
             "previous_response_id": asked.previous_response_id,
             "conversation": {"id": asked.conversation_id} if asked.conversation_id else None,
         }
+
+
+def _defaults(asked: ResponsesRequest) -> dict[str, Any]:
+    """Return what a response says of what was asked where its upstream does not."""
+    text, reasoning = asked.text or TextConfig(), asked.reasoning or ReasoningConfig()
+    return {
+        "tool_choice": asked.tool_choice or "auto",
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_logprobs": asked.top_logprobs or 0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "text": {"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+        "reasoning": {"effort": reasoning.effort, "summary": None},
+        "truncation": "disabled",  # what is too long for a model is refused
+        "service_tier": "default",
+    }
 
 
 class CompactionWriter(WholeWriter):

@@ -56,6 +56,7 @@ def call_of(
         limit_headers=endpoint.limit_headers,
         request=asked.request,
         native=endpoint.with_headers(asked.native, request.headers),
+        shown=asked.shown,
         routing=routing_options(part_of(request, Recalibrations), caller, options, Tier(options.tier), extensions),
         priority=options.priority,
         extra=asked.extra,

@@ -22,7 +22,8 @@ from gateway.upstreams.resilience.retry import Deadline, RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks
-from gateway.upstreams.wire.unsayable import without_fields
+from gateway.upstreams.wire.unsayable import without_fields, without_items
+from protocol.chat import ChatRequest
 from protocol.events import Delta, Event, ReplyEnd
 from protocol.inference import Generation, Request
 from protocol.media.audio import SpeechRequest
@@ -30,6 +31,7 @@ from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
 
+SAID_IN_RESPONSES = ("truncation", "reasoning.summary")  # which a response asks for, and a chat cannot
 TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its model's own limit has no room for the call
 
 
@@ -99,6 +101,13 @@ def asking_of(
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     request, refused = without_fields(with_output_limit(call.request, limit), provider.drop_fields)
+    left_out = (*_unknown(call, extra), *refused, *call.unread)
+    response = call.shown if provider.responses and quirks.responses else None
+    if response is not None:
+        left_out = tuple(name for name in left_out if name not in SAID_IN_RESPONSES)
+    elif call.shown is not None and isinstance(request, ChatRequest):
+        request, gone = without_items(request, call.shown)
+        left_out += gone
     return Asking(
         request=request,
         target=target,
@@ -107,9 +116,10 @@ def asking_of(
         streams=streams_from(call, provider),
         self_hosted=provider.self_hosted,
         native=call.as_message,
+        response=response,
         upload=call.upload,
         extra=extra,
-        left_out=(*_unknown(call, extra), *refused, *call.unread),
+        left_out=left_out,
         quirks=quirks,
         api_version=provider.api_version,
         tenant=call.caller.team.id,

@@ -25,7 +25,7 @@ from gateway.inference.cached_answers import answering_of
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import Slot
 from gateway.upstreams.client import UpstreamClient
-from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.registry import RESPONSES, ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers, Permit
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.keys import TargetAway
@@ -76,7 +76,7 @@ class Dispatcher(Struct, eq=False):
         """Return what the first target of a route would be sent. Raises UpstreamFailure for what it cannot say."""
         context, target = self.begin(call, route, AttemptLog()), route.targets[0]
         provider, now = self._providers.settings_at(target), self._clock.monotonic()
-        quirks = self._providers.quirks.of(target, now)
+        quirks = replace(self._providers.quirks.of(target, now), responses=False)  # a line is a chat
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
         asking = asking_of(context, target, provider, None, quirks, limit, now)
         wire = self._providers.format(target.model.provider)
@@ -199,7 +199,6 @@ class Dispatcher(Struct, eq=False):
         """Ask one target and wait for its first token, or for its whole reply. Raises UpstreamFailure."""
         call = context.call
         provider = self._providers.settings(target.model.provider)
-        wire = self._providers.format(target.model.provider)
         streams = streams_from(call, provider)
         # What its hold covers: a spare may be smaller than the model asked.
         limit = await off_loop(call.size, lambda: output_limit(call.request, target.model))
@@ -214,6 +213,7 @@ class Dispatcher(Struct, eq=False):
         if (number := requests_made(call.request, target.model)) > 1:
             check_number(number)
             asking = replace(asking, request=replace(asking.request, n=None))
+        wire = self._providers.format(provider.name) if asking.response is None else RESPONSES
         built, response = await off_loop(call.size, lambda: wire.build_request(asking)), None
         built = self._providers.dress(built, target)
         read = partial(read_answer, target=target, provider=provider, wire=wire, streams=streams, ends=ends)
@@ -293,7 +293,9 @@ class Dispatcher(Struct, eq=False):
 
     def _adapted(self, quirks: Quirks, refusal: UpstreamFailure, target: Target, call: Call) -> Quirks | None:
         """Return how a target can be asked that refuses a field, where it can be asked without."""
-        wire = self._providers.settings(target.model.provider).format
-        if wire != "openai" or not isinstance(refusal, UpstreamRefused):
+        provider = self._providers.settings(target.model.provider)
+        if provider.responses and quirks.responses and call.shown is not None:
+            return quirks.adapted_to_failed_response(refusal)
+        if provider.format != "openai" or not isinstance(refusal, UpstreamRefused):
             return None
         return quirks.adapted_to(refusal, call.as_message is not None)

@@ -41,6 +41,7 @@ class Meter:
         self.output_seen += tokens_of(delta)
         if isinstance(delta.server_block, WebSearchResultBlock):
             self._searches += delta.server_block.has_found
+        self._searches += delta.searches
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
 

@@ -22,7 +22,7 @@ from gateway.inference.recalibrations import learns
 from gateway.shadow.judging import longest_judge_request
 from gateway.shadow.store import ShadowCall, note_call
 from gateway.storage.database import Database
-from protocol.chat import ChatReply, ChatRequest
+from protocol.chat import ChatReply, ChatRequest, ItemMessage
 from protocol.events import Delta
 from protocol.inference import WholeReply
 from router.catalog.catalog import AutoRoute, Catalog
@@ -151,7 +151,8 @@ def is_comparable(call: Call) -> bool:
         isinstance(asked, ChatRequest)
         and asked.n in (None, 1)
         and not asked.logprobs
-        and (call.as_message is None or call.as_message.kind_of_its_own is None)
+        and (call.native is None or call.native.kind_of_its_own is None)
+        and not any(isinstance(message, ItemMessage) for message in asked.messages)
         and call.routing.tier is Tier.INTERACTIVE
         and call.size <= LARGEST_BODY
     )

@@ -23,11 +23,12 @@ from gateway.calls.hooks import Ending, KeepEnding
 from gateway.core.background import Background
 from gateway.core.errors import CallTakenOver, StorageFull, TooManyInBackground, Unavailable
 from gateway.dialects.endpoint import ReplyFacts
+from gateway.dialects.responses import own_items
 from gateway.idempotency.stored_answers import Claim, Place
 from gateway.stored_responses.background_store import NUMBER, BackgroundStore, place_of
 from gateway.stored_responses.event_log import EventLog
 from gateway.stored_responses.memory import ResponseMemory
-from gateway.stored_responses.turns import Turn, own_items
+from gateway.stored_responses.turns import Turn
 from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.events import Event
 from protocol.responses import ResponsesRequest

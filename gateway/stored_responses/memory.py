@@ -20,14 +20,14 @@ from gateway.calls.hooks import Ending
 from gateway.core.clock import Clock
 from gateway.core.errors import ContentPolicyViolation
 from gateway.dialects.endpoint import Asked, ReplyFacts, ReplyWriter
-from gateway.dialects.responses import RESEND, as_chat_after
+from gateway.dialects.responses import RESEND, as_chat_after, own_items
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
-from gateway.stored_responses.turns import Turn, own_items, response_of_item, told_items_of
+from gateway.stored_responses.turns import Turn, told_items_of
 from protocol.chat import MOST_MESSAGES
 from protocol.errors import BadRequest, Overloaded, invalid_param
-from protocol.responses import Compaction, InputItem, ResponsesRequest
+from protocol.responses import Compaction, InputItem, ResponsesRequest, response_of_item
 from protocol.serving.off_loop import off_loop
 
 READ_WITHIN = 5.0  # seconds for Postgres to give the turns before
@@ -185,7 +185,7 @@ class ResponseMemory:
         if response["status"] not in GONE_ON_FROM or self._clock.monotonic() < self._away_until:
             return False
         team_id = call.caller.team.id
-        told = [*told_items_of(own_items(request)), *msgspec.to_builtins(response["output"])]
+        told = [*told_items_of(own_items(request)), *msgspec.json.decode(msgspec.json.encode(response["output"]))]
         try:
             return await self._within(STORE_WITHIN, self._add_if_room(team_id, conversation_id, told))
         except Exception as exc:  # whatever it is: the answer is there, and paid

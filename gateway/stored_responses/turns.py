@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.dialects.parts.output_items import told_item
 from gateway.storage.encryption import Sealer
-from protocol.responses import InputItem, ResponsesRequest
+from protocol.responses import InputItem
 
 LARGEST = 16 * 1024 * 1024  # bytes of a turn and those before it, in JSON; a longer conversation is not stored
 
@@ -27,9 +26,9 @@ PREFIXES = {  # of an item's id, by its type
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "compaction": "cmp",
+    "web_search_call": "ws",
 }
 T = TypeVar("T")
-_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})\d{4,}")  # an item's id has its response's
 
 
 class Turn(Struct, frozen=True):
@@ -63,18 +62,6 @@ class _State(Struct):
     status: str
     background: bool = False
     conversation: Any = None
-
-
-def own_items(asked: ResponsesRequest) -> tuple[InputItem, ...]:
-    """Return the input of a request as items."""
-    given = asked.input
-    return (InputItem(role="user", content=given),) if isinstance(given, str) else given
-
-
-def response_of_item(item_id: str | None) -> str | None:
-    """Return the id of the response that an output item is of, by the item's."""
-    found = _ITEM.fullmatch(item_id or "")
-    return f"resp_{found[1]}" if found else None
 
 
 def seal(sealer: Sealer, team_id: str, row_id: str, plain: bytes) -> bytes:

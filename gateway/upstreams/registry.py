@@ -14,6 +14,7 @@ from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.gemini.wire_format import GeminiFormat
 from gateway.upstreams.openai.wire_format import OpenAIFormat
+from gateway.upstreams.responses.wire_format import ResponsesFormat
 from gateway.upstreams.tokens import Tokens, source_of
 from gateway.upstreams.wire.base import Provider, UpstreamRequest
 from gateway.upstreams.wire.quirks import KnownQuirks
@@ -25,6 +26,7 @@ FORMATS: dict[str, Provider] = {
     "gemini": GeminiFormat(),
     "bedrock": BedrockFormat(),
 }
+RESPONSES: Provider = ResponsesFormat()  # of calls for a response, at a provider that has this API too
 MOST_RETIRED = 5000  # places that were left, the latest: more than come and go while any call runs
 
 

@@ -32,7 +32,7 @@ from tests.support.temporary_stores import temporary_valkey
 @pytest.fixture(scope="session")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The outside world."""
-    models = ("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash")
+    models = ("small", "large", "claude", "gpt", "gpt-entra", "gemini-3-flash", "gpt-5")
     others = (
         "cohere-rerank",
         "gpt-image-2",
@@ -69,10 +69,15 @@ def house(
                 upstream.root_url, name="entra", api_keys=(), oauth=entra_client(upstream.root_url)
             ),
         }
+        own = settings.providers["upstream"]
+        providers["native"] = replace(own, name="native", responses=True)
         claude = model("claude", "anthropic", parallel_n=True)
         claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2), web_search=to_nano("0.01")))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
+        searching = replace(claude.price, cache_write_1h=None)
+        models["native"] = model("native", "native", upstream_model="gpt-5", price=searching)
+        models["native-before"] = model("native-before", "native", upstream_model="gpt-5")
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
         unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
         ranks = frozenset({Capability.RERANK})

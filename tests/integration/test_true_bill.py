@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -42,7 +42,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[ScriptedUpstream]:
     """The providers."""
-    with ScriptedUpstream(models=("gpt", "claude", "gemini-3-flash", CONVERSED)) as upstream:
+    with ScriptedUpstream(models=("gpt", "gpt-5", "claude", "gemini-3-flash", CONVERSED)) as upstream:
         yield upstream
         assert upstream.violations == []
 
@@ -59,8 +59,10 @@ def house(upstream: ScriptedUpstream, postgres_url: str, tmp_path_factory: pytes
             "claude": model("claude", "anthropic", price=PRICE),
             "gemini": model("gemini", "gemini", upstream_model="gemini-3-flash", price=PRICE),
             "bedrock": model("bedrock", "bedrock", upstream_model=CONVERSED, price=PRICE),
+            "native": model("native", "native", upstream_model="gpt-5", price=PRICE, service_tiers=TIERS),
         }
-        providers = settings.providers | {one.name: one for one in others}
+        providers = {"native": replace(settings.providers["upstream"], name="native", responses=True)}
+        providers |= settings.providers | {one.name: one for one in others}
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 
@@ -83,7 +85,7 @@ def asked(path: str, name: str, *, stream: bool, tool: bool, tier: str | None) -
 def bill_of(seen: Seen) -> Fraction:
     """Return what an upstream bills for an answer by its own words, in nano-dollars: as its price list has it."""
     assert seen.billed is not None
-    whole = seen.billed
+    whole, details = seen.billed, dict[str, int]()
     if (told := whole.get("usageMetadata")) is not None:
         prompt, cached, written = told["promptTokenCount"], told.get("cachedContentTokenCount", 0), 0
         output = told["candidatesTokenCount"] + told.get("thoughtsTokenCount", 0)
@@ -91,11 +93,15 @@ def bill_of(seen: Seen) -> Fraction:
         told = whole["usage"]
         cached, written = told["cacheReadInputTokens"], told["cacheWriteInputTokens"]
         prompt, output = told["inputTokens"] + cached + written, told["outputTokens"]
-    elif "input_tokens" in (told := whole["usage"]):
+    elif "input_tokens_details" in (told := whole["usage"]):
+        details = told["input_tokens_details"]
+        cached, written = details["cached_tokens"], details.get("cache_write_tokens", 0)
+        prompt, output = told["input_tokens"], told["output_tokens"]
+    elif "input_tokens" in told:
         cached, written = told.get("cache_read_input_tokens") or 0, told.get("cache_creation_input_tokens") or 0
         prompt, output = told["input_tokens"] + cached + written, told["output_tokens"]
     else:
-        details: Mapping[str, int] = told.get("prompt_tokens_details") or {}
+        details = told.get("prompt_tokens_details") or {}
         cached, written = details.get("cached_tokens", 0), details.get("cache_write_tokens", 0)
         prompt, output = told["prompt_tokens"], told["completion_tokens"]
     rates = {name: Fraction(rate) * 1000 for name, rate in RATES.items()}  # nano-dollars a token
@@ -111,13 +117,16 @@ def call(client: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Respons
     return answer
 
 
-@pytest.mark.parametrize(("name", "path"), list(product(("gpt", "claude", "gemini", "bedrock"), CHATS.values())))
+PAIRS = [*product(("gpt", "claude", "gemini", "bedrock"), CHATS.values()), ("native", "/v1/responses")]
+
+
+@pytest.mark.parametrize(("name", "path"), PAIRS)
 def test_a_call_is_charged_what_its_upstream_bills(
     house: House, upstream: ScriptedUpstream, name: str, path: str
 ) -> None:
     """Whole or streamed, with a cached prompt or a tool or neither, in every tier that the model has."""
-    upstream_name = {"gemini": "gemini-3-flash", "bedrock": CONVERSED}.get(name, name)
-    tiers = (None, *FACTORS) if name == "gpt" and path != "/v1/messages" else (None,)
+    upstream_name = {"gemini": "gemini-3-flash", "bedrock": CONVERSED, "native": "gpt-5"}.get(name, name)
+    tiers = (None, *FACTORS) if name in ("gpt", "native") and path != "/v1/messages" else (None,)
     made = []
     with house.client() as client:
         for stream, cached, tool, tier in product((False, True), (0, 3), (False, True), tiers):
@@ -125,6 +134,7 @@ def test_a_call_is_charged_what_its_upstream_bills(
             answer = call(client, path, asked(path, name, stream=stream, tool=tool, tier=tier))
             made.append((answer, bill_of(upstream.requests[-1]), tier))
 
+    assert name != "native" or upstream.requests[-1].path == path
     for answer, bill, tier in reversed(made):  # once the last is in the ledger, all are
         row = house.record_of(answer)
         assert row["status"] == "answered"

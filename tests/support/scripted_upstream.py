@@ -36,6 +36,8 @@ from tests.support.openai_answers import (
     answer_written,
 )
 from tests.support.openai_rules import Violation, check_body, check_headers
+from tests.support.response_answers import ResponseAnswer
+from tests.support.response_rules import check_response
 from tests.support.upstream_acts import play_pieces, play_stream, play_whole, send_json, spoil
 from tests.support.upstream_batches import BatchDesk
 from tests.support.upstream_http import HttpConnection, HttpRequest
@@ -450,11 +452,15 @@ WORDLESS = {
 }
 SPEECH = "/v1/audio/speech"
 WRITTEN = ("/v1/audio/transcriptions", "/v1/audio/translations")
+RESPONSES = "/v1/responses"
+ANSWERS[RESPONSES] = ResponseAnswer
 ANSWERS |= WORDLESS | {SPEECH: answer_speech} | dict.fromkeys(WRITTEN, answer_written)
 OPENAI = Dialect(
     headers=house_headers,
     check_headers=check_headers,
-    check_body=lambda path, raw, headers: check_body(path, raw, headers.get("content-type", "")),
+    check_body=lambda path, raw, headers: (
+        check_response(raw) if path == RESPONSES else check_body(path, raw, headers.get("content-type", ""))
+    ),
     refusal=Violation.body,
     error=error_body,
     answers=ANSWERS,

@@ -16,9 +16,10 @@ from tests.wire.anthropic_traffic import ANTHROPIC
 from tests.wire.bedrock_traffic import BEDROCK
 from tests.wire.gemini_traffic import GEMINI
 from tests.wire.openai_traffic import OPENAI
+from tests.wire.responses_traffic import RESPONSES
 from tests.wire.traffic import Failing, Said, Streamed, Whole, WireFormat, asking, read_stream, sum_up
 
-FORMATS = (OPENAI, ANTHROPIC, GEMINI, BEDROCK)
+FORMATS = (OPENAI, RESPONSES, ANTHROPIC, GEMINI, BEDROCK)
 
 
 def every(kind: str) -> list[ParameterSet]:

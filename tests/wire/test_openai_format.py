@@ -209,7 +209,7 @@ def test_no_words_of_an_upstream_change_a_field(refusal: Callable[[str], dict[st
     ("refusal", "found"),
     [
         ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort"}},
-         Quirks(effort=False, in_words=True)),
+         Quirks(effort=False, for_this_call=True)),
         ({"error": {"message": "Unrecognized request argument supplied: reasoning_effort and more"}}, None),
         (unknown("reasoning_effort", "This model's effort cannot be set."), Quirks(effort=False)),
         ({"error": {"message": "Unsupported value: 'reasoning_effort' does not support 'xhigh' with this model.",
@@ -245,7 +245,7 @@ def test_what_is_said_of_no_tools_stays_here(tools: tuple[Tool, ...] | None) -> 
 def test_manners_are_learnt_for_an_hour() -> None:
     """What an upstream took once, it may take otherwise later; words alone are learnt for no other call."""
     known = KnownQuirks()
-    known.learn(TARGET, Quirks(effort=False, in_words=True), now=0.0)
+    known.learn(TARGET, Quirks(effort=False, for_this_call=True), now=0.0)
     assert known.of(TARGET, now=0.0) == Quirks("max_tokens")
 
     known.learn(TARGET, Quirks("max_completion_tokens"), now=0.0)

@@ -13,6 +13,7 @@ from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, FinishReason, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.inference import Request
+from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Capability, Endpoint, ModelSpec, Target
 
@@ -87,6 +88,7 @@ class WireFormat(Struct, frozen=True):
 def asking(request: Request = CHAT, **more: object) -> Asking:
     """Return an attempt at TARGET."""
     plain: dict[str, object] = {"target": TARGET, "api_key": "sk-house", "streams": False, **more}
+    plain.setdefault("response", ResponsesRequest(model="asked-model", input="Hello"))
     return Asking(request=request, **plain)  # type: ignore[arg-type]
 
 

@@ -126,6 +126,7 @@ class ItemRunner(Struct, eq=False):
             endpoint=endpoint.name,
             request=asked.request,
             native=asked.native,
+            shown=asked.shown,
             routing=routing_options(self._recalibrations, caller, options, Tier.BATCH, extensions),
             priority=options.priority,
             extra=asked.extra | ({"store": True} if getattr(asked.native, "store", None) else {}),  # no line is

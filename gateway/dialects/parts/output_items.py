@@ -198,7 +198,7 @@ def told_item(item: InputItem, own_id: str) -> dict[str, Any]:
         said["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
     for part in said.get("content") or ():
         if part["type"] == "output_text":
-            part["annotations"] = []
+            part.setdefault("annotations", [])
         elif part["type"] == "input_image":
             part.setdefault("detail", "auto")
     if item.type == "reasoning":

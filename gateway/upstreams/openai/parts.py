@@ -74,13 +74,15 @@ def present(raw: Raw) -> Raw | None:
     return Raw(msgspec.json.format(said, indent=-1) if b"\n" in said else said)
 
 
-class _TokenDetails(Struct, frozen=True):
+class TokenDetails(Struct, frozen=True):
+    """What a count is made of."""
+
     cached_tokens: int | float | None = None
     cache_write_tokens: int | float | None = None
     reasoning_tokens: int | float | None = None
 
 
-NO_DETAILS = _TokenDetails()
+NO_DETAILS = TokenDetails()
 
 
 class UsageObject(Struct, frozen=True):
@@ -88,8 +90,8 @@ class UsageObject(Struct, frozen=True):
 
     prompt_tokens: int | float | None = 0
     completion_tokens: int | float | None = 0
-    prompt_tokens_details: _TokenDetails | None = None
-    completion_tokens_details: _TokenDetails | None = None
+    prompt_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
     gpu_seconds: float | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -36,6 +36,8 @@ ENGINE_LACKS = (
 
 MOST_DEADLINE = 2**31 - 1  # milliseconds that our own engine takes for one
 NEWER_LIMIT_SINCE = "2024-09-01"  # versions of Azure's API before this one refuse ``max_completion_tokens``, in words
+JSON_HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
+SomeRequest = TypeVar("SomeRequest", bound=Request)
 LONGEST_ID = 64  # characters of each of these
 NAMED = ("user", "safety_identifier", "prompt_cache_key")
 PATHS: dict[type, str] = {
@@ -67,8 +69,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
     if isinstance(request, ChatRequest):
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
-        request = _with_short_ids(request)
-    headers = {"content-type": "application/json", "accept-encoding": "identity", **_credentials(asking)}
+        request = with_short_ids(request)
+    headers = JSON_HEADERS | credentials(asking)
     extra: dict[str, Any] = dict(asking.extra)
     if asking.self_hosted:
         headers |= {"x-tenant": asking.tenant, "x-weight": str(asking.weight), "x-tier": asking.tier}
@@ -88,7 +90,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
             if asking.resume is not None and asking.resume.token_ids:
                 extra["resume_token_ids"] = asking.resume.token_ids
                 extra["resume_text_chars"] = asking.resume.text_chars
-    return UpstreamRequest("POST", _url(asking, path), headers, _encode_with(request, extra), dropped=tuple(dropped))
+    return UpstreamRequest("POST", url_of(asking, path), headers, encode_with(request, extra), dropped=tuple(dropped))
 
 
 def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:
@@ -109,7 +111,7 @@ def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamR
     )
     headers = {"content-type": f"multipart/form-data; boundary={boundary}", "accept-encoding": "identity"}
     return UpstreamRequest(
-        *("POST", _url(asking, path), headers | _credentials(asking), "".join((*fields, file)).encode()),
+        *("POST", url_of(asking, path), headers | credentials(asking), "".join((*fields, file)).encode()),
         dropped=asking.left_out,
         rest=(asking.upload, f"\r\n--{boundary}--\r\n".encode()),
     )
@@ -124,7 +126,7 @@ def told_format(request: TranscriptionRequest, asking: Asking) -> str | None:
     return "json" if request.response_format == "text" else request.response_format
 
 
-def _credentials(asking: Asking) -> dict[str, str]:
+def credentials(asking: Asking) -> dict[str, str]:
     """Return the header that says who asks: of Azure's deployments a key has one of its own."""
     if asking.api_key and asking.api_version:
         return {"api-key": asking.api_key}
@@ -132,7 +134,7 @@ def _credentials(asking: Asking) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"} if secret else {}
 
 
-def _url(asking: Asking, path: str) -> str:
+def url_of(asking: Asking, path: str) -> str:
     """Return where a request goes: below the base URL, or, at Azure, to a deployment in a version of the API."""
     base_url = asking.target.endpoint.base_url
     if asking.api_version is None:
@@ -164,7 +166,7 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
     return request
 
 
-def _with_short_ids(request: Request) -> Request:
+def with_short_ids(request: SomeRequest) -> SomeRequest:
     """Return a request whose names of users and caches are as short as OpenAI, and others, want them."""
     said = {name: value for name in NAMED if (value := getattr(request, name, None)) and len(value) > LONGEST_ID}
     return replace(request, **{name: short_id(value, LONGEST_ID) for name, value in said.items()}) if said else request
@@ -191,6 +193,7 @@ def _plain(message: Message) -> Message:
     return message
 
 
-def _encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
+def encode_with(request: Struct, extra: Mapping[str, Any]) -> bytes:
+    """Return a request as JSON with more fields than it has."""
     body = msgspec.json.encode(request)
     return body[:-1] + b"," + msgspec.json.encode(extra)[1:] if extra else body

@@ -15,6 +15,7 @@ from gateway.upstreams.wire.quirks import Quirks
 from protocol.events import Event
 from protocol.inference import Request, WholeReply
 from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
 from router.catalog.targets import Target
 
@@ -38,6 +39,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     streams: bool
     self_hosted: bool = False
     native: MessagesRequest | None = None  # the same request in Anthropic's form, where it came so
+    response: ResponsesRequest | None = None  # or as a response, where the target is asked for one
     extra: Mapping[str, Any] = {}
     left_out: tuple[str, ...] = ()  # names of such fields that this provider may not be sent
     quirks: Quirks = Quirks()  # which names of fields the target takes

@@ -1,6 +1,7 @@
-# What OpenAI-compatible upstreams differ in: under which name they take the output limit, and whether they know
-# ``stream_options`` and ``reasoning_effort``. A refusal that names one of these fields in its structure is answered by
-# asking again without it; other calls are asked so once that answer came whole, within its limit and with its usage.
+# What OpenAI-compatible upstreams differ in: under which name they take the output limit, whether they know
+# ``stream_options`` and ``reasoning_effort``, and whether they have ``/responses``. A refusal that names one of these
+# in its structure is answered by asking again without it; other calls are asked so once that answer came whole, within
+# its limit and with its usage.
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.upstreams.wire.errors import UpstreamRefused
+from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
 from router.catalog.targets import Target
 
 log = structlog.get_logger()
@@ -24,6 +25,7 @@ NEWER_NAME = ("openai.com", "azure.com")
 # Codes of a refusal that speak of a field's name, not of its value: OpenAI's two, pydantic's two.
 UNKNOWN = frozenset({"unsupported_parameter", "unknown_parameter", "extra_forbidden", "value_error.extra"})
 IN_WORDS = re.compile(r"Unrecognized request arguments? supplied: reasoning_effort")  # OpenAI's older models
+NO_PATH = ("not_found", "status_405", "status_501")  # outcomes of an upstream that has no /responses
 LEARNT_FOR = 3600.0  # seconds for which other calls go by what one has found
 
 OutputLimit = Literal["max_tokens", "max_completion_tokens"]
@@ -39,7 +41,10 @@ class Quirks(Struct, frozen=True):
     output_limit: OutputLimit = "max_completion_tokens"
     stream_options: bool = True  # without them, an upstream that tells no usage is counted by its pieces
     effort: bool = True  # else what Anthropic's clients say of thinking is left to the model
-    in_words: bool = False  # by an upstream's words, which may echo a caller: good for the call that heard them alone
+    responses: bool = True  # a response is asked of its own API, where the provider has one; else as a chat
+    seals: bool = True  # that API seals what its model thinks
+    takes_seals: bool = True  # and takes it back; another account's it does not
+    for_this_call: bool = False  # by words, which may echo a caller, or by its items: good for the call alone
 
     def adapted_to(self, refusal: UpstreamRefused, is_native: bool) -> Quirks | None:
         """Return what to try after a refusal of a field as such; ``None`` for refusals of anything else.
@@ -50,7 +55,7 @@ class Quirks(Struct, frozen=True):
         """
         if refusal.code not in UNKNOWN:
             if self.effort and is_native and IN_WORDS.fullmatch(refusal.message):
-                return replace(self, effort=False, in_words=True)
+                return replace(self, effort=False, for_this_call=True)
             return None
         field = (refusal.param or "").partition(".")[0]
         if field == "stream_options" and self.stream_options:
@@ -59,6 +64,18 @@ class Quirks(Struct, frozen=True):
             return replace(self, output_limit=OTHER_NAME[self.output_limit])
         if field == "reasoning_effort" and self.effort and is_native:
             return replace(self, effort=False)
+        return None
+
+    def adapted_to_failed_response(self, failure: UpstreamFailure) -> Quirks | None:
+        """Return what to try after a failure of an upstream's own Responses API; ``None``: nothing else."""
+        if failure.outcome in NO_PATH:
+            return replace(self, responses=False)
+        if not isinstance(failure, UpstreamRefused):
+            return None
+        if failure.code == "invalid_encrypted_content" and self.takes_seals:
+            return replace(self, takes_seals=False, for_this_call=True)
+        if (failure.param or "").startswith("include") and self.seals:
+            return replace(self, seals=False)
         return None
 
 
@@ -76,7 +93,7 @@ class KnownQuirks:
 
     def learn(self, target: Target, quirks: Quirks, now: float) -> None:
         """Ask a target by ``quirks`` from now on: they brought a whole answer, within its limit and counted."""
-        if quirks.in_words:
+        if quirks.for_this_call:
             return
         self._learnt[target.key] = (quirks, now + LEARNT_FOR)
         usual = usual_quirks(target.endpoint.base_url)

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from gateway.core.settings import DROPPABLE
 from gateway.upstreams.wire.errors import UpstreamRefused, UpstreamUnable
-from protocol.chat import ChatRequest, Message, ToolCall
+from protocol.chat import ChatRequest, ItemMessage, Message, ToolCall
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
+from protocol.responses import ResponsesRequest
 
 FORCED_BIAS = 100  # of a token that must not, or must alone, be said; less is a wish
 
@@ -94,6 +95,24 @@ def _is_said(request: Request, name: str) -> bool:
     if isinstance(value, dict) and name == "logit_bias":
         return all(abs(bias) < FORCED_BIAS for bias in value.values())
     return value is not None
+
+
+def without_items(request: ChatRequest, asked: ResponsesRequest) -> tuple[ChatRequest, tuple[str, ...]]:
+    """Return the chat that a response is without items that other APIs cannot read, and the names of those. Raises
+    UpstreamUnable for tools that only its own API has."""
+    for place, tool in enumerate(asked.tools or ()):
+        if tool.is_search:
+            words = (
+                f"The model that answers here does not know the tool '{tool.type}'. Send tools of type 'function' or"
+            )
+            raise UpstreamUnable(f"{words} 'custom', which your own program runs.", param=f"tools[{place}].type")
+    gone = dict.fromkeys(message.told_as for message in request.messages if isinstance(message, ItemMessage))
+    if not gone:
+        return request, ()
+    told = tuple(message for message in request.messages if not isinstance(message, ItemMessage))
+    if not told:
+        raise UpstreamUnable("'input' holds nothing that the model which answers here could read.", param="messages")
+    return replace(request, messages=told), tuple(gone)
 
 
 def leave_out_anthropics(asked: MessagesRequest) -> Iterator[str]:

@@ -159,6 +159,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             breaker: {window: 1m, min_requests: 5, failure_ratio: 0.25, open_for: 30s, probes: 1}
             allow_fields: [verbosity]
             parallel_n: true
+            responses: native
           own: {format: openai, self_hosted: true, endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
         models:
           gpt-4o:
@@ -219,7 +220,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert provider.endpoints[0] == Endpoint("us", "https://us.api.openai.com/v1")
     assert (provider.timeouts.connect, provider.timeouts.first_token, provider.timeouts.total) == (0.5, 90.0, 3600.0)
     assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
-    assert provider.allow_fields == {"verbosity"} and provider.parallel_n
+    assert provider.allow_fields == {"verbosity"} and provider.parallel_n and provider.responses
     assert model.price == Price(
         input=to_nano("2.5"),
         output=to_nano(10),
@@ -653,6 +654,11 @@ PROVIDER_FAULTS = [
         "{format: openai, self_hosted: 1, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
         "self_hosted",
         "true or false",
+    ),
+    (
+        "{format: openai, self_hosted: true, responses: native, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "responses",
+        "leave it out",
     ),
     (
         "{format: openai, endpoints: [{region: a, base_url: 'http://h/v1'}, {region: a, base_url: 'http://h/v1/'}]}",

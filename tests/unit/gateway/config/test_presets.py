@@ -96,6 +96,15 @@ models: {a: {provider: groq, price: {input: 1, output: 1}}}
     assert (groq.api_keys, groq.drop_fields, groq.endpoints) == ((), set(), (Endpoint("r", "http://h/v1"),))
 
 
+def test_a_row_that_has_the_responses_api_is_asked_there(tmp_path: Path) -> None:
+    """At the row's own address; an address of the file's may be another service's."""
+    text = "providers: {openai: {models: [gpt-4o]}, own: {preset: openai, api_keys: [k], endpoints: [ENDPOINT]}}\n"
+    text = text.replace("ENDPOINT", "{region: r, base_url: 'http://h/v1'}")
+    providers = load(tmp_path, text).providers
+
+    assert (providers["openai"].responses, providers["own"].responses) == (True, False)
+
+
 @pytest.mark.parametrize("name", presets())
 def test_every_row_offers_models_of_which_all_can_be_read(tmp_path: Path, name: str) -> None:
     """Each model of the price library under its own name, at a price; those without one are left out, and told."""

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from gateway.calls.accumulate import Collector
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.inference.reply import Reply
+from gateway.upstreams.responses.replies import ResponsesEvents
 from protocol.chat import ChatReply, ChatRequest, FinishReason, ThinkingBlock
 from protocol.errors import BadRequest, ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
-from protocol.responses import InputItem, ResponsesRequest, ResponsesTool
+from protocol.responses import InputItem, ResponsesRequest, ResponsesTool, upstreams_id
 from protocol.responses_to_chat import thoughts_of
 from protocol.usage import Usage
 from tests.support.response_stream import built_response, events_in
@@ -59,6 +60,30 @@ def deltas_of(moves: list[Any]) -> list[Delta]:
         begun.add(index)
         deltas.append(Delta(tool_calls=(ToolCallDelta(index, json.dumps(text)[1:-1], **head),)))
     return deltas
+
+
+def test_a_native_response_that_the_gateway_ends_has_what_was_said_until_then() -> None:
+    """Items that are whole as they came, a message with its words; nothing else that was begun. Its ids are ours."""
+    search = {"type": "web_search_call", "id": "ws_7", "status": "completed", "action": {"type": "search"}}
+    message = {"type": "message", "id": "msg_8", "role": "assistant", "status": "in_progress", "content": []}
+    call = {"type": "function_call", "id": "fc_9", "call_id": "c", "name": "f", "arguments": ""}
+    told = [
+        {"type": "response.created", "sequence_number": 7, "response": {"id": "resp_7", "billing": {"payer": "x"}}},
+        *({"type": f"response.output_item.{step}", "output_index": 0, "item": search} for step in ("added", "done")),
+        {"type": "response.output_item.added", "output_index": 1, "item": message},
+        {"type": "response.output_text.delta", "output_index": 1, "item_id": "msg_8", "delta": "Grü"},
+        {"type": "response.output_item.added", "output_index": 2, "item": call},
+    ]
+    feed = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told)
+    writer, events = ResponsesWriter(ASKED, "0-" + "1" * 31, 1), ResponsesEvents().feed(feed)
+    ended: list[Event] = [Delta(finish_reason=FinishReason.CONTENT_FILTER), UsageReport(USAGE), ReplyEnd()]
+    *_, item, last = events_in((writer.pieces(REPLY, events) + writer.pieces(REPLY, ended)).decode())
+    first, second = last["response"]["output"]
+
+    assert last["response"]["incomplete_details"] == {"reason": "content_filter"} and item["item"] == second
+    assert last["response"]["billing"] == {"payer": "x"} and last["response"]["id"].endswith("1" * 31)
+    assert first == search | {"id": f"ws_0{'1' * 31}0000_7"} and upstreams_id(first["id"]) == "ws_7"
+    assert (second["content"][0]["text"], second["status"]) == ("Grü", "incomplete")
 
 
 @given(st.lists(steps, max_size=20))

@@ -1,0 +1,116 @@
+# The output items of a response that an upstream of the same API gives: its events and items as they came, but for
+# their numbers and their ids, which are this gateway's.
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from gateway.dialects.parts.output_items import Told
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
+from protocol.chat import FinishReason
+from protocol.events import Delta
+from protocol.responses import item_id
+
+Fields = dict[str, Raw]
+
+# Events that tell the whole response, as it begins and at its end: those are written here.
+OF_THE_RESPONSE = ("response.created", "response.queued", "response.in_progress")
+ENDS = ("response.completed", "response.incomplete")
+
+
+class NativeItems:
+    """Takes the items of one response in, as its events tell them, or all at once."""
+
+    def __init__(self, suffix: str) -> None:
+        self.finish_reason = FinishReason.STOP
+        self.response: Fields = {}  # as the upstream told it last
+        self._suffix = suffix  # of every item's id
+        self._ids: dict[bytes, str] = {}  # of the items, by what the upstream calls them in JSON
+        self._items: dict[int, dict[str, Any]] = {}  # by their places
+        self._open: set[int] = set()  # places of those that are not whole
+        self._said: dict[int, list[str]] = {}  # by the open ones of them that are messages
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return the items as far as they are."""
+        return [item for _, item in sorted(self._items.items())]
+
+    def begin(self, told: Fields) -> None:
+        """Take in what the first event says of the response."""
+        if "response" in told:
+            self.response = _fields(told["response"])
+
+    def take_whole(self, response: Fields) -> None:
+        """Take in a response that came whole, or the end of one."""
+        self.response = response
+        items = msgspec.json.decode(response["output"], type=list[Fields])
+        if items:  # some tell none at the end, as all have been told
+            self._items = {place: self._own(item, place) for place, item in enumerate(items)}
+
+    def add(self, delta: Delta) -> list[Told]:
+        """Take in what one event says, and return the event that tells of it."""
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+        if delta.told is None:
+            return [] if delta.finish_reason is None else self._end_early()
+        told: dict[str, Any] = dict(delta.told)
+        kind = told["type"] = text_in(delta.told["type"]) or ""
+        if kind in OF_THE_RESPONSE:
+            self.begin(delta.told)
+            return []
+        if kind in ENDS:
+            self.take_whole(_fields(told["response"]))
+            return []
+        if (theirs := told.get("item_id")) is not None:
+            told["item_id"] = self._ids.get(bytes(theirs), theirs)
+        if kind in ("response.output_item.added", "response.output_item.done"):
+            self._note(told, is_whole=kind == "response.output_item.done")
+        elif kind == "response.output_text.delta":
+            self._said.setdefault(_place(told), []).append(delta.text)
+        return [told]
+
+    def _note(self, told: dict[str, Any], *, is_whole: bool) -> None:
+        place = _place(told)
+        item = self._items[place] = told["item"] = self._own(_fields(told["item"]), place)
+        if is_whole:
+            self._open.discard(place)
+        else:
+            self._open.add(place)
+            self._items[place] = dict(item)
+
+    def _own(self, item: Fields, place: int) -> dict[str, Any]:
+        """Return an item with its id here."""
+        theirs = item.get("id", NOTHING)
+        own = self._ids.get(bytes(theirs))
+        if own is None:
+            own = item_id("item", self._suffix, place, text_in(theirs) or "")
+            self._ids[bytes(theirs)] = own
+        return dict(item, id=own)
+
+    def _end_early(self) -> list[Told]:
+        """End the response where the gateway does: messages with the words until then; what else is not whole is left
+        out."""
+        out: list[Told] = []
+        for place in sorted(self._open):
+            item = self._items.pop(place)
+            if words := "".join(self._said.get(place, ())):
+                part = {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
+                item = self._items[place] = item | {"content": [part], "status": "incomplete"}
+                out.append({"type": "response.output_item.done", "output_index": place, "item": item})
+        return out
+
+
+def _fields(data: Any) -> Fields:
+    try:
+        return msgspec.json.decode(data, type=Fields)
+    except NOT_JSON:
+        return {}
+
+
+def _place(told: dict[str, Any]) -> int:
+    try:
+        return int(bytes(told["output_index"]))
+    except (KeyError, ValueError):
+        return 0

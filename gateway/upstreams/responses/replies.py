@@ -1,0 +1,277 @@
+# Responses of an upstream, whole and streamed. What must be counted, judged and found is read; the rest goes past as it
+# came, in ``told``.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from gateway.upstreams.openai.parts import TokenDetails, UsageObject
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from gateway.upstreams.wire.filters import read_filtered
+from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, read_error_fields, read_usage, text_in
+from protocol.chat import MOST_PARTS, ChatReply, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
+from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.usage import Usage
+
+ENDS = ("completed", "incomplete")  # statuses of a response that has an answer
+CALLS = ("function_call", "custom_tool_call")
+KIND = re.compile(r"[a-z0-9_.]{1,100}")  # of an event; what is named otherwise is none
+# Events that say a piece of an answer, and as what it is counted and judged.
+WORDS = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_text.delta": "reasoning",
+    "response.reasoning_summary_text.delta": "reasoning",
+}
+T = TypeVar("T", bound=Struct)
+ARGUMENTS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
+
+
+def read_response(body: bytes) -> tuple[ChatReply, Usage | None]:
+    """Return the reply that a body holds. Raises UpstreamFailure."""
+    told = _fields(body)
+    ended = _ended(told, body)
+    items = _items(ended.output)
+    said = [Delta(**item.words(place, has_begun=False)) for place, item in enumerate(items)]
+    text, refusal = "".join([delta.text for delta in said]), "".join([delta.refusal for delta in said])
+    calls = tuple(
+        ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
+        for delta in said
+        for call in delta.tool_calls
+    )
+    message = ReplyMessage(
+        content=text if text or not (calls or refusal) else None,
+        refusal=refusal or None,
+        tool_calls=calls or None,
+        reasoning_content="\n".join([delta.reasoning for delta in said if delta.reasoning]) or None,
+    )
+    choice = Choice(index=0, message=message, finish_reason=_reason(ended, items))
+    return ChatReply(choices=(choice,), service_tier=text_in(ended.service_tier), told=told), _usage(ended, items)
+
+
+class ResponsesEvents(SseEvents):
+    """Reads one streamed response. It is whole once the event has come that tells all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heard: set[int] = set()  # places of items whose words have gone past,
+        self._begun: set[int] = set()  # and of calls whose names have
+        self._searches = 0
+
+    def _has_reason(self) -> bool:
+        return self._is_done
+
+    def _read_event(self, data: bytes, events: list[Event]) -> None:
+        if data.strip() == b"[DONE]":
+            self._end(events)
+            return
+        told = _fields(data)
+        kind = text_in(told.get("type", NOTHING)) or ""
+        if kind in ("error", "response.failed") or (not kind and "error" in told):
+            raise _failed(told.get("response", Raw(data)))
+        if KIND.fullmatch(kind) is None:
+            return
+        if kind in WORDS or kind in ARGUMENTS:
+            place, piece = _place(told), text_in(told.get("delta", NOTHING)) or ""
+            self._heard.add(place)
+            said = {"tool_calls": (ToolCallDelta(place, piece),)} if kind in ARGUMENTS else {WORDS[kind]: piece}
+            events.append(Delta(**said, told=told))
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            events.append(self._of_item(told, is_whole=kind == "response.output_item.done"))
+        elif kind in ("response.completed", "response.incomplete"):
+            self._finish(told, events)
+        else:
+            events.append(Delta(told=told))
+
+    def _of_item(self, told: dict[str, Raw], *, is_whole: bool) -> Delta:
+        """Return what an item's begin or end says: a call's name; what no piece has said before; a search."""
+        item, place = _item(told.get("item", NOTHING)), _place(told)
+        has_begun = place in self._begun
+        if isinstance(item, _Call) and not is_whole and not has_begun:
+            self._begun.add(place)
+            return Delta(tool_calls=(ToolCallDelta(place, "", item.call_id, item.name),), told=told)
+        if not is_whole:
+            return Delta(told=told)
+        self._searches += item.is_search
+        said = {} if place in self._heard else item.words(place, has_begun=has_begun)
+        self._heard.add(place)
+        return Delta(**said, told=told, searches=int(item.is_search))
+
+    def _finish(self, told: dict[str, Raw], events: list[Event]) -> None:
+        data = told.get("response", NOTHING)
+        ended = _ended(_fields(data), data)
+        items = _items(ended.output)
+        for place, item in enumerate(items):  # what was said nowhere but here: its client is told the whole
+            if place not in self._heard and (said := item.words(place, has_begun=place in self._begun)):
+                events.append(Delta(**said))
+        events.append(Delta(finish_reason=_reason(ended, items), told=told))
+        if (usage := _usage(ended, items, self._searches)) is not None:
+            events.append(UsageReport(usage, text_in(ended.service_tier)))
+        self._is_done = True
+        events.append(ReplyEnd())
+
+
+class _Item(Struct, frozen=True):
+    """What is read of an item, whatever it is."""
+
+    type: str = ""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it is a search that is billed."""
+        return False
+
+    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
+        """Return what the item at a place says as fields of a delta, the name of a call unless it ``has_begun``."""
+        return {}
+
+
+class _Call(_Item, frozen=True):
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    input: str = ""
+
+    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
+        said = self.arguments or self.input
+        begins = {} if has_begun else {"id": self.call_id, "name": self.name}
+        return {"tool_calls": (ToolCallDelta(place, said, **begins),)} if said or begins else {}
+
+
+class _Part(Struct, frozen=True):
+    type: str = ""
+    text: str = ""
+    refusal: str = ""
+
+
+class _Words(_Item, frozen=True):
+    """A message, or what the model thought."""
+
+    content: tuple[_Part, ...] | None = None
+    summary: tuple[_Part, ...] | None = None
+
+    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
+        parts = (*(self.summary or ()), *(self.content or ()))
+        text, refusal = "".join([part.text for part in parts]), "".join([part.refusal for part in parts])
+        said = {"reasoning": text} if self.type == "reasoning" else {"text": text, "refusal": refusal}
+        return said if text or refusal else {}
+
+
+class _Search(_Item, frozen=True):
+    action: Raw = NOTHING
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it searched: a page that was opened costs nothing."""
+        try:
+            return _action_decoder.decode(self.action).type in ("", "search") if self.action is not NOTHING else True
+        except NOT_JSON:
+            return True
+
+
+KINDS: dict[str, type[_Item]] = dict.fromkeys(CALLS, _Call) | dict.fromkeys(("message", "reasoning"), _Words)
+KINDS["web_search_call"] = _Search
+
+
+class _Details(Struct, frozen=True):
+    reason: str | None = None
+
+
+class _Ended(Struct, frozen=True):
+    output: tuple[Raw, ...]
+    status: str = "completed"
+    incomplete_details: _Details | None = None
+    usage: Raw = NOTHING
+    service_tier: Raw = NOTHING
+
+
+class _Usage(Struct, frozen=True):
+    input_tokens: int | float | None = None
+    output_tokens: int | float | None = None
+    input_tokens_details: TokenDetails | None = None
+    output_tokens_details: TokenDetails | None = None
+
+
+def _usage(ended: _Ended, items: Iterable[_Item], searches: int = 0) -> Usage | None:
+    if (told := read_usage(ended.usage, _Usage)) is None:
+        return None
+    counts = UsageObject(
+        told.input_tokens, told.output_tokens, told.input_tokens_details, told.output_tokens_details
+    ).usage()
+    return counts and replace(counts, web_searches=max(searches, sum(item.is_search for item in items)))
+
+
+def _reason(ended: _Ended, items: Iterable[_Item]) -> FinishReason:
+    if ended.status == "incomplete":
+        details = ended.incomplete_details or _Details()
+        return FinishReason.CONTENT_FILTER if details.reason == "content_filter" else FinishReason.LENGTH
+    return FinishReason.TOOL_CALLS if any(item.type in CALLS for item in items) else FinishReason.STOP
+
+
+def _ended(told: dict[str, Raw], data: bytes | Raw) -> _Ended:
+    """Return how a response ended. Raises UpstreamFailure for one without an answer."""
+    if text_in(told.get("status", NOTHING)) == "failed":
+        raise _failed(data)
+    ended = _read(data, _Ended)
+    if ended.status not in ENDS:
+        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed")
+    return ended
+
+
+def _items(output: Iterable[Raw]) -> list[_Item]:
+    return [_item(item) for item in output]
+
+
+def _item(data: Raw) -> _Item:
+    item = _read(data, _Item)
+    return _read(data, KINDS[item.type]) if item.type in KINDS else item
+
+
+def _place(told: dict[str, Raw]) -> int:
+    """Return the place of the item that an event is of."""
+    try:
+        return _places.decode(told["output_index"])
+    except (KeyError, *NOT_JSON):
+        return 0
+
+
+def _failed(data: bytes | Raw) -> UpstreamFailure:
+    """Return the failure that an upstream tells of under a 200."""
+    error = read_error_fields(bytes(data))
+    filtered = read_filtered(error)
+    return filtered or UpstreamError("The upstream reported an error.", outcome="error_frame")
+
+
+def _fields(data: bytes | Raw) -> dict[str, Raw]:
+    """Return the fields of an object as they came, but on one line and in UTF-8: they may go out in an event."""
+    said = bytes(data)
+    if not said.isascii():
+        said = said.decode("utf-8", "replace").encode()
+    try:
+        return _fields_decoder.decode(said.replace(b"\n", b" ").replace(b"\r", b" "))
+    except NOT_JSON as exc:
+        raise UpstreamError("The upstream sent what is not JSON.", outcome="malformed") from exc
+
+
+def _read(data: bytes | Raw, shape: type[T]) -> T:
+    try:
+        return _decoder_of(shape).decode(data)
+    except NOT_JSON as exc:
+        raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed") from exc
+
+
+@cache
+def _decoder_of(shape: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(shape)
+
+
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+_action_decoder = msgspec.json.Decoder(_Item)
+_places = msgspec.json.Decoder(Annotated[int, Meta(ge=0, le=MOST_PARTS)])

@@ -1,0 +1,92 @@
+# Requests to an upstream's own Responses API: the decoded fields and items encoded again. What is stored is stored here
+# alone, so that the upstream is told every item, and asked for its thinking sealed, to have it back in the next turn.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.upstreams.openai.request import JSON_HEADERS, credentials, encode_with, url_of, with_short_ids
+from gateway.upstreams.wire.base import Asking, UpstreamRequest
+from gateway.upstreams.wire.unsayable import Unsayable
+from protocol.chat import ChatRequest
+from protocol.messages import MOST_SEARCHES
+from protocol.responses import InputItem, ResponsesRequest, TextConfig, upstreams_id
+from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
+
+PATH = "/responses"
+# Of a request as it came: what only says how it is kept here, or is said by the chat that it is.
+KEPT_HERE = dict.fromkeys(("background", "previous_response_id", "conversation"))
+
+
+def write_request(asking: Asking) -> UpstreamRequest:
+    """Return the request, the model under its upstream name. Raises Unsayable for searches of an unknown price."""
+    asked, chat, dropped = asking.response, asking.request, [*asking.left_out]
+    assert asked is not None and isinstance(chat, ChatRequest)
+    if asked.searches and asking.target.model.price.web_search is None:
+        words = "What a search of the web costs at the model that answers here is not known. Run the search yourself."
+        raise Unsayable(words, param="tools")
+    chat = with_short_ids(chat)
+    sent = replace(
+        asked,
+        **KEPT_HERE,
+        model=asking.target.model.upstream_model,
+        input=_input(asked, asking, dropped),
+        stream=asking.streams or None,
+        store=False,
+        include=tuple(_included(asked, asking, dropped)) or None,
+        max_output_tokens=chat.output_limit,
+        max_tool_calls=_calls_most(asked),
+        text=None if asked.text is None else _text(asked.text, chat),
+        user=chat.user,
+        safety_identifier=chat.safety_identifier,
+        prompt_cache_key=chat.prompt_cache_key,
+    )
+    headers = JSON_HEADERS | credentials(asking)
+    return UpstreamRequest(
+        "POST", url_of(asking, PATH), headers, encode_with(sent, asking.extra), dropped=tuple(dropped)
+    )
+
+
+def _input(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> str | list[dict[str, Any]]:
+    if isinstance(asked.input, str):
+        return asked.input
+    told = [item for item in asked.input if item.type != "reasoning" or _has_back(item, asking)]
+    if len(told) < len(asked.input):
+        dropped.append("thinking_blocks")
+    return [_item(item) for item in told]
+
+
+def _has_back(item: InputItem, asking: Asking) -> bool:
+    """Whether an upstream takes thinking back: its own kind's."""
+    return asking.quirks.takes_seals and is_sealed_elsewhere(item)
+
+
+def _item(item: InputItem) -> dict[str, Any]:
+    """Return an item as its upstream knows it, by the id that this gave it or by none."""
+    told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id)))
+    if item.type == "reasoning":
+        told.setdefault("summary", [])
+    return told
+
+
+def _included(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> Iterator[str]:
+    """Yield what the answer is to have beside itself. Of models that do not think some refuse to seal that."""
+    yield from (name for name in asked.include or () if name != SEALED_REASONING)
+    if asking.quirks.seals:
+        yield SEALED_REASONING
+    elif SEALED_REASONING in (asked.include or ()):
+        dropped.append("include")
+
+
+def _calls_most(asked: ResponsesRequest) -> int | None:
+    """Return how often the upstream may run its own tools: what the call's hold covers."""
+    return MOST_SEARCHES if asked.searches and asked.max_tool_calls is None else asked.max_tool_calls
+
+
+def _text(text: TextConfig, chat: ChatRequest) -> TextConfig | None:
+    told = replace(text, verbosity=chat.verbosity)
+    return None if told == TextConfig() else told

@@ -1,0 +1,182 @@
+# What OpenAI's Responses API accepts of a caller that has nothing stored there, written down strictly: the judge of
+# every response that we ask of an upstream. Shares nothing with protocol/.
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tests.support.openai_rules import Metadata, Strict, Tokens, Violation, Words
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Status = Literal["in_progress", "completed", "incomplete"]
+SEAL = "sealed-"  # begins what this upstream has thought, and then the id of its item
+
+
+class InputText(Strict, tag="input_text", frozen=True):
+    text: str
+
+
+class OutputText(Strict, tag="output_text", frozen=True):
+    text: str
+    annotations: tuple[dict[str, Any], ...] = ()
+
+
+class Refused(Strict, tag="refusal", frozen=True):
+    refusal: str
+
+
+class InputImage(Strict, tag="input_image", frozen=True):
+    image_url: Words
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class Message(Strict, tag="message", kw_only=True, frozen=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText | Refused | InputImage]
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class Called(Strict, tag="function_call", kw_only=True, frozen=True):
+    call_id: Words
+    name: Words
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+class CalledCustom(Strict, tag="custom_tool_call", kw_only=True, frozen=True):
+    call_id: Words
+    name: Words
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+class Output(Strict, tag="function_call_output", kw_only=True, frozen=True):
+    call_id: Words
+    output: str | list[InputText | InputImage]
+    id: str | None = None
+    status: Status | None = None
+
+
+class CustomOutput(Output, tag="custom_tool_call_output", kw_only=True, frozen=True):
+    pass
+
+
+class Summary(Strict, tag="summary_text", frozen=True):
+    text: str
+
+
+class Thought(Strict, tag="reasoning", kw_only=True, frozen=True):
+    summary: list[Summary]
+    encrypted_content: Words  # without it, the item would be looked for among those that are stored
+    content: list[dict[str, Any]] | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+class Searched(Strict, tag="web_search_call", kw_only=True, frozen=True):
+    id: Words
+    action: dict[str, Any]
+    status: str
+
+
+class Function(Strict, tag="function", kw_only=True, frozen=True):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Custom(Strict, tag="custom", kw_only=True, frozen=True):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class Namespace(Strict, tag="namespace", kw_only=True, frozen=True):
+    name: Words
+    tools: Annotated[list[Function | Custom], Meta(min_length=1)]
+    description: str | None = None
+
+
+class Search(Strict, tag="web_search", kw_only=True, frozen=True):
+    filters: dict[str, Any] | None = None
+    user_location: dict[str, Any] | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    external_web_access: bool | None = None
+
+
+class Text(Strict, frozen=True):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Thinking(Strict, frozen=True):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(Strict, frozen=True):
+    include_obfuscation: bool | None = None
+
+
+class Asked(Strict, kw_only=True, frozen=True):
+    model: Words
+    input: (
+        Words
+        | Annotated[
+            list[Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched], Meta(min_length=1)
+        ]
+    )
+    store: Literal[False]  # nothing of a team's is to stay there
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[Words] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=16)] | None = None
+    max_tool_calls: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[Function | Custom | Namespace | Search], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: Text | None = None
+    reasoning: Thinking | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    user: Annotated[str, Meta(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
+
+
+def check_response(raw: bytes) -> dict[str, Any]:
+    """Return the decoded body, or raise Violation for whatever the API would not take."""
+    try:
+        plain: dict[str, Any] = json.loads(raw)
+        asked = msgspec.convert(plain, Asked)
+    except ValueError as exc:
+        raise Violation(f"Invalid request: {exc}", code="invalid_request") from exc
+    calls: set[str] = set()
+    for place, item in enumerate(() if isinstance(asked.input, str) else asked.input):
+        match item:
+            case Called() | CalledCustom():
+                calls.add(item.call_id)
+            case Output() if item.call_id not in calls:
+                raise Violation(f"No tool call found for function call output with call_id {item.call_id}.", "input")
+            case Thought() if item.encrypted_content != f"{SEAL}{item.id}":
+                words = "The encrypted content could not be verified. Reason: the item's id did not match."
+                raise Violation(words, code="invalid_encrypted_content")
+            case Message() | Called() if item.id is not None and not item.id.startswith(("msg_up", "fc_up")):
+                raise Violation(f"Invalid 'input[{place}].id': '{item.id}'.", f"input[{place}].id", "invalid_value")
+    return plain
