@@ -24,9 +24,9 @@ CLIS = Path(os.environ.get("PEERS", ".")) / "clis" / "node_modules" / ".bin"
 WORDS = "The gate opens at dawn."
 LARGE: dict[str, Any] = {"context": 200_000, "max_output": 64_000}
 CODEX = """\
-model = "small"
+model = "MODEL"
 model_provider = "tollgate"
-web_search = "disabled"
+web_search = "WEB"
 [model_providers.tollgate]
 name = "Tollgate"
 base_url = "URL/v1"
@@ -50,7 +50,7 @@ def cli(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[ScriptedUpstream]:
-    with ScriptedUpstream(models=("small", "claude")) as upstream:
+    with ScriptedUpstream(models=("small", "claude", "gpt-5-codex")) as upstream:
         yield upstream
     assert upstream.violations == []
 
@@ -59,10 +59,12 @@ def upstream() -> Iterator[ScriptedUpstream]:
 def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator[House]:
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, tmp_path_factory.mktemp("house"))
+        own = replace(settings.providers["upstream"], name="own", responses=True)
         claude = model("claude", "anthropic", **LARGE)
         price = replace(claude.price, web_search=to_nano("0.01"), cache_write_1h=to_nano(2))
         models = {"claude": replace(claude, price=price), "small": model("small", **LARGE)}
-        providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
+        models["gpt-5-codex"] = model("gpt-5-codex", "own", **(LARGE | {"price": replace(price, cache_write_1h=None)}))
+        providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url), "own": own}
         with running_house(replace(settings, providers=providers, models=models)) as house:
             yield house
 
@@ -138,6 +140,7 @@ def test_claude_code_reads_a_file(house: House, upstream: ScriptedUpstream, fold
     assert refused(house) == []
 
 
+@pytest.mark.parametrize("name", ["small", "gpt-5-codex"])
 @pytest.mark.parametrize("over", ["http", "a websocket"])
 def test_codex_runs_a_command(
     house: House,
@@ -146,14 +149,20 @@ def test_codex_runs_a_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     over: str,
+    name: str,
 ) -> None:
-    """By its own tool, over the Responses API: what it printed goes back to the model."""
+    """By its own tool, over the Responses API: what it printed goes back to the model, where that is native with what
+    it thought."""
     upstream.forget()
-    upstream.script("tokens=5")
+    is_native = name != "small"
+    upstream.script("tokens=5,thinking=Let me look." if is_native else "tokens=5")
     begun: list[Any] = []
     monkeypatch.setattr(ResponseSession, "begin", lambda session, caller: begun.append(begin(session, caller)))
     (tmp_path / ".codex").mkdir()
-    config = CODEX.replace("URL", house.url) + f"supports_websockets = {str(over != 'http').lower()}\n"
+    config = (
+        CODEX.replace("URL", house.url).replace("MODEL", name).replace("WEB", "live" if is_native else "disabled")
+        + f"supports_websockets = {str(over != 'http').lower()}\n"
+    )
     (tmp_path / ".codex" / "config.toml").write_text(config)
     task = 'Use exec_command {"cmd": "cat toll.txt"}'
     flags = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
@@ -164,6 +173,9 @@ def test_codex_runs_a_command(
 
     assert (ran["exit_code"], ran["aggregated_output"]) == (0, WORDS)
     assert said and events[-1]["type"] == "turn.completed"
-    assert WORDS in json.dumps((upstream.requests[-1].body or {})["messages"][-1])
+    sent = (upstream.requests[-1].body or {})["input" if is_native else "messages"]
+    assert WORDS in json.dumps(sent[-1])
+    assert is_native == any(tool["type"] == "web_search" for tool in (upstream.requests[-1].body or {})["tools"])
+    assert is_native == any(item.get("encrypted_content", "").startswith("sealed-rs_up") for item in sent)
     assert bool(begun) == (over != "http")
     assert refused(house) == []
