@@ -67,7 +67,7 @@ def end(*output: dict[str, Any], kind: str = "completed", **more: Any) -> bytes:
     return event(kind, response=response(*output, status=kind, **more))
 
 
-HEAD = event("created", response=response(status="in_progress", usage=None)) + event("in_progress", response=response())
+HEAD = event("created", response={"id": "resp_1"}) + event("in_progress", response={})
 SPOKEN = pieces("output_text", ["Grü", "ezi 東", "京 🚪"])
 FULL = {"reason": "max_output_tokens"}
 
