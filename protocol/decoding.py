@@ -21,6 +21,10 @@ MAX_DEPTH = 128  # objects and arrays inside one another
 MAX_VALUES = 400_000  # values in one body: more than any model reads, and 0.3 s of decoding at the most
 AT_ONCE = 20_000  # values that are counted without a pause
 
+# What decoding raises for bytes that are no JSON, or none of the promised shape: also for text that is no UTF-8, and
+# for nesting that is too deep.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 T = TypeVar("T")
 
 

@@ -10,8 +10,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from gateway.upstreams.wire.base import Resume
-from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.completions import CompletionRequest
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.inference import Request, choices_asked
 

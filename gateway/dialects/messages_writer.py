@@ -11,8 +11,8 @@ import msgspec
 from billing.core.money import to_text
 from gateway.dialects.anthropic_errors import error_body
 from gateway.dialects.endpoint import ReplyFacts
-from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import ChatReply, FinishReason, NativeEnd, ReplyMessage
+from protocol.decoding import NOT_JSON
 from protocol.errors import ServiceError
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.inference import WholeReply

@@ -17,7 +17,8 @@ from gateway.mcp.messages import INITIALIZE, Ident, McpMessage
 from gateway.upstreams.client import UpstreamClient, UpstreamResponse, read_error_body
 from gateway.upstreams.wire.base import Delivery, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamRefused
-from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
+from gateway.upstreams.wire.reading import read_retry_after
+from protocol.decoding import NOT_JSON
 from protocol.serving.off_loop import off_loop
 from protocol.sse import EventReader, EventStreamTooLong
 

@@ -14,7 +14,7 @@ from gateway.mcp.exchange import Answer
 from gateway.mcp.grants import Grant
 from gateway.mcp.messages import DISCOVER, INITIALIZE, LIST, VERSIONS, WITH_SESSIONS, McpMessage
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON
+from protocol.decoding import NOT_JSON
 
 TOOLS_ALONE = Raw(b'{"tools":{}}')
 PRIVATE = Raw(b'"private"')

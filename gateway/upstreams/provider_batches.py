@@ -21,7 +21,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.batches import MIB, BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamRefused
-from gateway.upstreams.wire.reading import NOT_JSON
+from protocol.decoding import NOT_JSON
 from router.catalog.targets import Target
 
 WIRES: Mapping[str, BatchWire] = {"openai": OpenAIBatches(), "anthropic": AnthropicBatches(), "gemini": GeminiBatches()}

@@ -16,7 +16,8 @@ from gateway.upstreams.bedrock.signing import find_credentials
 from gateway.upstreams.client import UpstreamClient, read_error_body
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
-from gateway.upstreams.wire.reading import NOT_JSON, read_retry_after
+from gateway.upstreams.wire.reading import read_retry_after
+from protocol.decoding import NOT_JSON
 
 RENEWED_BEFORE = 300.0  # seconds that a token has left when the next one is asked for
 USUAL_LIFE = 3600.0  # seconds, where the server does not say

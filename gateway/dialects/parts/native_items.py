@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway.dialects.parts.output_items import Told
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, text_in
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta
 from protocol.responses import item_id
 
@@ -18,6 +18,7 @@ Fields = dict[str, Raw]
 
 # Events that tell the whole response, as it begins and at its end: those are written here.
 OF_THE_RESPONSE = ("response.created", "response.queued", "response.in_progress")
+PREFIX = "item"  # of the id of an item that came without one
 ENDS = ("response.completed", "response.incomplete")
 
 
@@ -56,7 +57,7 @@ class NativeItems:
         if delta.told is None:
             return [] if delta.finish_reason is None else self._end_early()
         told: dict[str, Any] = dict(delta.told)
-        kind = told["type"] = text_in(delta.told["type"]) or ""
+        kind = told["type"] = _text(delta.told["type"])
         if kind in OF_THE_RESPONSE:
             self.begin(delta.told)
             return []
@@ -82,11 +83,10 @@ class NativeItems:
 
     def _own(self, item: Fields, place: int) -> dict[str, Any]:
         """Return an item with its id here."""
-        theirs = item.get("id", NOTHING)
-        own = self._ids.get(bytes(theirs))
-        if own is None:
-            own = item_id("item", self._suffix, place, text_in(theirs) or "")
-            self._ids[bytes(theirs)] = own
+        theirs = bytes(item.get("id", b""))
+        own = self._ids.get(theirs) or item_id(PREFIX, self._suffix, place, _text(theirs))
+        if theirs:
+            self._ids[theirs] = own
         return dict(item, id=own)
 
     def _end_early(self) -> list[Told]:
@@ -100,6 +100,13 @@ class NativeItems:
                 item = self._items[place] = item | {"content": [part], "status": "incomplete"}
                 out.append({"type": "response.output_item.done", "output_index": place, "item": item})
         return out
+
+
+def _text(data: bytes | Raw) -> str:
+    try:
+        return msgspec.json.decode(data, type=str)
+    except NOT_JSON:
+        return ""
 
 
 def _fields(data: Any) -> Fields:

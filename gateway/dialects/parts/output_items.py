@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.upstreams.wire.reading import NOT_JSON
 from protocol.chat import FinishReason, RedactedThinkingBlock, ThinkingBlock
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, ToolCallDelta
 from protocol.response_tools import OfferedTool, as_input
 from protocol.responses import InputItem

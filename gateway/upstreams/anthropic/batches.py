@@ -15,7 +15,8 @@ from msgspec import Raw, Struct
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.batches import BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING
+from gateway.upstreams.wire.reading import NOTHING
+from protocol.decoding import NOT_JSON
 
 VERSION = "2023-06-01"
 BATCHES = "/v1/messages/batches"

@@ -20,8 +20,9 @@ from gateway.upstreams.anthropic.replies import (
 )
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, object_in, read_error_fields, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, object_in, read_error_fields, read_usage
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from gateway.upstreams.anthropic.json_answer import answer_tool
 from gateway.upstreams.anthropic.names import safe_name
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage
+from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage
 from gateway.upstreams.wire.short_ids import names_given
 from protocol.chat import (
     ChatReply,
@@ -27,6 +27,7 @@ from protocol.chat import (
     ThinkingBlock,
     ToolCall,
 )
+from protocol.decoding import NOT_JSON
 from protocol.inference import Request
 from protocol.messages import Block as NativeBlock
 from protocol.messages import ServerBlock, ServerToolUseBlock, TextBlock, ToolUseBlock, WebSearchResultBlock

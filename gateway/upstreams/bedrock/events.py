@@ -15,7 +15,7 @@ from gateway.upstreams.anthropic.events import AnthropicEvents
 from gateway.upstreams.anthropic.replies import NOTHING_TOLD, Told
 from gateway.upstreams.bedrock.replies import as_delta, as_reason, as_usage
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
-from gateway.upstreams.wire.reading import NOT_JSON
+from protocol.decoding import NOT_JSON
 from protocol.events import Event
 
 Block = dict[str, Any]

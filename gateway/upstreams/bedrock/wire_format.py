@@ -18,9 +18,10 @@ from gateway.upstreams.bedrock.request import converse_body
 from gateway.upstreams.bedrock.signing import region_of, signed
 from gateway.upstreams.wire.base import Asking, EventStream, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamTimeout
-from gateway.upstreams.wire.reading import NOT_JSON, read_error_fields, read_retry_after, text_of, usual_failure
+from gateway.upstreams.wire.reading import read_error_fields, read_retry_after, text_of, usual_failure
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
+from protocol.decoding import NOT_JSON
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage
 

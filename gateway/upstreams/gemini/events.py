@@ -6,9 +6,10 @@ from __future__ import annotations
 from gateway.upstreams.gemini.replies import NOTHING_TOLD, Candidate, Told, answer_decoder, read_call, read_finish
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOT_JSON, SseEvents, read_error_fields
+from gateway.upstreams.wire.reading import SseEvents, read_error_fields
 from gateway.upstreams.wire.signatures import GEMINI
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 

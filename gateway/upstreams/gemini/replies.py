@@ -10,10 +10,11 @@ from msgspec import Raw, Struct
 
 from gateway.upstreams.gemini.request import safe_name
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFiltered
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage, text_in
 from gateway.upstreams.wire.short_ids import names_given
 from gateway.upstreams.wire.signatures import GEMINI
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, Reasoning, ReplyMessage, ToolCall
+from protocol.decoding import NOT_JSON
 from protocol.inference import Request
 from protocol.usage import Usage
 

@@ -19,7 +19,6 @@ from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamF
 from gateway.upstreams.wire.filters import STATUSES, read_filtered
 from gateway.upstreams.wire.reading import (
     LONGEST_WAIT,
-    NOT_JSON,
     NOTHING,
     count_of,
     read_error_fields,
@@ -30,6 +29,7 @@ from gateway.upstreams.wire.reading import (
 )
 from gateway.upstreams.wire.unsayable import Unsayable, leave_out_anthropics
 from protocol.chat import ChatRequest
+from protocol.decoding import NOT_JSON
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from protocol.inference import Request, WholeReply
 from protocol.usage import Usage

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.batches import BatchPlace, BatchWire, LineAnswer, RemoteBatch
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON
+from protocol.decoding import NOT_JSON
 from protocol.embeddings import EmbeddingRequest
 from protocol.inference import Generation, Request
 

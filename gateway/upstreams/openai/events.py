@@ -20,7 +20,8 @@ from gateway.upstreams.openai.parts import (
 )
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, read_error_fields, text_in
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_error_fields, text_in
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ToolCallDelta, UsageReport
 
 

@@ -7,8 +7,9 @@ from hashlib import blake2s
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, object_in, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, count_of, object_in, read_usage, text_in
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.usage import Usage
 
 LONGEST_ID = 200  # characters of what tells replies apart

@@ -20,9 +20,10 @@ from gateway.upstreams.openai.parts import (
     told_usage,
 )
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, count_of, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, count_of, read_usage, text_in
 from protocol.chat import ChatReply, ChatRequest, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
+from protocol.decoding import NOT_JSON
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, Ranked, RerankReply, RerankRequest
 from protocol.inference import Request, WholeReply
 from protocol.media.audio import Segment, TranscriptionReply, TranscriptionRequest

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, count_of, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, count_of, read_usage
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 from protocol.usage import Usage
 

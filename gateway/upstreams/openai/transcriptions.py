@@ -8,8 +8,9 @@ from msgspec import Raw, Struct
 from gateway.upstreams.openai.parts import present
 from gateway.upstreams.openai.replies import TranscriptionUsage
 from gateway.upstreams.wire.errors import UpstreamError
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, read_usage
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_usage
 from protocol.chat import FinishReason
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
 
 

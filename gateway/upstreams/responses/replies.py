@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from gateway.upstreams.openai.parts import TokenDetails, UsageObject
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from gateway.upstreams.wire.filters import read_filtered
-from gateway.upstreams.wire.reading import NOT_JSON, NOTHING, SseEvents, read_error_fields, read_usage, text_in
+from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_error_fields, read_usage, text_in
 from protocol.chat import MOST_PARTS, ChatReply, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
+from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
 from protocol.usage import Usage
 

@@ -16,17 +16,13 @@ from msgspec import Raw, Struct
 
 from gateway.upstreams.wire.errors import UpstreamBusy, UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTooLong
 from gateway.upstreams.wire.like_chunks import LikeChunks
-from protocol.decoding import MAX_VALUES, has_more_values
+from protocol.decoding import MAX_VALUES, NOT_JSON, has_more_values
 from protocol.events import Event, ReplyEnd
 from protocol.sse import EventReader, EventStreamTooLong
 
 MOST_TOKENS = 2**31  # of one kind in one call
 LONGEST_WAIT = 86_400.0  # seconds that an upstream may ask a client to wait
 LONGEST_WORDS = 2_000  # characters of an upstream's refusal that its caller is told
-
-# What decoding raises for bytes that are no JSON, or none of the promised shape: also for text that is no UTF-8, and
-# for nesting that is too deep.
-NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _texts = msgspec.json.Decoder(str)
 NOTHING = Raw()  # msgspec takes no union of Raw with None
