@@ -81,7 +81,7 @@ class Form:
                     "file", "Missing required parameter: 'file'. Send the recording as a file of the form."
                 )
             )
-        name, media_type = self.fields["file"] or ("", "")
+        name, media_type = (said or "" for said in self.fields["file"] or (None, None))  # a part may say neither
         most, likely = seconds_of(bytes(self.file[:BEGINNING]), len(self.file))
         facts = Recording(
             name=_plain(name.rpartition("/")[2]) or "recording",

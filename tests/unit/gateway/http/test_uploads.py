@@ -38,6 +38,17 @@ def test_a_form_says_the_same_however_it_is_cut(size: int) -> None:
     assert file["sha256"] == hashlib.sha256(b"\r\n--c\x00").hexdigest()
 
 
+def test_a_file_needs_neither_a_name_nor_a_type() -> None:
+    """Both are optional in a form (RFC 7578, 4.2 and 4.4): clients that send none are answered all the same."""
+    bare = b'--b\r\ncontent-disposition: form-data; name="file"%b\r\n\r\nsound' + END
+    found = [read(bare % said).whole()["file"] for said in (b"", b'; filename="a.wav"')]
+
+    assert [(file["name"], file["media_type"]) for file in found] == [
+        ("recording", "application/octet-stream"),
+        ("a.wav", "application/octet-stream"),
+    ]
+
+
 def test_a_file_is_in_memory_once() -> None:
     """Beside it stand a piece and what a growing array keeps ready."""
     body, size = FILE % b"a.wav" + b"a" * (16 << 20) + END, 16 << 20
