@@ -110,7 +110,10 @@ def _providers(said: Mapping[str, Any], field: str) -> tuple[str, ...] | None:
 def _translate_cache(extra: dict[str, Any]) -> None:
     """Put ``on`` or ``off`` in the place of LiteLLM's ``cache`` and ``caching``."""
     said = extra.pop("cache", None)
-    use = {True: "on", False: "off"}.get(extra.pop("caching", None))
+    wish = extra.pop("caching", None)
+    if not (wish is None or isinstance(wish, bool)):
+        raise invalid_value("caching", "must be true or false")
+    use = None if wish is None else "on" if wish else "off"
     if isinstance(said, dict):
         unknown = [name for name in said if name not in ("no-cache", "no-store", "use-cache")]
         if unknown:

@@ -126,6 +126,7 @@ def test_a_provider_may_be_preferred(traffic: House, upstream: ScriptedUpstream)
         ({"models": ["large"] * 9}, "models", "8 models"),
         ({"fallbacks": [{"small": ["large"]}]}, "fallbacks", "by their names"),
         ({"cache": {"ttl": 60}}, "cache", "'on', 'all' or 'off'"),
+        ({"caching": ["on"]}, "caching", "must be true or false"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
