@@ -23,6 +23,16 @@ class InputImage(Struct, frozen=True, tag="input_image", omit_defaults=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class InputFile(Struct, frozen=True, tag="input_file", omit_defaults=True):
+    """A PDF, in its data URL or where it lies."""
+
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    file_id: str | None = None  # refused by name, as of images
+    detail: Literal["auto", "low", "high"] | None = None
+
+
 class OutputText(Struct, frozen=True, tag="output_text", omit_defaults=True):
     """What a model said before, sent back. Its annotations are told to an upstream of this API alone, its scores to
     none."""
@@ -43,7 +53,7 @@ class SummaryText(Struct, frozen=True, tag="summary_text"):
     text: str
 
 
-ItemPart = InputText | InputImage | OutputText | OutputRefusal | ReasoningText
+ItemPart = InputText | InputImage | InputFile | OutputText | OutputRefusal | ReasoningText
 ItemContent = str | Annotated[tuple[ItemPart, ...], Meta(max_length=MOST_PARTS)] | None
 
 
@@ -214,9 +224,25 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def kind_of_its_own(self) -> str | None:
-        """The type of a tool that no other API has in these words: the chat that this request is shows it to be
-        counted, and cannot be asked of another model."""
-        return next((tool.type for tool in self.tools or () if tool.is_search), None)
+        """The type of a tool or of a part that no other API has in these words: the chat that this request is shows it
+        to be counted, and cannot be asked of another model."""
+        return self._place_of_its_own[1]
+
+    @property
+    def place_of_its_own(self) -> str | None:
+        """Where that stands."""
+        return self._place_of_its_own[0]
+
+    @property
+    def _place_of_its_own(self) -> tuple[str | None, str | None]:
+        for place, tool in enumerate(self.tools or ()):
+            if tool.is_search:
+                return f"tools[{place}].type", tool.type
+        for place, item in enumerate(() if isinstance(self.input, str) else self.input):
+            for content in (item.content, item.output):
+                if isinstance(content, tuple) and any(isinstance(part, InputFile) for part in content):
+                    return f"input[{place}]", "input_file"
+        return None, None
 
 
 class CompactRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -22,6 +22,7 @@ from protocol.chat import (
     Message,
     NamedFunction,
     NamedTool,
+    PdfUrl,
     RedactedThinkingBlock,
     RefusalPart,
     TextFormat,
@@ -36,6 +37,7 @@ from protocol.responses import (
     AllowedTools,
     CustomChoice,
     FunctionChoice,
+    InputFile,
     InputImage,
     InputItem,
     InputText,
@@ -50,6 +52,7 @@ from protocol.responses import (
 )
 
 SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
+PDF = "data:application/pdf;base64,"
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 Thought = ThinkingBlock | RedactedThinkingBlock
@@ -199,6 +202,8 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
             case InputImage() if not is_said:
                 words = "No files are kept for responses. Send an https address or a data URL in 'image_url'."
                 raise invalid_param(f"{where}[{place}].image_url", words)
+            case InputFile() if not is_said:
+                parts.append(ImagePart(PdfUrl(_pdf(part, f"{where}[{place}]"))))
             case _:
                 kind = type(part).__struct_config__.tag
                 raise invalid_param(f"{where}[{place}].type", f"A part of type '{kind}' has no place in this item.")
@@ -221,6 +226,16 @@ def is_sealed_elsewhere(item: InputItem) -> bool:
     """Whether an item is thinking that an upstream of this same API sealed, and takes back."""
     sealed = item.encrypted_content or SEAL
     return item.type == "reasoning" and not sealed.startswith(SEAL)
+
+
+def _pdf(part: InputFile, where: str) -> str:
+    """Return the URL of a file: what another kind comes to in tokens is not known."""
+    if part.file_id is None and part.file_url is not None:
+        return part.file_url
+    if part.file_id is None and (part.file_data or "").startswith(PDF):
+        return part.file_data or ""
+    words = f"No files are kept for responses. Send a PDF's https address in 'file_url', or '{PDF}…' in 'file_data'."
+    raise invalid_param(f"{where}.file_data", words)
 
 
 def _call(item: InputItem, where: str) -> ToolCall:

@@ -242,6 +242,18 @@ def test_thinking_that_another_account_sealed_is_left_out(client: httpx.Client, 
     assert "could not be verified" in refusal and [item["type"] for item in sent(upstream)["input"]] == ["message"]
 
 
+def test_a_pdf_is_read_where_the_upstream_can(client: httpx.Client, house: House, upstream: ScriptedUpstream) -> None:
+    """Held for its pages; a model that is asked for a chat refuses it by name."""
+    pdf = {"type": "input_file", "filename": "toll.pdf", "file_data": "data:application/pdf;base64,JVBERi0xLjQK"}
+    asked = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Read:"}, pdf]}]}
+    answer, refused = (client.post(URL, json=ASK | asked | {"model": name}) for name in ("native", "claude"))
+    error = refused.json()["error"]
+
+    assert sent(upstream)["input"][0]["content"][1] == pdf and answer.status_code == 200
+    assert house.record_of(answer)["held_tokens"] > 7_000
+    assert (refused.status_code, error["param"], error["code"]) == (400, "input[0]", "unsupported_parameter")
+
+
 @pytest.mark.parametrize("fault", ["cut,after=2", "reset,after=2", "error-frame,after=2", "malformed,after=2"])
 def test_a_stream_that_breaks_fails(house: House, client: httpx.Client, upstream: ScriptedUpstream, fault: str) -> None:
     """What came is told, then the failure; the row says interrupted."""

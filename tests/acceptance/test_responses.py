@@ -348,8 +348,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", "Missing"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-        "input[0].content[0].type",
-        "Known here: ",
+        "input[0].content[0].file_data",
+        "a PDF's https address",
     ),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},

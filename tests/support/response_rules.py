@@ -34,9 +34,15 @@ class InputImage(Strict, tag="input_image", frozen=True):
     detail: Literal["auto", "low", "high"] = "auto"
 
 
+class InputFile(Strict, tag="input_file", frozen=True):
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+
+
 class Message(Strict, tag="message", kw_only=True, frozen=True):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText | Refused | InputImage]
+    content: str | list[InputText | OutputText | Refused | InputImage | InputFile]
     id: str | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -62,7 +68,7 @@ class CalledCustom(Strict, tag="custom_tool_call", kw_only=True, frozen=True):
 
 class Output(Strict, tag="function_call_output", kw_only=True, frozen=True):
     call_id: Words
-    output: str | list[InputText | InputImage]
+    output: str | list[InputText | InputImage | InputFile]
     id: str | None = None
     status: Status | None = None
 

@@ -7,12 +7,18 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.calls.accumulate import Collector
+from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.upstreams.provider_batches import WIRES
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.events import Delta
+from protocol.responses import ResponsesRequest
+from tests.support.response_stream import events_in
+from tests.unit.gateway.dialects.test_responses_writer import REPLY
+from tests.wire.responses_traffic import RESPONSES
 from tests.wire.test_conformance import formats
 from tests.wire.traffic import WireFormat, read_stream
 
@@ -60,6 +66,20 @@ def test_a_spoilt_stream_ends_in_an_answer_or_a_failure(wire: WireFormat, seed: 
                 collector.add(event)
 
         assert collector.reply() is not None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_spoilt_response_is_written_as_events_all_the_same(seed: int) -> None:
+    """What goes through as it came is numbered, one line of JSON an event, and named as it says."""
+    dice = random.Random(seed)
+    for streamed in RESPONSES.streamed * 4:
+        writer = ResponsesWriter(ResponsesRequest(model="m", input="a"), "0-" + "1" * 31, 1)
+        events, _ = read_stream(RESPONSES.make().open_events(streamed.request), [spoilt_stream(streamed.stream, dice)])
+        written = b"".join(writer.pieces(REPLY, [event]) for event in events)
+        ids = [item["id"] for item in json.loads(msgspec.json.encode(writer.unfinished("failed")))["output"]]
+
+        assert len(events_in(written.decode())) > 0 or not events
+        assert all("1" * 31 in ident for ident in ids)
 
 
 @formats

@@ -99,13 +99,12 @@ def _is_said(request: Request, name: str) -> bool:
 
 def without_items(request: ChatRequest, asked: ResponsesRequest) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the chat that a response is without items that other APIs cannot read, and the names of those. Raises
-    UpstreamUnable for tools that only its own API has."""
-    for place, tool in enumerate(asked.tools or ()):
-        if tool.is_search:
-            words = (
-                f"The model that answers here does not know the tool '{tool.type}'. Send tools of type 'function' or"
-            )
-            raise UpstreamUnable(f"{words} 'custom', which your own program runs.", param=f"tools[{place}].type")
+    UpstreamUnable for tools and parts that only its own API has."""
+    if (kind := asked.kind_of_its_own) is not None:
+        what = "takes no part of type" if kind == "input_file" else "does not know the tool"
+        right = "Send its text" if kind == "input_file" else "Send tools of type 'function' or 'custom'"
+        words = f"The model that answers here {what} '{kind}'. {right}, or ask a model whose provider has this API."
+        raise UpstreamUnable(words, param=asked.place_of_its_own)
     gone = dict.fromkeys(message.told_as for message in request.messages if isinstance(message, ItemMessage))
     if not gone:
         return request, ()
