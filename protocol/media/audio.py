@@ -8,6 +8,8 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
+MOST_SECONDS = 359_999.0  # of a time in subtitles, which has two digits of hours
+
 
 class VoiceRef(Struct, frozen=True, forbid_unknown_fields=True):
     """A voice that the upstream's account has of its own."""
@@ -100,5 +102,5 @@ def _words(segment: Segment) -> str:
 
 
 def _time(seconds: float, point: str) -> str:
-    ms = round(max(0.0, seconds) * 1000)
+    ms = round(min(max(0.0, seconds), MOST_SECONDS) * 1000)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

@@ -68,4 +68,5 @@ def test_subtitles_tell_hours_and_thousandths() -> None:
     assert srt_of(said) == (
         "1\n00:00:00,000 --> 00:00:01,500\nOne -> two.\n\n2\n01:01:01,002 --> 01:01:40,000\nEnd.\n\n"
     )
+    assert "99:59:59.000" in vtt_of([Segment(0, 1e308, "")])  # whatever an upstream says, what was paid is given
     assert vtt_of([]) == "WEBVTT\n\n" and "01:01:01.002 --> 01:01:40.000\nEnd." in vtt_of(said)
