@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 
 from gpu_backend.kernels.layout import decode_rows
 from gpu_backend.kernels.layout.paged import MAX_SPLITS, PagedLayout, PagedLayouts
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.triton_ops import (
     decoding,
     experts,
@@ -119,7 +120,7 @@ def compile_lengths() -> int:
         for layout in some:
             query = torch.zeros((layout.rows.stop, 32, 128), dtype=torch.bfloat16)
             launch = paged_attention.only_compile
-            paged_attention.paged_attention(query, cache, layout, 1.0, launch=launch)
+            paged_attention.paged_attention(query, cache, layout, Scoring(1.0), launch=launch)
         counts.append(len(names) - before)
     splits = sorted({layout.num_splits for layout in batches})
     print(f"Triton {triton.__version__}: a start compiles {counts[0]} kernels of attention.")

@@ -37,8 +37,8 @@ from benchmarks.start_up import start_process
 from benchmarks.transformers_peer import run_peer
 from gpu_backend.engine.loop import EngineLoop
 from gpu_backend.execution.runner import Runner
-from gpu_backend.hardware import peaks
-from gpu_backend.hardware.peaks import HardwarePeaks
+from gpu_backend.hardware import roofline as hardware_roofline
+from gpu_backend.hardware.roofline import HardwarePeaks
 
 ALL_SECONDS = 420.0  # of the whole table; what would begin later is left out, and says so
 SECONDS = {"one stream": 10.0, "shared": 60.0, "64 streams": 20.0, "sweep": 15.0, "peer": 40.0}  # a row's budget
@@ -127,7 +127,7 @@ def run_rows(title: str, rows: Callable[[Bench, bool], Iterator[Row]], *, tiny: 
 
 def measure_peaks(device: torch.device, small: bool) -> HardwarePeaks:
     """Return what the device shows at its best: a copy of 4 GiB, bf16 and fp8 products of 8192 × 8192."""
-    return peaks.measure_peaks(device, torch.bfloat16, *((1 << 22, 256) if small else (1 << 32, 8192)))
+    return hardware_roofline.measure_peaks(device, torch.bfloat16, *((1 << 22, 256) if small else (1 << 32, 8192)))
 
 
 def guarded(bench: Bench, model: str, workload: str, rows: Iterator[Row]) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_backend.hardware.peaks import HardwarePeaks
+from gpu_backend.hardware.roofline import HardwarePeaks
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.engine import SWEPT, measure_peaks
 from benchmarks.engine_table import RESULTS, write_whole
 from benchmarks.roofline import DATASHEETS, MIXTURES, SHAPES, TINY_MIXTURES, TINY_SHAPES, HardwarePeaks
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.models.config.model import ModelConfig, parse_model_config
 
 Both = tuple[HardwarePeaks, HardwarePeaks | None]  # as measured, and as the vendor states them
@@ -140,8 +141,8 @@ def _attention(model: str, config: ModelConfig, device: torch.device, tiny: bool
             if tiny:
                 from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 
-                return [paged_attention(query[part.rows], cache, part, dim**-0.5, 0, scales) for part in where]
-            return ops.paged_attention(query, cache, where, dim**-0.5, 0, scales)
+                return [paged_attention(query[part.rows], cache, part, Scoring(dim**-0.5), scales) for part in where]
+            return ops.paged_attention(query, cache, where, Scoring(dim**-0.5), scales)
 
         yield Case(f"attention, {kind}", shape, attend, read * dtype.itemsize + ends, flops)
         yield Case(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_backend.hardware.peaks import HardwarePeaks
+from gpu_backend.hardware.roofline import HardwarePeaks
 from gpu_backend.models.config.model import ModelConfig, parse_model_config
 
 

@@ -13,6 +13,7 @@ from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.timer import Timer
 from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.step.adapter import NONE
 from gpu_backend.step.plan import BlockCopy, SequenceStep, StepPlan
@@ -68,10 +69,8 @@ def compile_attention_for(
     def go_through(launch: Launch) -> None:
         for window in of_window.values():
             for layout in samples:
-                rows = query[layout.rows]
-                paged_attention(
-                    rows, cache, layout, 1.0, window, kv_scales, launch=launch, softcap=model.softcap, sinks=sinks
-                )
+                scoring = Scoring(1.0, window, model.softcap, sinks)
+                paged_attention(query[layout.rows], cache, layout, scoring, kv_scales, launch=launch)
 
     with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):
         go_through(only_compile)

@@ -12,17 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_backend.kernels import (
-    reference,
-    reference_attention,
-    reference_decoding,
-    reference_experts,
-    reference_lora,
-)
+from gpu_backend.kernels import reference, reference_attention, reference_decoding, reference_experts, reference_lora
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales
 from gpu_backend.kernels.layout.sampling_tensors import SamplingTensors
+from gpu_backend.kernels.layout.scoring import Scoring
 
 # that kernels/triton_ops/small_batch.py takes; above it, tensor cores are worth their tiles of sixteen
 SMALL_BATCH_ROWS = 4
@@ -115,19 +110,16 @@ def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
     groups: Sequence[AttentionGroup | PagedLayout],
-    scale: float,
-    window: int = 0,
+    scoring: Scoring,
     kv_scales: KvScales | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
-    ``groups`` say where the sequences lie; Triton takes layouts, plain torch both,
-    but of layouts only those of one query length. ``sinks`` (heads,) take a share of each head's softmax.
+    ``groups`` say where the sequences lie; Triton takes layouts, plain torch both, but of layouts only those of one
+    query length.
     """
     if not uses_triton(query.device):
-        return reference_attention.paged_attention(query, kv_cache, groups, scale, window, kv_scales, softcap, sinks)
+        return reference_attention.paged_attention(query, kv_cache, groups, scoring, kv_scales)
     from gpu_backend.kernels.triton_ops import paged_attention as triton_attention
 
     kv_cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
@@ -135,9 +127,7 @@ def paged_attention(
     for layout in groups:
         assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
-        triton_attention.paged_attention(
-            query[rows], kv_cache, layout, scale, window, kv_scales, out[rows], softcap=softcap, sinks=sinks
-        )
+        triton_attention.paged_attention(query[rows], kv_cache, layout, scoring, kv_scales, out[rows])
     return out
 
 

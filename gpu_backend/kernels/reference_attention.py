@@ -13,6 +13,7 @@ from torch import Tensor
 from gpu_backend.kernels.layout.grouping import AttentionGroup
 from gpu_backend.kernels.layout.paged import PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales, load_kv
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.reference import soft_cap_
 
 MOST_HEADS_AT_ONCE = 4  # key heads, in decodes
@@ -23,40 +24,24 @@ def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
     groups: Sequence[AttentionGroup | PagedLayout],
-    scale: float,
-    window: int = 0,
+    scoring: Scoring,
     kv_scales: KvScales | None = None,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
-
-    Several query heads may share one key head (Ainslie et al. 2023, grouped-query attention). With a ``window`` only
-    that many keys count, the query's own the last of them (Beltagy et al. 2020); the groups must be made for it.
-    ``softcap`` bounds scores, see ``reference.soft_cap_``. ``sinks`` (heads,) are scores that take a share of each
-    head's softmax and add nothing (GPT-OSS; Xiao et al. 2024, attention sinks).
-    """
+    """Do what ``ops.paged_attention`` says; for a ``scoring`` with a window the groups must be made."""
     attended: list[Tensor] = []
     for group in groups:
         if isinstance(group, PagedLayout):
-            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scale, window, softcap, sinks))
+            attended.append(_attend_padded(query, kv_cache, kv_scales, group, scoring))
             continue
-        mask = group.window_mask if window else group.mask
+        mask = group.window_mask if scoring.window else group.mask
         assert mask is not None, "the groups were made without a window"
         attend = _attend_one_each if mask.shape[2] == 1 else _attend_several_each
-        attended.append(attend(query, kv_cache, kv_scales, group, mask, scale, softcap, sinks))
+        attended.append(attend(query, kv_cache, kv_scales, group, mask, scoring))
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def _attend_padded(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    layout: PagedLayout,
-    scale: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
+    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, layout: PagedLayout, scoring: Scoring
 ) -> Tensor:
     """As many queries each, tables padded with any blocks: all shapes are known before the sequences are known."""
     _, heads, head_dim = query.shape
@@ -67,28 +52,21 @@ def _attend_padded(
     places = torch.arange(kv.shape[1], device=query.device)
     ends = layout.context_lens[:, None] - torch.arange(width - 1, -1, -1, device=query.device)
     visible = places < ends[..., None]  # (sequences, width, context)
-    if window:
-        visible &= places >= ends[..., None] - window
+    if scoring.window:
+        visible &= places >= ends[..., None] - scoring.window
     kv = kv.masked_fill(~visible.any(1)[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
     q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
     mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
-    sinks = None if sinks is None else sinks.view(kv_cache.shape[3], -1).repeat(1, width)
-    attended = dot_products(q, key, value, mask, scale, softcap, sinks)
+    sinks = None if scoring.sinks is None else scoring.sinks.view(kv_cache.shape[3], -1).repeat(1, width)
+    attended = dot_products(q, key, value, mask, scoring, sinks)
     attended = attended.view(sequences, kv_cache.shape[3], width, -1, head_dim).transpose(1, 2)
     return attended.reshape(-1, heads, head_dim)
 
 
 def _attend_one_each(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    group: AttentionGroup,
-    mask: Tensor,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
+    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, group: AttentionGroup, mask: Tensor, scoring: Scoring
 ) -> Tensor:
     """One query each: the heads that share a key head take the place of several queries.
 
@@ -102,7 +80,7 @@ def _attend_one_each(
     for start, stop, width in parts:
         kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
         visible = mask[start:stop, ..., : kv.shape[1]]
-        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scale, softcap, sinks)
+        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scoring)
     return attended.view(-1, *query.shape[1:])
 
 
@@ -120,33 +98,25 @@ def _parts(widths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
     return [*parts, (start, len(widths), widest)]
 
 
-def _attend(
-    q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
-) -> Tensor:
+def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
     """Let ``q`` (sequences, kv_heads, sharing, head_dim) look at keys and values (sequences, context, kv_heads, …)."""
     count, kv_heads, sharing, head_dim = q.shape
+    sinks = scoring.sinks
     if kv_heads > MOST_HEADS_AT_ONCE:
         sinks = None if sinks is None else sinks.view(kv_heads, sharing)
-        return dot_products(q, key.transpose(1, 2), value.transpose(1, 2), mask, scale, softcap, sinks)
+        return dot_products(q, key.transpose(1, 2), value.transpose(1, 2), mask, scoring, sinks)
     # One product for all heads: each query has zeros where the keys of other heads than its own lie. That multiplies
     # more, but reads keys and values as they lie; for few heads it is the faster way.
     spread = q.new_zeros(count, kv_heads, sharing, kv_heads, head_dim)
-    torch.mul(q.permute(0, 2, 3, 1), scale, out=spread.diagonal(dim1=1, dim2=3))
+    torch.mul(q.permute(0, 2, 3, 1), scoring.scale, out=spread.diagonal(dim1=1, dim2=3))
     scores = torch.bmm(spread.view(count, kv_heads * sharing, -1), key.flatten(2).transpose(1, 2))
-    scores = soft_cap_(scores, softcap).add_(mask[:, 0])
+    scores = soft_cap_(scores, scoring.softcap).add_(mask[:, 0])
     attended = torch.bmm(_softmax(scores, sinks), value.flatten(2)).view(spread.shape)
     return attended.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
 def _attend_several_each(
-    query: Tensor,
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    group: AttentionGroup,
-    mask: Tensor,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
+    query: Tensor, kv_cache: Tensor, kv_scales: KvScales | None, group: AttentionGroup, mask: Tensor, scoring: Scoring
 ) -> Tensor:
     _, heads, head_dim = query.shape
     kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
@@ -155,29 +125,23 @@ def _attend_several_each(
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
     q = q.view(group.num_sequences, -1, heads, head_dim).transpose(1, 2)
-    attended = dot_products(q, key, value, mask, scale, softcap, None if sinks is None else sinks[:, None])
+    attended = dot_products(q, key, value, mask, scoring, None if scoring.sinks is None else scoring.sinks[:, None])
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
     return rows if group.unpadded is None else rows.index_select(0, group.unpadded)
 
 
 def dot_products(
-    q: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scale: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
+    q: Tensor, key: Tensor, value: Tensor, mask: Tensor, scoring: Scoring, sinks: Tensor | None = None
 ) -> Tensor:
     """Return what queries (sequences, heads, queries, head_dim) see of keys and values, which may have fewer heads.
 
-    ``sinks`` are (heads, queries), or (heads, 1).
+    ``sinks`` are the scoring's as (heads, queries), or (heads, 1).
     """
-    if not softcap and sinks is None:
-        return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    if not scoring.softcap and sinks is None:
+        return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scoring.scale, enable_gqa=True)
     sharing = q.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
-    scores = soft_cap_((q @ key.transpose(2, 3)).float().mul_(scale), softcap) + mask
+    scores = soft_cap_((q @ key.transpose(2, 3)).float().mul_(scoring.scale), scoring.softcap) + mask
     return _softmax(scores, sinks).to(q.dtype) @ value
 
 
@@ -190,11 +154,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _gather(
-    kv_cache: Tensor,
-    kv_scales: KvScales | None,
-    block_tables: Tensor,
-    dtype: torch.dtype,
-    room: Tensor | None = None,
+    kv_cache: Tensor, kv_scales: KvScales | None, block_tables: Tensor, dtype: torch.dtype, room: Tensor | None = None
 ) -> Tensor:
     """Copy blocks into contiguous memory: (sequences, blocks) becomes (sequences, context, 2, kv_heads, head_dim).
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.reference import soft_cap_
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.linear import Product
@@ -31,11 +32,8 @@ class Attention:
     head_dim: int
     qk_norm: Tensor | None  # (heads + kv_heads, head_dim)
     eps: float
-    scale: float  # of scores
-    window: int = 0  # how many tokens back a query looks, itself included; 0: all
-    softcap: float = 0.0  # what scores are bounded by; 0: nothing
+    scoring: Scoring
     rope: int = 0  # which of the model's ropes turns queries and keys
-    sinks: Tensor | None = None  # (heads,) float32: scores that take a share of each head's softmax, and add nothing
     width_norms: tuple[Tensor, ...] = ()  # of all of a token's queries (heads · head_dim,), and of all its keys
     add_ranks: Callable[[Tensor], Tensor] | None = None  # where each rank has a part of the heads
 
@@ -64,9 +62,7 @@ class Attention:
             by.interleaved,
         )
         query = query if by.queries is None else query * by.queries
-        attended = ops.paged_attention(
-            query, kv_cache, tensors.groups, self.scale, self.window, kv_scales, self.softcap, self.sinks
-        )
+        attended = ops.paged_attention(query, kv_cache, tensors.groups, self.scoring, kv_scales)
         return self.out(attended.reshape(len(qkv), -1))
 
     def norm_widths_(self, qkv: Tensor) -> None:
@@ -147,13 +143,11 @@ class DecoderLayer:
 
     def after_attention(self, added: Tensor) -> Tensor:
         """Return what the whole of attention adds, as the model norms it."""
-        norm = self.attention_out_norm
-        return added if norm is None else ops.add_rms_norm(added, None, norm, self.eps)[0]
+        return ops.add_rms_norm(added, None, self.attention_out_norm, self.eps)[0]
 
     def after_mlp(self, added: Tensor) -> Tensor:
         """Return what the whole MLP adds, as the model norms it."""
-        norm = self.mlp_out_norm
-        return added if norm is None else ops.add_rms_norm(added, None, norm, self.eps)[0]
+        return ops.add_rms_norm(added, None, self.mlp_out_norm, self.eps)[0]
 
     def whole(self, part: Tensor) -> Tensor:
         """Return the sum of all ranks' parts, which may be written over."""

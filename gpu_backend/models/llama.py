@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
@@ -79,10 +80,12 @@ def _load_attention(config: ModelConfig, weights: WeightSource, index: int, pref
         head_dim=config.head_dim,
         qk_norm=qk_norm,
         eps=config.rms_norm_eps,
-        scale=config.factors.attention or config.head_dim**-0.5,
-        window=config.windows[own],
-        softcap=config.softcap,
-        sinks=weights.get(f"{prefix}.sinks", config.num_heads).float() if config.has_sinks else None,
+        scoring=Scoring(
+            config.factors.attention or config.head_dim**-0.5,
+            config.windows[own],
+            config.softcap,
+            weights.get(f"{prefix}.sinks", config.num_heads).float() if config.has_sinks else None,
+        ),
         rope=distinct_ropes(config).index(config.ropes[own]),
         width_norms=width_norms,
         add_ranks=weights.linear.add_ranks,

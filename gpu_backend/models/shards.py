@@ -89,7 +89,7 @@ def shard(source: WeightSource, model: ModelConfig, rank: int, ranks: int) -> Sh
     return ShardedWeights(source, rank, ranks, (*WIDENING, "q_norm", "k_norm") if cuts_norms else WIDENING)
 
 
-class ShardedWeights:
+class ShardedWeights(WeightSource):
     """One rank's part of the tensors of ``source``, asked for by the shapes of ``config_of_rank``."""
 
     def __init__(self, source: WeightSource, rank: int, ranks: int, widening: tuple[str, ...] = WIDENING) -> None:

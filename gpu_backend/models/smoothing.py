@@ -142,9 +142,9 @@ def _attend(attention: Attention, qkv: Tensor, passage: Passage) -> Tensor:
     )
     places = torch.arange(len(qkv), device=qkv.device)
     back = places[:, None] - places
-    hidden = (back < 0) | (back >= (attention.window or len(qkv)))
+    hidden = (back < 0) | (back >= (attention.scoring.window or len(qkv)))
     mask = torch.zeros_like(back, dtype=qkv.dtype).masked_fill_(hidden, -torch.inf)
-    attended = dot_products(query, key, value, mask, attention.scale, attention.softcap)
+    attended = dot_products(query, key, value, mask, attention.scoring)
     return attended[0].transpose(0, 1).flatten(1)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,27 +41,27 @@ class LinearOptions:
         return self.quantization in SMOOTHED and not self.keeps_outliers
 
 
-class WeightSource(Protocol):
+class WeightSource(ABC):
     """Gives a model its tensors, and says what is to become of those of matrix products."""
 
     linear: LinearOptions
-    packed: PackedFormat | None  # None: every matrix is there as it is
+    packed: PackedFormat | None = None  # None: every matrix is there as it is
 
+    @abstractmethod
     def get(self, name: str, *shape: int) -> Tensor:
         """Return the tensor of that name and shape. Raises ``UnsupportedModel``."""
-        ...
 
     def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return the tensor of that name, shape and type, as it is kept: packed or rounded numbers. Raises
         ``UnsupportedModel``."""
-        ...
+        raise UnsupportedModel(f"these weights have no {name} of {dtype}")
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
         """Return float32 scales of that shape; one of a whole matrix is each row's. Raises ``UnsupportedModel``."""
-        ...
+        raise UnsupportedModel(f"these weights have no {name}")
 
 
-class Checkpoint:
+class Checkpoint(WeightSource):
     """The safetensors files of a Hugging Face checkpoint, one or several shards, read tensor by tensor."""
 
     def __init__(
@@ -169,10 +170,8 @@ class Checkpoint:
         return tensor
 
 
-class MultipliedWeights:
+class MultipliedWeights(WeightSource):
     """The tensors of ``source``, those of some modules multiplied: by the last part of their names."""
-
-    packed: PackedFormat | None = None
 
     def __init__(self, source: WeightSource, factors: Mapping[str, float]) -> None:
         self.linear = source.linear
@@ -185,19 +184,9 @@ class MultipliedWeights:
         factor = self._factors.get(name.split(".")[-2], 1.0)
         return tensor if factor == 1.0 else (tensor.float() * factor).to(tensor.dtype)
 
-    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``: numbers that were rounded are not multiplied."""
-        raise UnsupportedModel(f"{name} of {dtype} cannot be multiplied")
 
-    def get_scales(self, name: str, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``."""
-        raise UnsupportedModel(f"{name} cannot be multiplied")
-
-
-class RandomWeights:
+class RandomWeights(WeightSource):
     """Tensors drawn by chance from a fixed seed, for benchmarks of a shape whose weights are not at hand."""
-
-    packed: PackedFormat | None = None
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, seed: int = 0, linear: LinearOptions | None = None
@@ -215,10 +204,6 @@ class RandomWeights:
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
         tensor = torch.empty(shape, device=self._device, dtype=self._dtype)
         return tensor.normal_(0.0, 0.02, generator=self._generator)
-
-    def get_stored(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Raise ``UnsupportedModel``: random weights are never packed, or rounded before they are loaded."""
-        raise UnsupportedModel(f"random weights have no {name} of {dtype}")
 
     def get_scales(self, name: str, *shape: int) -> Tensor:
         """Return ones: a router's bias that makes no difference."""

@@ -23,6 +23,7 @@ from gpu_backend.kernels.layout import paged
 from gpu_backend.kernels.layout.decode_rows import FROM_STATE, DecodeRows, StateTensors
 from gpu_backend.kernels.layout.quantized_kv import FP8, KvScales, load_kv, scales_from
 from gpu_backend.kernels.layout.sampling_tensors import IN_PROMPT, NO_PENALTIES
+from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.triton_ops import decoding, fused, logprobs, penalties, quantized_linear, sampling, small_batch
 from gpu_backend.kernels.triton_ops.paged_attention import paged_attention
 from gpu_backend.models.quantization import quantize
@@ -86,7 +87,7 @@ def attention_stays_the_same(setting: Setting) -> str:
         cut = [tables[index][: -(-(start + count) // size)] for index, start, count in pieces]
         out = torch.full_like(some, torch.nan)
         for part in layouts.groups([n for *_, n in pieces], torch.tensor(where, device=setting.device), cut):
-            paged_attention(some[part.rows], cache, part, dim**-0.5, window, None, out[part.rows])
+            paged_attention(some[part.rows], cache, part, Scoring(dim**-0.5, window), None, out[part.rows])
         return list(out.split([count for *_, count in pieces]))
 
     begin = contexts[1] - chunk
@@ -120,7 +121,7 @@ def end_of_a_large_cache(setting: Setting) -> str:
             qkv, None, angles.cos().to(dtype), angles.sin().to(dtype), cache, slots + begin * size, heads, 1e-6
         )
         where = paged.PagedLayout(slice(0, tokens), (table + begin).int(), starts[1:], starts, tokens, 1)
-        attended.append(paged_attention(query, cache, where, dim**-0.5))
+        attended.append(paged_attention(query, cache, where, Scoring(dim**-0.5)))
     require(bool(attended[0].isfinite().all()), "not all numbers are finite")
     require(torch.equal(*attended), "attention at the end differs from that at the beginning")
     return f"blocks from {first:,} on, equal bit for bit"
@@ -439,7 +440,7 @@ def _attention_error(setting: Setting, queries: tuple[int, int], window: int, fl
     )
     query = torch.cat(each)
     out = torch.full_like(query, torch.nan)
-    paged_attention(query, stored, where, dim**-0.5, window, scales, out, softcap=softcap, sinks=sinks)
+    paged_attention(query, stored, where, Scoring(dim**-0.5, window, softcap, sinks), scales, out)
     return relative_error(out, torch.cat(expected))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.layout.grouping import Grouping, by_shape
+from gpu_backend.kernels.layout.scoring import Scoring
 from tests.gpu.check import Check, Setting, relative_error, require
 
 # ‖out − definition‖ / ‖definition‖: one bfloat16 rounding is 2^-9 at most, and an operation makes a few.
@@ -114,7 +115,7 @@ def _attention_error(setting: Setting) -> float:
     groups = grouping.groups([n for n, _ in lens], positions, tables)
     query = torch.cat(queries)
     _poison(query)
-    out = reference_attention.paged_attention(query, cache, groups, dim**-0.5, softcap=softcap, sinks=sinks)
+    out = reference_attention.paged_attention(query, cache, groups, Scoring(dim**-0.5, 0, softcap, sinks))
     return relative_error(out, torch.cat(expected))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpu_backend.kernels.layout.paged import MAX_SPLITS, SMALL_TILE_ROWS, PagedLayout
 from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.kernels.layout.scoring import Scoring
 
 MIN_TILES = tl.constexpr(2)  # that a split has at least: reading less is not worth another partial result
 LOG2_E = 1.4426950408889634
@@ -69,22 +70,19 @@ def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
     layout: PagedLayout,
-    scale: float,
-    window: int = 0,
+    scoring: Scoring,
     kv_scales: KvScales | None = None,
     out: Tensor | None = None,
     launch: Launch = run,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Let each query look at its own sequence's keys up to its position; (tokens, heads, head_dim) in and out.
 
     ``query`` and ``out`` are the rows of this layout alone. ``kv_cache`` is one layer's, (blocks, block_size, 2,
-    kv_heads, head_dim), whole or a view of the caches of all layers; ``kv_scales`` belong to one of float8. With a
-    ``window`` only that many keys count, the query's own the last of them. The launch depends on ``layout``'s shapes
-    alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done with the kernels. ``softcap``
-    bounds scores, see ``reference.soft_cap_``; ``sinks`` (heads,), float32, take a share of each head's softmax.
+    kv_heads, head_dim), whole or a view of the caches of all layers; ``kv_scales`` belong to one of float8. The launch
+    depends on ``layout``'s shapes alone, so a CUDA graph may replay it over other contents. ``launch`` is what is done
+    with the kernels.
     """
+    window, softcap = scoring.window, scoring.softcap
     tokens, heads, head_dim = query.shape
     _, block_size, _, kv_heads, _ = kv_cache.shape
     sequences, splits = len(layout.context_lens), layout.num_splits
@@ -105,9 +103,9 @@ def paged_attention(
         "DIM_PADDED": triton.next_power_of_2(head_dim),
         "ROWS": shape.rows,
         "TILE": shape.tile,
-        "SINKS": sinks is not None,
+        "SINKS": scoring.sinks is not None,
     }
-    sinks = weight if sinks is None else sinks
+    sinks = weight if scoring.sinks is None else scoring.sinks
     launch(
         attend_kernel,
         (row_blocks * splits, kv_heads, sequences),
@@ -121,7 +119,7 @@ def paged_attention(
         kv_scales.key if kv_scales else weight,
         kv_scales.value if kv_scales else weight,
         sinks,
-        scale * (2 / softcap if softcap else 1) * LOG2_E,
+        scoring.scale * (2 / softcap if softcap else 1) * LOG2_E,
         softcap * LOG2_E,
         window,
         splits,

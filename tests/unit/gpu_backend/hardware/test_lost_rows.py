@@ -11,7 +11,7 @@ from benchmarks import engine, kernels
 from benchmarks.driving import build_loop, drive
 from benchmarks.engine_table import Row
 from benchmarks.roofline import TINY_SHAPES, Request
-from gpu_backend.hardware.peaks import HardwarePeaks
+from gpu_backend.hardware.roofline import HardwarePeaks
 
 CPU = torch.device("cpu")
 

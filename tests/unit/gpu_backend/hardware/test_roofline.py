@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gpu_backend.execution.runner import Runner
-from gpu_backend.hardware.peaks import HardwarePeaks, measure_peaks
-from gpu_backend.hardware.roofline import Roofline
+from gpu_backend.hardware.roofline import HardwarePeaks, Roofline, measure_peaks
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import num_bytes

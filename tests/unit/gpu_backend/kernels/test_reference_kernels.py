@@ -14,6 +14,7 @@ from torch import Tensor
 from gpu_backend.kernels import reference, reference_attention
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayout
+from gpu_backend.kernels.layout.scoring import Scoring
 
 CPU = torch.device("cpu")
 
@@ -62,7 +63,7 @@ def test_paged_attention_equals_attention_over_the_sequence(
     positions = torch.tensor([past + i for n, past in lens for i in range(n)])
     grouping = Grouping(block_size, num_blocks, 64, CPU, torch.float32)
     groups = grouping.groups([n for n, _ in lens], positions, tables)
-    out = reference_attention.paged_attention(torch.cat(queries), cache, groups, 0.3)
+    out = reference_attention.paged_attention(torch.cat(queries), cache, groups, Scoring(0.3))
 
     torch.testing.assert_close(out, torch.cat(expected), atol=2e-5, rtol=1e-4)
 
@@ -140,7 +141,7 @@ def test_layout_of_decodes_equals_groups(window: int) -> None:
     padded = torch.tensor([table + [spare] * (4 - len(table)) for table in tables], dtype=torch.int32)
     layout = PagedLayout(slice(0, 3), padded, positions.int() + 1, torch.arange(4, dtype=torch.int32), 1, 1)
 
-    expected = reference_attention.paged_attention(query, cache, groups, 0.3, window)
-    out = reference_attention.paged_attention(query, cache, [layout], 0.3, window)
+    expected = reference_attention.paged_attention(query, cache, groups, Scoring(0.3, window))
+    out = reference_attention.paged_attention(query, cache, [layout], Scoring(0.3, window))
 
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
