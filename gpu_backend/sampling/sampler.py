@@ -67,12 +67,11 @@ def sample(
         which = upload(scored, logits.device, torch.long) if scored else None
         unadjusted = None if which is None else logits.index_select(0, which)
         adjust(logits, steps, counts, masks)
+    tensors = sampling_tensors_of(steps, logits.device)
     if ops.uses_triton(logits.device):
-        chosen, _ = ops.draw(
-            logits, sampling_tensors_of(steps, logits.device), any(step.sampling.filters for step in steps)
-        )
+        chosen, _ = ops.draw(logits, tensors, any(step.sampling.filters for step in steps))
     else:
-        chosen = _draw(logits, steps)
+        chosen = _draw(logits, tensors)
     logprobs = None
     if which is not None and unadjusted is not None:
         wanted = [steps[row].sampling.logprobs or 0 for row in scored]
@@ -83,35 +82,28 @@ def sample(
 def draw(logits: Tensor, tensors: SamplingTensors) -> tuple[Tensor, Tensor]:
     """Return each row's token (rows,) by its sampling parameters, and whether its ``logits`` (rows, vocab) are finite.
 
-    The same as in ``sample``, but nothing here depends on the parameters' values: it can be captured and replayed.
+    The same as in ``sample``, but on a GPU nothing here depends on the parameters' values: it can be captured and
+    replayed.
     """
     if ops.uses_triton(logits.device):
         return ops.draw(logits, tensors, filters=True)
     logits = logits.float()
-    warm = tensors.temperature >= GREEDY_BELOW
-    scaled = logits / torch.where(warm, tensors.temperature, 1)[:, None]
-    ranked = scaled.sort(-1, descending=True).values
-    vocab = logits.shape[-1]
-    kept = torch.where(tensors.top_k > 0, tensors.top_k, vocab).clamp(max=vocab).long()[:, None]
-    floor = ranked.gather(-1, kept - 1)
-    shares = ranked.masked_fill(ranked < floor, -torch.inf).softmax(-1)
-    inside = (shares.cumsum(-1) - shares < tensors.top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
-    nucleus = torch.where(tensors.top_p[:, None] < 1, ranked.gather(-1, inside - 1), -torch.inf)
-    floor = floor.maximum(nucleus).maximum(ranked[:, :1] + tensors.min_p.log()[:, None])
-    scores = noise(tensors.position, tensors.reply, tensors.seed, vocab).add_(scaled)
-    chosen = torch.where(warm, scores.masked_fill_(scaled < floor, -torch.inf).argmax(-1), logits.argmax(-1))
-    return chosen, torch.isfinite(logits.sum(-1))
+    return _draw(logits, tensors), torch.isfinite(logits.sum(-1))
 
 
-def _draw(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+def _draw(logits: Tensor, tensors: SamplingTensors) -> Tensor:
     """Return each row's token (rows,), in plain torch."""
     chosen = _likeliest(logits)
-    warm = [row for row, step in enumerate(steps) if step.sampling.temperature >= GREEDY_BELOW]
-    if warm:
-        rows = upload(warm, logits.device, torch.long)
-        part = logits if len(warm) == len(steps) else logits.index_select(0, rows)
-        chosen.index_copy_(0, rows, _sample_warm(part, [steps[row] for row in warm]))
+    warm = _where(tensors.temperature >= GREEDY_BELOW)
+    if len(warm) == len(logits):
+        return _sample_warm(logits, tensors)
+    if len(warm):
+        chosen.index_copy_(0, warm, _sample_warm(logits.index_select(0, warm), tensors.part(warm)))
     return chosen
+
+
+def _where(rows: Tensor) -> Tensor:
+    return rows.nonzero()[:, 0]
 
 
 def _likeliest(logits: Tensor) -> Tensor:
@@ -123,39 +115,37 @@ def _likeliest(logits: Tensor) -> Tensor:
     return best * PART + parts[torch.arange(len(best), device=best.device), best].argmax(-1)
 
 
-def _sample_warm(logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+def _sample_warm(logits: Tensor, tensors: SamplingTensors) -> Tensor:
     """Sample by the Gumbel-max trick: the largest of log-probability plus Gumbel noise is a fair draw.
 
     Of the tokens, top-k, then top-p of the rest, then min-p may exclude some, but never the likeliest.
     """
-    temperatures = upload([[step.sampling.temperature] for step in steps], logits.device, torch.float32)
-    scaled = logits / temperatures
-    _exclude_by_top_k(scaled, steps)
-    scores = gumbel_noise(steps, logits.shape[-1], logits.device).add_(scaled)
-    _exclude_by_min_p(scores, scaled, steps)
-    return _draw_by_top_p(scores, scaled, steps)
+    scaled = logits / tensors.temperature[:, None]
+    _exclude_by_top_k(scaled, tensors.top_k)
+    scores = noise(tensors.position, tensors.reply, tensors.seed, logits.shape[-1]).add_(scaled)
+    _exclude_by_min_p(scores, scaled, tensors.min_p)
+    return _draw_by_top_p(scores, scaled, tensors.top_p)
 
 
-def _exclude_by_top_k(logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+def _exclude_by_top_k(logits: Tensor, top_k: Tensor) -> None:
     """Put -inf in place of all but the k largest of each row."""
-    rows = [row for row, step in enumerate(steps) if 0 < step.sampling.top_k < logits.shape[-1]]
-    if rows:
-        ks = torch.tensor([[steps[row].sampling.top_k] for row in rows], device=logits.device)
-        part = logits[rows]
+    rows = _where((top_k > 0) & (top_k < logits.shape[-1]))
+    if len(rows):
+        ks, part = top_k[rows].long()[:, None], logits[rows]
         floor = part.topk(int(ks.max()), dim=-1).values.gather(-1, ks - 1)
         logits[rows] = part.masked_fill_(part < floor, -torch.inf)
 
 
-def _exclude_by_min_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> None:
+def _exclude_by_min_p(scores: Tensor, logits: Tensor, min_p: Tensor) -> None:
     """Put -inf in place of tokens less likely than min-p times the likeliest (Nguyen et al. 2024)."""
-    rows = [row for row, step in enumerate(steps) if step.sampling.min_p > 0]
-    if rows:
-        shares = torch.tensor([[steps[row].sampling.min_p] for row in rows], device=logits.device)
+    rows = _where(min_p > 0)
+    if len(rows):
         part = logits[rows]
-        scores[rows] = scores[rows].masked_fill_(part < part.amax(-1, keepdim=True) + shares.log(), -torch.inf)
+        floor = part.amax(-1, keepdim=True) + min_p[rows, None].log()
+        scores[rows] = scores[rows].masked_fill_(part < floor, -torch.inf)
 
 
-def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+def _draw_by_top_p(scores: Tensor, logits: Tensor, top_p: Tensor) -> Tensor:
     """Return each row's best score within its nucleus, the fewest tokens that reach top-p (Holtzman et al. 2020).
 
     Nothing is sorted. A token is in the nucleus if those more likely than it have less than top-p together; where the
@@ -163,11 +153,10 @@ def _draw_by_top_p(scores: Tensor, logits: Tensor, steps: Sequence[SequenceStep]
     left, as in quickselect.
     """
     chosen = scores.argmax(-1)
-    rows = torch.tensor([row for row, step in enumerate(steps) if step.sampling.top_p < 1], device=logits.device)
+    rows = _where(top_p < 1)
     if not len(rows):
         return chosen
-    limits = torch.tensor([[step.sampling.top_p] for step in steps if step.sampling.top_p < 1], device=logits.device)
-    scores, probabilities = scores[rows], logits[rows].softmax(-1)
+    limits, scores, probabilities = top_p[rows, None], scores[rows], logits[rows].softmax(-1)
     while True:
         best = scores.argmax(-1, keepdim=True)
         chosen[rows] = best[:, 0]
@@ -188,13 +177,6 @@ def report_logprobs(logits: Tensor, tokens: Tensor, counts: Sequence[int]) -> Lo
     """
     own, top, top_ids = ops.log_probabilities(logits, tokens, max(counts))
     return Logprobs(own, top, top_ids, tuple(counts))
-
-
-def gumbel_noise(steps: Sequence[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
-    """Return standard Gumbel noise (steps, vocab) for each step's next position."""
-    columns = [[s.start + len(s.token_ids), s.reply_index, signed(s.sampling.seed)] for s in steps]
-    position, reply, seed = upload(columns, device, torch.long).t()
-    return noise(position, reply, seed, vocab_size)
 
 
 def noise(position: Tensor, reply: Tensor, seed: Tensor, vocab_size: int) -> Tensor:

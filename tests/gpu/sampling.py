@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_backend.sampling.sampler import PHILOX_ROUNDS, gumbel_noise, philox, sample
+from gpu_backend.sampling import sampler
+from gpu_backend.sampling.sampler import PHILOX_ROUNDS, philox, sample, sampling_tensors_of
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.gpu.check import Check, Setting, require
@@ -16,6 +17,12 @@ TIE = 1e-4  # scores closer than this may fall either way
 # temperature, top-p, top-k, min-p
 WISHES = ((0.0, 1.0, 0, 0.0), (0.6, 1.0, 0, 0.0), (1.0, 0.9, 0, 0.0), (0.8, 0.95, 40, 0.0), (1.2, 1.0, 0, 0.05),
           (1.0, 0.5, 7, 0.02), (2.0, 1.0, 1, 0.0))  # fmt: skip
+
+
+def gumbel_noise(steps: list[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
+    """Return the noise (steps, vocab) of each step's next position."""
+    asked = sampling_tensors_of(steps, device)
+    return sampler.noise(asked.position, asked.reply, asked.seed, vocab_size)
 
 
 def random_bits(setting: Setting) -> str:

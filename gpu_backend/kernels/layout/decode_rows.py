@@ -82,6 +82,6 @@ class DecodeRows:
             self.block_tables[:places],
             self.context_lens[:places],
             self.query_starts[: places + 1] * width,
-            self.sampling.first(rows),
+            self.sampling.part(slice(rows)),
             self.drawn[: places * (2 * width + 2)].view(places, 2 * width + 2),
         )

@@ -22,6 +22,6 @@ class SamplingTensors:
     position: Tensor  # (rows,) int32: of the token to be drawn
     reply: Tensor  # (rows,) int32: which of the request's replies
 
-    def first(self, rows: int) -> SamplingTensors:
-        """Return the same tensors as far as the first rows."""
-        return SamplingTensors(*(getattr(self, field.name)[:rows] for field in fields(self)))
+    def part(self, rows: slice | Tensor) -> SamplingTensors:
+        """Return the same tensors for some rows."""
+        return SamplingTensors(*(getattr(self, field.name)[rows] for field in fields(self)))

@@ -186,7 +186,7 @@ def score_kernel(
 
 @triton.jit
 def _gumbel(quads, row, seed, position, reply):
-    """Return the noise of tokens 4 · quad … 4 · quad + 3, as ``gumbel_noise`` in sampling/sampler.py defines it."""
+    """Return the noise of tokens 4 · quad … 4 · quad + 3, as ``noise`` in sampling/sampler.py defines it."""
     counter = tl.zeros_like(quads)
     first, second, third, fourth = tl.philox(
         tl.load(seed + row),

@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpu_backend.sampling.sampler import gumbel_noise, philox, sample
+from gpu_backend.sampling.sampler import noise, philox, sample, sampling_tensors_of
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
+
+
+def gumbel_noise(steps: list[SequenceStep], vocab_size: int, device: torch.device) -> Tensor:
+    """Return the noise (steps, vocab) of each step's next position."""
+    asked = sampling_tensors_of(steps, device)
+    return noise(asked.position, asked.reply, asked.seed, vocab_size)
 
 
 def step(sampling: SamplingParams, position: int = 5, reply_index: int = 0) -> SequenceStep:
@@ -70,11 +76,11 @@ def test_noise_has_the_gumbel_distribution() -> None:
     """Mean Euler's constant, variance pi squared over six, and never anything but a finite number."""
     steps = [step(SamplingParams(max_tokens=1, seed=seed)) for seed in range(50)]
 
-    noise = gumbel_noise(steps, 20_000, torch.device("cpu"))
+    drawn = gumbel_noise(steps, 20_000, torch.device("cpu"))
 
-    assert torch.isfinite(noise).all()
-    assert noise.mean().item() == pytest.approx(0.57722, abs=0.005)
-    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.01)
+    assert torch.isfinite(drawn).all()
+    assert drawn.mean().item() == pytest.approx(0.57722, abs=0.005)
+    assert drawn.var().item() == pytest.approx(math.pi**2 / 6, abs=0.01)
 
 
 def test_draws_follow_the_models_probabilities() -> None:
@@ -140,7 +146,7 @@ def test_draw_is_the_best_score_among_the_tokens_that_sorting_leaves(
 
     tokens = sample(logits, steps).token_ids.tolist()
 
-    noise = gumbel_noise(steps, 100, torch.device("cpu"))
+    drawn = gumbel_noise(steps, 100, torch.device("cpu"))
     for row in range(3):
         scaled = logits[row] / 0.8
         values, order = scaled.sort(descending=True)
@@ -150,7 +156,7 @@ def test_draw_is_the_best_score_among_the_tokens_that_sorting_leaves(
         kept = (before < top_p) & (probabilities >= min_p * probabilities[0])
         kept[0] = True
         allowed = order[: len(values)][kept]
-        assert tokens[row] == allowed[(scaled + noise[row])[allowed].argmax()].item()
+        assert tokens[row] == allowed[(scaled + drawn[row])[allowed].argmax()].item()
 
 
 def test_rows_without_usable_numbers_are_named() -> None:
