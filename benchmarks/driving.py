@@ -21,9 +21,8 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.messages import Abort, Event, Generate, NewTokens
+from gpu_backend.step.messages import Abort, Event, FinishReason, Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

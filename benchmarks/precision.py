@@ -168,7 +168,7 @@ def perplexity(config: EngineConfig, model: Decoder | None = None) -> float:
     runner._model = model or runner._model
     blocks = tuple(range(-(-len(tokens) // config.cache.block_size)))
     step = SequenceStep(1, tokens, 0, blocks, False, SamplingParams(1, prompt_logprobs=0), 0, targets=tokens[1:])
-    (scores,) = runner.run(StepPlan(0, (step,))).scored
+    scores = runner.run(StepPlan(0, (step,))).outputs[0].scores
     return math.exp(-sum(score.logprob for score in scores) / len(scores))
 
 

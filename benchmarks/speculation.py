@@ -123,7 +123,7 @@ def measure(
         if is_forced is None or known is None:
             return ()
         made = sequence.num_generated
-        right = known[sequence.request_id.split(".")[0]][made : made + most]
+        right = known[sequence.request.request_id.split(".")[0]][made : made + most]
         return tuple(token if dice.random() < share else token ^ 1 for token in right)
 
     speculator.draft_source = propose

@@ -32,13 +32,13 @@ from gpu_backend.step.messages import (
     Drained,
     Embed,
     Event,
+    FinishReason,
     Generate,
     LoadAdapter,
     LoadReport,
     UnloadAdapter,
 )
 from gpu_backend.step.plan import DeviceLost, Launched, StepPlan, StepRunner
-from gpu_backend.step.sequence import FinishReason
 
 PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
@@ -192,9 +192,7 @@ class EngineLoop:
             return refusal(command, f"the adapter {command.adapter.name} is not loaded any more")
         if refused := refuse_on_arrival(command, self.scheduler, self._steps):
             return [refused]
-        replies = make_sequences(command, self._limits, self._ids, self._clock())
-        for reply in replies:
-            reply.arrived_step = self._meter.steps
+        replies = make_sequences(command, self._limits, self._ids, self._clock(), self._meter.steps)
         if isinstance(command, Generate) and command.sampling.grammar is not None:
             self._grammars.add(command, replies)
             return []
@@ -208,7 +206,7 @@ class EngineLoop:
 
         def used() -> set[int]:
             replies = chain(self.scheduler.replies, self._grammars)
-            return {reply.adapter.number for reply in replies if reply.adapter is not None}
+            return {reply.request.adapter.number for reply in replies if reply.request.adapter is not None}
 
         return self._adapters.advance(used, PATIENCE if not self.scheduler.replies else 0.0)
 

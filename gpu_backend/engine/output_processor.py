@@ -11,10 +11,9 @@ from gpu_backend.scheduling.load import LoadMeter
 from gpu_backend.scheduling.scheduler import Scheduler
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import plan_work
-from gpu_backend.step.messages import Embedding, Event, NewTokens, Timings
-from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
-from gpu_backend.step.sequence import FinishReason, Sequence
-from gpu_backend.step.step_outputs import SequenceOutput, StepOutputs
+from gpu_backend.step.messages import Embedding, Event, FinishReason, NewTokens, Timings
+from gpu_backend.step.plan import SequenceOutput, SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.step.sequence import Sequence
 
 
 class OutputProcessor:
@@ -46,22 +45,22 @@ class OutputProcessor:
         owners = list(map(self._scheduler.running.by_id.get, [step.sequence_id for step in plan.sequences]))
         sizes = [step.num_tokens for step in plan.sequences]
         gpu_seconds_per_token = self._book(plan, result, owners, sizes)
-        outputs = StepOutputs(result)
-        is_plain = outputs.is_plain and self._scheduler.speculator is None
+        tokens, outputs = iter(result.token_ids), iter(result.outputs)
+        is_plain = not result.outputs and self._scheduler.speculator is None
         for step, sequence, size in zip(plan.sequences, owners, sizes, strict=True):
-            if is_plain and sequence is not None and sequence.first_token is not None and sequence.constraint is None:
-                # As most are: another token of a reply, and nothing else. What follows comes to the same.
-                sequence.gpu_seconds += gpu_seconds_per_token * size
-                if step.samples:
-                    events.append(self._accept_token(sequence, step, next(outputs.tokens)))
-                else:  # computed again after it was preempted
-                    self._scheduler.advance(sequence, step.start + len(step.token_ids))
-                continue
-            output = outputs.take(step)
             if sequence is not None:
-                if sequence.admitted is None:
-                    sequence.admitted = planned
-                sequence.gpu_seconds += gpu_seconds_per_token * size
+                times = sequence.times
+                times.gpu_seconds += gpu_seconds_per_token * size
+                if is_plain and times.first_token is not None and sequence.constraint is None:
+                    # As most are: another token of a reply, and nothing else. What follows comes to the same.
+                    if step.samples:
+                        events.append(self._accept_token(sequence, step, next(tokens)))
+                    else:  # computed again after it was preempted
+                        self._scheduler.advance(sequence, step.start + len(step.token_ids))
+                    continue
+                times.admitted = planned if times.admitted is None else times.admitted
+            output = next(outputs, None) or SequenceOutput((next(tokens),) if step.samples else ())
+            if sequence is not None:
                 events += self._accept_output(sequence, step, output, now)
         return events
 
@@ -76,7 +75,7 @@ class OutputProcessor:
         num_tokens = sum(step.num_tokens for step, _ in staying)
         self._meter.count_failed_step(seconds if staying else 0.0)
         for step, sequence in staying:
-            sequence.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
+            sequence.times.gpu_seconds += seconds / num_tokens * step.num_tokens * self._num_ranks
         problem = f"the engine could not compute this request ({type(error).__name__}: {error}); try again"
         leaving = list(self._scheduler.running) if plan.copies else [sequence for _, sequence in staying]
         self._scheduler.invalidate_copies(plan.copies)
@@ -89,14 +88,14 @@ class OutputProcessor:
     ) -> Event:
         """Let a sequence go without another token."""
         if sequence.pools:
-            return Embedding(sequence.request_id, (), self._leave(sequence), error or "the request was aborted")
+            return Embedding(sequence.request.request_id, (), self._leave(sequence), error or "the request was aborted")
         return NewTokens(
-            request_id=sequence.request_id,
+            request_id=sequence.request.request_id,
             reply_index=sequence.reply_index,
             token_ids=(),
             finish_reason=reason,
             cached_tokens=sequence.cached_tokens or 0,
-            gpu_seconds=sequence.gpu_seconds,
+            gpu_seconds=sequence.times.gpu_seconds,
             timings=self._leave(sequence),
             error=error,
             is_bad_grammar=is_bad_grammar,
@@ -110,13 +109,16 @@ class OutputProcessor:
         ``sizes`` are the tokens computed for each of the plan's sequences.
         """
         scheduler = self._scheduler
-        outputs = result.counts or (1,) * len(result.token_ids)
-        computed, gained = sum(sizes), sum(outputs)
-        num_staying, by_drafts = computed, gained - len(outputs)
+        counts = [1] * len(result.token_ids)
+        if result.outputs:
+            each = zip(plan.sequences, result.outputs, strict=True)
+            counts = [len(output.token_ids) for step, output in each if step.samples]
+        computed, gained = sum(sizes), sum(counts)
+        num_staying, by_drafts = computed, gained - len(counts)
         if not all(owners):
             num_staying = sum(size for size, owner in zip(sizes, owners, strict=True) if owner)
             samplers = [owner for step, owner in zip(plan.sequences, owners, strict=True) if step.samples]
-            of_staying = [output for output, owner in zip(outputs, samplers, strict=True) if owner]
+            of_staying = [count for count, owner in zip(counts, samplers, strict=True) if owner]
             gained, by_drafts = sum(of_staying), sum(of_staying) - len(of_staying)
         if scheduler.running.swapping is not None and scheduler.running.swapping.wants(plan.step) and plan.sequences:
             scheduler.running.swapping.learn(plan_work(plan.sequences), result.seconds)
@@ -151,13 +153,13 @@ class OutputProcessor:
         reason = sequence.append(token)
         self._scheduler.advance(sequence, step.start + len(step.token_ids))
         return NewTokens(
-            sequence.request_id,
+            sequence.request.request_id,
             sequence.reply_index,
             (token,),
             (),
             reason,
             sequence.cached_tokens or 0,
-            sequence.gpu_seconds,
+            sequence.times.gpu_seconds,
             self._leave(sequence) if reason else None,
         )
 
@@ -203,18 +205,18 @@ class OutputProcessor:
         reason: FinishReason | None,
         now: float,
     ) -> Event:
-        is_first = sequence.first_token is None
+        is_first = sequence.times.first_token is None
         if is_first:
-            sequence.first_token = now
-            sequence.first_token_step = self._meter.steps
+            sequence.times.first_token = now
+            sequence.times.first_token_step = self._meter.steps
         return NewTokens(
-            sequence.request_id,
+            sequence.request.request_id,
             sequence.reply_index,
             token_ids,
             logprobs if sequence.sampling.logprobs is not None else (),
             reason,
             sequence.cached_tokens or 0,
-            sequence.gpu_seconds,
+            sequence.times.gpu_seconds,
             self._leave(sequence) if reason else None,
             prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
         )
@@ -230,20 +232,10 @@ class OutputProcessor:
         # The mean's divisor cancels out against the norm.
         length = math.hypot(*sequence.hidden_sum) or 1.0
         vector = tuple(value / length for value in sequence.hidden_sum)
-        return [Embedding(sequence.request_id, vector, self._leave(sequence))]
+        return [Embedding(sequence.request.request_id, vector, self._leave(sequence))]
 
     def _leave(self, sequence: Sequence) -> Timings:
         """Free what a sequence holds, and say where its time went."""
         self._scheduler.remove(sequence)
         self._meter.finished += 1
-        end = self._clock()
-        admitted = end if sequence.admitted is None else sequence.admitted
-        first_token = end if sequence.first_token is None else sequence.first_token
-        steps = self._meter.steps if sequence.first_token_step is None else sequence.first_token_step
-        return Timings(
-            queue_ms=(admitted - sequence.arrived) * 1e3,
-            prefill_ms=(first_token - admitted) * 1e3,
-            decode_ms=(end - first_token) * 1e3,
-            gpu_seconds=sequence.gpu_seconds,
-            first_token_steps=steps - sequence.arrived_step,
-        )
+        return sequence.times.timings(self._clock(), self._meter.steps)

@@ -15,11 +15,12 @@ from gpu_backend.step.messages import (
     Embed,
     Embedding,
     Event,
+    FinishReason,
     Generate,
     NewTokens,
 )
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason, Sequence
+from gpu_backend.step.sequence import ReplyTimes, Sequence
 
 
 def find_problem(request: Generate | Embed, limits: Limits) -> str | None:
@@ -86,36 +87,22 @@ def refusal(request: Generate | Embed, problem: str, *, is_bad_grammar: bool = F
     ]
 
 
-def make_sequences(request: Generate | Embed, limits: Limits, ids: Iterator[int], now: float) -> list[Sequence]:
-    """Make the sequences of a request, one per reply, with the model's end tokens among their stop tokens."""
+def make_sequences(
+    request: Generate | Embed, limits: Limits, ids: Iterator[int], now: float, step: int
+) -> list[Sequence]:
+    """Make the sequences of a request that comes ``now``, after so many steps: one per reply, with the model's end
+    tokens among their stop tokens.
+    """
     if isinstance(request, Embed):
-        return [_sequence(request, SamplingParams(max_tokens=0), limits.max_model_len, next(ids), now)]
+        times = ReplyTimes(now, step)
+        return [Sequence(next(ids), request, SamplingParams(max_tokens=0), limits.max_model_len, times)]
     sampling = request.sampling
     if not sampling.ignore_eos:
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | limits.eos_token_ids)
     limit = min(len(request.prompt_token_ids) + sampling.max_tokens, limits.max_model_len)
-    numbers = range(request.first_reply, request.first_reply + request.n)
-    replies = [_sequence(request, sampling, limit, next(ids), now, number) for number in numbers]
+    replies = [
+        Sequence(next(ids), request, sampling, limit, ReplyTimes(now, step), number)
+        for number in range(request.first_reply, request.first_reply + request.n)
+    ]
     replies[0].token_ids.extend(request.resume_token_ids)
     return replies
-
-
-def _sequence(
-    request: Generate | Embed, sampling: SamplingParams, limit: int, sequence_id: int, now: float, reply_index: int = 0
-) -> Sequence:
-    return Sequence(
-        sequence_id=sequence_id,
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        sampling=sampling,
-        arrived=now,
-        limit=limit,
-        reply_index=reply_index,
-        tenant=request.tenant,
-        weight=request.weight,
-        tier=request.tier,
-        priority=PRIORITIES.index(request.priority),
-        adapter=request.adapter,
-        pools=isinstance(request, Embed),
-        prompt_marks=() if isinstance(request, Embed) else request.prompt_marks,
-    )

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -18,10 +19,11 @@ from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import Logprobs, Sampled, report_logprobs, sample
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import num_gained
-from gpu_backend.step.plan import SequenceStep, StepPlan, StepResult, TokenLogprob
+from gpu_backend.step.plan import SequenceOutput, SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.step.step_tensors import StepTensors
 
 
+@dataclass(eq=False)
 class DeviceStep:
     """One launched step: ``hidden`` (tokens, width) are its final hidden states, still being computed.
 
@@ -31,44 +33,28 @@ class DeviceStep:
     ``places`` are then its others'. ``counts`` are of the tokens that penalised steps follow.
     """
 
-    def __init__(
-        self,
-        plan: StepPlan,
-        tensors: StepTensors,
-        places: list[SequenceStep],
-        masks: Future[Tensor] | None,
-        model: Decoder,
-        hidden: Tensor,
-        spoilt: list[int],
-        block_size: int,
-        last_tokens: Tensor,
-        counts: TokenCounts,
-        timer: Timer,
-        roofline: Roofline | None = None,
-        drawing: Drawing | None = None,
-    ) -> None:
-        self._plan = plan
-        self._tensors = tensors
-        self._places = places
-        self._masks = masks
-        self._model = model
-        self._hidden = hidden
-        self._spoilt = spoilt
-        self._block_size = block_size
-        self._last_tokens = last_tokens
-        self._counts = counts
-        self._timer = timer
-        self._roofline = roofline
-        self._drawing = drawing
-        self._drawn: Tensor | None = None
-        self._finite: Tensor | None = None
-        self._logprobs: Logprobs | None = None
-        self._is_sampled = False
+    plan: StepPlan
+    tensors: StepTensors
+    places: list[SequenceStep]
+    masks: Future[Tensor] | None
+    model: Decoder
+    hidden: Tensor
+    spoilt: list[int]
+    block_size: int
+    last_tokens: Tensor
+    counts: TokenCounts
+    timer: Timer
+    roofline: Roofline | None = None
+    drawing: Drawing | None = None
+    _drawn: Tensor | None = None
+    _finite: Tensor | None = None
+    _logprobs: Logprobs | None = None
+    _is_sampled: bool = False
 
     @property
     def is_constrained(self) -> bool:
         """Whether some token is for a grammar to say, which may have to hear of the step before."""
-        return any(step.constraint for step in self._tensors.samplers)
+        return any(step.constraint for step in self.tensors.samplers)
 
     @torch.inference_mode()
     def sample(self) -> None:
@@ -76,12 +62,12 @@ class DeviceStep:
         if self._is_sampled:
             return
         self._is_sampled = True
-        tensors, hidden = self._tensors, self._hidden
-        if self._drawing is not None:
-            self._drawing.launch()
-            drawn = self._drawing.drawn
-            if self._places:
-                self._sample_others(self._drawing)
+        tensors, hidden = self.tensors, self.hidden
+        if self.drawing is not None:
+            self.drawing.launch()
+            drawn = self.drawing.drawn
+            if self.places:
+                self._sample_others(self.drawing)
             self._drawn = to_host(drawn) if drawn.is_cuda else drawn.clone()  # the next step writes over it
         else:
             if len(tensors.samplers) < len(hidden):  # else each row has logits, which tell of what is not finite
@@ -89,36 +75,36 @@ class DeviceStep:
             self._sample_rows()
         self._pooled = {step.sequence_id: to_host(hidden[rows].float().sum(0)) for step, rows in tensors.poolers}
         self._scored = {step.sequence_id: self._score(step, hidden[rows]) for step, rows in tensors.scorers}
-        self._timer.stop()
+        self.timer.stop()
 
     def _sample_rows(self) -> None:
-        tensors = self._tensors
+        tensors = self.tensors
         if tensors.samplers:
-            rows = self._hidden
+            rows = self.hidden
             if tensors.sample_rows is not None:
                 rows = rows.index_select(0, tensors.sample_rows)
             sampled = self._sample_places(rows)
-            if len(self._places) == len(tensors.samplers):  # which drafts hold is for the host to say
-                self._last_tokens.index_copy_(0, tensors.sampled_to, sampled.token_ids)
+            if len(self.places) == len(tensors.samplers):  # which drafts hold is for the host to say
+                self.last_tokens.index_copy_(0, tensors.sampled_to, sampled.token_ids)
             self._tokens, self._usable = to_host(sampled.token_ids), to_host(sampled.finite)
 
     def _sample_others(self, drawing: Drawing) -> None:
         """Sample again for steps that ask for more than a draw: their tokens take the place of those drawn."""
-        where = upload(drawing.where, self._hidden.device, torch.long)
-        sampled = self._sample_places(self._hidden.index_select(0, where))
-        self._last_tokens.index_copy_(0, self._tensors.sampled_to.index_select(0, where), sampled.token_ids)
+        where = upload(drawing.where, self.hidden.device, torch.long)
+        sampled = self._sample_places(self.hidden.index_select(0, where))
+        self.last_tokens.index_copy_(0, self.tensors.sampled_to.index_select(0, where), sampled.token_ids)
         drawing.drawn[:, :2].index_copy_(0, where, torch.stack([sampled.token_ids, sampled.finite], 1).int())
 
     def _sample_places(self, rows: Tensor) -> Sampled:
-        sampled = sample(self._model.logits(rows), self._places, self._counts, self._masks)
+        sampled = sample(self.model.logits(rows), self.places, self.counts, self.masks)
         self._logprobs = _to_host(sampled.logprobs) if sampled.logprobs else None
         return sampled
 
     def result(self) -> StepResult:
         """Wait for the copies, and read them."""
-        seconds = self._timer.wait()
-        plan, tensors = self._plan, self._tensors
-        least_seconds = self._roofline.least_seconds(plan.sequences) if self._roofline else 0.0
+        seconds = self.timer.wait()
+        plan, tensors = self.plan, self.tensors
+        least_seconds = self.roofline.least_seconds(plan.sequences) if self.roofline else 0.0
         if (plain := self._plain_tokens()) is not None:
             return StepResult(plan.step, plain, seconds, least_seconds=least_seconds)
         tokens, logprobs, failed = self._gained()
@@ -129,47 +115,41 @@ class DeviceStep:
             failed -= {step.sequence_id for step in retracted}
             for step in retracted:
                 tokens[step.sequence_id] = logprobs[step.sequence_id] = ()
-        samplers = [step.sequence_id for step in plan.sequences if step.samples]
-        has_drafts = any(step.num_draft_tokens or step.slack for step in tensors.samplers)
-        return StepResult(
-            step=plan.step,
-            token_ids=tuple(chain.from_iterable([tokens[id_] for id_ in samplers])),
-            logprobs=tuple(logprob for id_ in samplers for logprob in logprobs[id_]) if any(logprobs.values()) else (),
-            counts=tuple(len(tokens[id_]) for id_ in samplers) if has_drafts else (),
-            failed=frozenset(failed),
-            pooled=tuple(tuple(self._pooled[step.sequence_id].tolist()) for step in plan.sequences if step.pools),
-            scored=tuple(
-                tuple(score for part in self._scored[step.sequence_id] for score in part.read())
-                for step in plan.sequences
-                if step.targets
-            ),
-            seconds=seconds,
-            least_seconds=least_seconds,
+        outputs = tuple(
+            SequenceOutput(
+                tokens.get(step.sequence_id, ()),
+                logprobs.get(step.sequence_id, ()),
+                tuple(self._pooled[step.sequence_id].tolist()) if step.pools else (),
+                tuple([score for part in self._scored.get(step.sequence_id, ()) for score in part.read()]),
+                step.sequence_id in failed,
+            )
+            for step in plan.sequences
         )
+        return StepResult(plan.step, (), seconds, outputs, least_seconds)
 
     def _plain_tokens(self) -> tuple[int, ...] | None:
         """Return each sampling sequence's token, where all got one and nothing else, as in most steps."""
-        tensors = self._tensors
+        tensors = self.tensors
         if self._logprobs is not None or not tensors.samplers or tensors.poolers or tensors.scorers:
             return None
         sampled, usable = self._read()
         if len(sampled) != len(tensors.samplers) or not all(usable) or self._not_finite():
             return None
         token_of = dict(zip([step.sequence_id for step in tensors.samplers], sampled, strict=True))
-        return tuple([token_of[step.sequence_id] for step in self._plan.sequences if step.samples])
+        return tuple([token_of[step.sequence_id] for step in self.plan.sequences if step.samples])
 
     def _gained(self) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprob | None, ...]], set[int]]:
         """Return tokens and log-probabilities by sequence id, and the ids of those whose logits are not finite."""
         tokens: dict[int, tuple[int, ...]] = {}
         logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
         failed: set[int] = set()
-        if not self._tensors.samplers:
+        if not self.tensors.samplers:
             return tokens, logprobs, failed
         sampled, usable = self._read()
         reports = iter(self._logprobs.read() if self._logprobs is not None else ())
         first = 0
         known = iter(self._drawn[:, -2].tolist() if self._drawn is not None else ())
-        for step in self._tensors.samplers:
+        for step in self.tensors.samplers:
             places = step.num_draft_tokens + 1
             count = next(known) if self._drawn is not None else num_gained(step, sampled[first : first + places])
             tokens[step.sequence_id] = tuple(sampled[first : first + count])
@@ -184,32 +164,30 @@ class DeviceStep:
 
     def _read(self) -> tuple[list[int], list[bool]]:
         """Return the token drawn at each place, and whether its logits were numbers."""
-        if self._drawn is None or self._drawing is None:
+        if self._drawn is None or self.drawing is None:
             return self._tokens.tolist(), self._usable.tolist()
         width = self._drawn.shape[1] // 2 - 1
         tokens, usable = self._drawn[:, :width].flatten().tolist(), self._drawn[:, width : 2 * width].flatten().tolist()
-        if (rows := self._drawing.rows) is not None:
+        if (rows := self.drawing.rows) is not None:
             tokens, usable = [tokens[row] for row in rows], [usable[row] for row in rows]
         return tokens, usable
 
     def _retract(self, steps: list[SequenceStep]) -> None:
         """Note where these steps wrote keys and values: what is not a number would spoil all that comes later."""
         ids = {step.sequence_id for step in steps}
-        starts = (
-            self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self._tensors.steps]
-        )
-        for step, start in zip(self._tensors.steps, starts, strict=True):
+        starts = self._drawn[:, -1].tolist() if self._drawn is not None else [step.start for step in self.tensors.steps]
+        for step, start in zip(self.tensors.steps, starts, strict=True):
             if step.sequence_id in ids:
                 where = range(start, start + len(step.token_ids))
-                size = self._block_size
-                self._spoilt += [step.block_table[at // size] * size + at % size for at in where]
+                size = self.block_size
+                self.spoilt += [step.block_table[at // size] * size + at % size for at in where]
 
     def _score(self, step: SequenceStep, hidden: Tensor) -> list[Logprobs]:
         """Return the log-probability of each target, some rows at a time: all logits of a long prompt have no room."""
         targets = upload(step.targets, hidden.device, torch.long)
         wanted = step.sampling.prompt_logprobs or 0
         parts = zip(hidden.split(ROWS_TO_SCORE), targets.split(ROWS_TO_SCORE), strict=True)
-        return [_to_host(report_logprobs(self._model.logits(rows), own, [wanted] * len(own))) for rows, own in parts]
+        return [_to_host(report_logprobs(self.model.logits(rows), own, [wanted] * len(own))) for rows, own in parts]
 
     def _not_finite(self) -> set[int]:
         """Return the sequences with a hidden state which is not a number, before their blocks are shared.
@@ -218,7 +196,7 @@ class DeviceStep:
         """
         if self._finite is None or bool(self._finite.all()):
             return set()
-        steps = self._tensors.steps
+        steps = self.tensors.steps
         parts = self._finite.split([len(step.token_ids) for step in steps])
         return {step.sequence_id for step, rows in zip(steps, parts, strict=True) if not rows.all()}
 

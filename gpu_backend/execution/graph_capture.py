@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 Replay = Callable[[], None]
-
-
-class GraphCapture(Protocol):
-    """Captures what functions launch; what they allocate must stay where it is."""
-
-    def warm_up(self, act: Callable[[], None]) -> None:
-        """Do it as it will be captured: kernels get compiled and libraries ready, and want of memory shows."""
-        ...
-
-    def capture(self, act: Callable[[], None]) -> Replay:
-        """Return how to launch again what was warmed up."""
-        ...
 
 
 class CudaGraphCapture:
@@ -31,14 +18,14 @@ class CudaGraphCapture:
         self._side = torch.cuda.Stream(device)
 
     def warm_up(self, act: Callable[[], None]) -> None:
-        """Do it on the stream that captures."""
+        """Do it on the stream that captures: kernels get compiled and libraries ready, and want of memory shows."""
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
             act()
         torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def capture(self, act: Callable[[], None]) -> Replay:
-        """Capture a graph."""
+        """Return how to launch again what was warmed up; what it allocates must stay where it is."""
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
@@ -61,3 +48,6 @@ class EagerRerun:
     def capture(self, act: Callable[[], None]) -> Replay:
         """Return it."""
         return act
+
+
+GraphCapture = CudaGraphCapture | EagerRerun

@@ -205,14 +205,8 @@ class DecodeGraphs:
             token_ids=rows.token_ids[own],
             positions=rows.positions[:0],  # the model has seen them
             slots=rows.slots[own],
-            groups=(),
-            fresh_blocks=None,
-            samplers=steps,
-            sample_rows=None,
             sampled_to=self._inputs_of(size)[: len(steps), 0],
-            unknown=None,
-            poolers=(),
-            scorers=(),
+            samplers=steps,
         )
         others = tuple(steps[place] for place in where)
         drawn = Drawing(drawing, rows.drawn[: len(steps)], filled, others, where) if is_drawn else None
@@ -300,14 +294,8 @@ class DecodeGraphs:
             token_ids=rows.token_ids,
             positions=rows.positions,
             slots=rows.slots,
-            groups=(layout,),
-            fresh_blocks=None,
-            samplers=(),
-            sample_rows=None,
             sampled_to=rows.positions,
-            unknown=None,
-            poolers=(),
-            scorers=(),
+            groups=(layout,),
             adapters=self._slots[: places * width] if adapted else None,
         )
         self._hidden[: places * width].copy_(self._model.hidden_states(tensors, self._kv_cache, self._kv_scales))

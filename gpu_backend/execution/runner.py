@@ -50,6 +50,7 @@ from gpu_backend.step.plan import (
     SequenceStep,
     StepPlan,
     StepResult,
+    StepRunner,
 )
 from gpu_backend.step.step_tensors import build_tensors
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class Runner:
+class Runner(StepRunner):
     """The model and its KV cache on one device. Raises ``UnsupportedModel`` if the checkpoint cannot be served."""
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, ranks: Ranks | None = None) -> None:
@@ -73,6 +74,7 @@ class Runner:
         self._ranks = ranks
         self._leads = ranks is None or ranks.rank == 0
         self.device = _choose_device(config.device.device, ranks.rank if ranks else 0)
+        self.is_asynchronous = self.device.type == "cuda"  # it computes while the host goes on
         self.dtype = DTYPES.get(config.device.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.block_size = config.cache.block_size
         self._most_tokens = config.steps.max_num_batched_tokens
@@ -117,6 +119,8 @@ class Runner:
             )
             self._counts = TokenCounts(config.steps.max_num_seqs, model_config.vocab_size, self.device)
             self.graphs = self._make_graphs(config)
+            if self.graphs is not None and self._device_state.has_texts:
+                self.most_ahead = self.graphs.sizes.most_ahead
             if self._draft_model is not None:
                 placement = self._placement.of(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
                 graphs = self._draft_graphs if self.graphs is not None else None
@@ -128,16 +132,6 @@ class Runner:
         # Each rank's layers, bytes of weights, and of the KV cache.
         mine = (layers, num_bytes(self._model), self.kv_cache.nbytes)
         self.parts_of_ranks: list[tuple[range, int, int]] = ranks.gather(mine) if ranks else [mine]
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether the device computes while the host goes on."""
-        return self.device.type == "cuda"
-
-    @property
-    def most_ahead(self) -> int:
-        """How many decodes may be drafted for before the last step's result is read."""
-        return self.graphs.sizes.most_ahead if self.graphs is not None and self._device_state.has_texts else 0
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""

@@ -36,7 +36,7 @@ class BlockTables:
         if sequence.unscored_from is not None:  # what comes out of the cache has no logits
             findable = min(findable, sequence.unscored_from // self._blocks.block_size)
         if not sequence.pools:
-            self._blocks.note_request(sequence.tenant, sequence.weight)
+            self._blocks.note_request(sequence.tenant, sequence.request.weight)
             self.extend_hashes(sequence)
         needed = self._blocks.blocks_for(len(sequence.token_ids))
         allocation = self._blocks.allocate_table(sequence.block_hashes[:findable], needed, headroom, sequence.tenant)
@@ -90,7 +90,7 @@ class BlockTables:
     def extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: none finds those of another tenant, but declared beginnings, or adapter."""
         blocks, salt = self._blocks, self._salt_of(sequence)
-        shared = blocks.shared if sequence.adapter is None else frozenset()
+        shared = blocks.shared if sequence.request.adapter is None else frozenset()
         extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, shared)
 
     def release(self, sequence: Sequence) -> None:
@@ -111,8 +111,9 @@ class BlockTables:
         return True
 
     def _salt_of(self, sequence: Sequence) -> bytes:
-        owner = f"tenant {sequence.tenant}" if self._prefix_caching else f"request {sequence.request_id}"
-        return _salt_of(owner if sequence.adapter is None else f"adapter {sequence.adapter.number} {owner}")
+        request = sequence.request
+        owner = f"tenant {request.tenant}" if self._prefix_caching else f"request {request.request_id}"
+        return _salt_of(owner if request.adapter is None else f"adapter {request.adapter.number} {owner}")
 
     def _describe(self, log: BlockLog, sequence: Sequence, index: int) -> None:
         """Say what a block holds, and whose it is where those before it are shared by all."""
@@ -121,7 +122,7 @@ class BlockTables:
         begins = hashes[index] not in shared and (parent is None or parent in shared)
         tokens = sequence.token_ids[index * size : (index + 1) * size]
         owner = self._salt_of(sequence).hex() if begins else None
-        log.describe(hashes[index], parent, tokens, owner, sequence.adapter)
+        log.describe(hashes[index], parent, tokens, owner, sequence.request.adapter)
 
     def _mark(self, log: BlockLog, sequence: Sequence, start: int, end: int) -> None:
         """Say which marks of the prompt's beginnings end in its blocks from ``start`` to before ``end``."""

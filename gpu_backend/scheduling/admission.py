@@ -261,7 +261,7 @@ class Admission:
         oldest = self.queues["batch"].first()
         if oldest is None:
             return None
-        oldest.tenancy.is_aged = now - max(oldest.arrived, self._batch_admitted) >= self._patience
+        oldest.tenancy.is_aged = now - max(oldest.times.arrived, self._batch_admitted) >= self._patience
         return oldest if oldest.tenancy.is_aged else None
 
     def _reconsider(self) -> None:

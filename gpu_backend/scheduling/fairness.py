@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 
+from gpu_backend.step.messages import PRIORITIES
 from gpu_backend.step.sequence import Sequence
 
 PROMPT_TOKEN = 1.0  # service of computing one token of a prompt; one found in the cache is none
@@ -85,8 +86,8 @@ class FairQueue:
         account = self._accounts.get(sequence.tenant)
         if account is None:
             self._forget_idle()
-            account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.weight, self.clock)
-        account.weight = sequence.weight
+            account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.request.weight, self.clock)
+        account.weight = sequence.request.weight
         place = len(account.newcomers)
         while place and _gives_way(account.newcomers[place - 1], sequence):
             place -= 1
@@ -270,4 +271,5 @@ class FairQueue:
 
 
 def _gives_way(earlier: Sequence, later: Sequence) -> bool:
-    return earlier.priority < later.priority and earlier.tenancy.passed < MOST_PASSED
+    first, second = (PRIORITIES.index(sequence.request.priority) for sequence in (earlier, later))
+    return first < second and earlier.tenancy.passed < MOST_PASSED

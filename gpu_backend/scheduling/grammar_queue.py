@@ -8,8 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from gpu_backend.step.grammar import TOO_SLOW, BadGrammar, Constraint, GrammarCompiler
-from gpu_backend.step.messages import Event, Generate, NewTokens
-from gpu_backend.step.sequence import FinishReason, Sequence
+from gpu_backend.step.messages import Event, FinishReason, Generate, NewTokens
+from gpu_backend.step.sequence import Sequence
 
 NOT_HERE = "this engine was started without a tokenizer for grammars"
 

@@ -82,4 +82,4 @@ class LoadMeter:
 def _adapters(scheduler: Scheduler, *, running: bool) -> tuple[str, ...]:
     """Return the names of the adapters of replies that run, or of those that wait."""
     replies = [reply for reply in scheduler.replies if (reply.status is Status.RUNNING) == running]
-    return tuple(sorted({reply.adapter.name for reply in replies if reply.adapter is not None}))
+    return tuple(sorted({reply.request.adapter.name for reply in replies if reply.request.adapter is not None}))

@@ -26,7 +26,7 @@ class Shares:
         """Return the share of a sequence's tenant, if it held so much more than it does."""
         slots, blocks = self._held.get(sequence.tenant, (0, 0))
         largest = max((slots + more_slots) / self._num_slots, (blocks + more_blocks) / self._num_blocks)
-        return largest / sequence.weight
+        return largest / sequence.request.weight
 
     def without(self, sequence: Sequence) -> float:
         """Return what would be the share of a running sequence's tenant without it."""

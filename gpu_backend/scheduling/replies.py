@@ -27,7 +27,7 @@ class RequestReplies:
         leader, *leader.followers = replies
         for follower in leader.followers:
             follower.status = Status.FOLLOWING
-        self._by_request[leader.request_id] = list(replies)
+        self._by_request[leader.request.request_id] = list(replies)
         return leader
 
     def of(self, request_id: str, reply_index: int | None = None) -> list[Sequence]:
@@ -37,10 +37,10 @@ class RequestReplies:
 
     def remove(self, sequence: Sequence) -> list[Sequence]:
         """Let a reply go; return the one, if any, that now has to compute the prompt in its place."""
-        replies = self._by_request[sequence.request_id]
+        replies = self._by_request[sequence.request.request_id]
         replies.remove(sequence)
         if not replies:
-            del self._by_request[sequence.request_id]
+            del self._by_request[sequence.request.request_id]
         for leader in replies:
             if sequence in leader.followers:
                 leader.followers.remove(sequence)

@@ -81,22 +81,11 @@ class Scheduler:
         goes_ahead = speculator is not None and speculator.goes_ahead(running, self.replies)
         if speculator is not None and not may_preempt and not goes_ahead and speculator.waits_for_tokens(running):
             return None
-
-        # Room for those that wait, then for those that run. Where there is none, a sequence is preempted.
-        for_tier = self.admission.preempt_for_tier(running.values())
-        leaving = for_tier or self.admission.preempt_for_starved(running.values())
-        if leaving and not may_preempt:
+        if not self._preempt_for_waiting(may_preempt):
             return None
-        for sequence in leaving:
-            self._preempt(sequence, for_starved=not for_tier)
         num_preempted = self.running.num_preempted
-        for sequence in list(running.values()):
-            if len(sequence.block_table) * size > sequence.num_computed or not sequence.num_to_plan:
-                continue
-            while sequence.sequence_id in running and not self.tables.grow(sequence):
-                if not may_preempt:
-                    return None
-                self._preempt(self.admission.preempt_for_memory(running.values()))
+        if not self._grow_running(may_preempt):
+            return None
 
         # Decodes, then chunks of prompts, then what is let in: nothing where those that run had too little room.
         self._step += 1
@@ -112,10 +101,30 @@ class Scheduler:
         if speculator is not None:
             goes_ahead = goes_ahead and len(decodes) == len(steps)
             knows_tokens = may_preempt or goes_ahead
-            steps = speculator.extend(
-                steps, running, self.blocks, self._step, goes_ahead=goes_ahead, knows_tokens=knows_tokens
-            )
+            steps = speculator.extend(steps, running, self.blocks, self._step, goes_ahead, knows_tokens)
         return StepPlan(self._step, tuple(steps), self.blocks.take_copies())
+
+    def _preempt_for_waiting(self, may_preempt: bool) -> bool:
+        """Preempt for those that wait and go before; say whether all that must be preempted could be."""
+        for_tier = self.admission.preempt_for_tier(self.running.by_id.values())
+        leaving = for_tier or self.admission.preempt_for_starved(self.running.by_id.values())
+        if leaving and not may_preempt:
+            return False
+        for sequence in leaving:
+            self._preempt(sequence, for_starved=not for_tier)
+        return True
+
+    def _grow_running(self, may_preempt: bool) -> bool:
+        """Give running sequences the blocks that their next tokens need, preempting for them; say whether all have."""
+        running, size = self.running.by_id, self.blocks.block_size
+        for sequence in list(running.values()):
+            if len(sequence.block_table) * size > sequence.num_computed or not sequence.num_to_plan:
+                continue
+            while sequence.sequence_id in running and not self.tables.grow(sequence):
+                if not may_preempt:
+                    return False
+                self._preempt(self.admission.preempt_for_memory(running.values()))
+        return True
 
     def advance(self, sequence: Sequence, end: int) -> None:
         """Record that a running sequence's first ``end`` tokens are computed; full blocks can be found from now on."""

@@ -32,8 +32,8 @@ from gpu_backend.server.wire import (
     chat_logprobs,
 )
 from gpu_backend.step.adapter import Adapter
+from gpu_backend.step.messages import FinishReason
 from gpu_backend.step.sampling_params import Grammar
-from gpu_backend.step.sequence import FinishReason
 from protocol.chat import ChatRequest
 from protocol.errors import invalid_param
 from protocol.serving.off_loop import off_loop

@@ -18,10 +18,9 @@ from gpu_backend.server.reply import Piece, ReplyWriter
 from gpu_backend.server.requests.bodies import Sender
 from gpu_backend.server.wire import UsageBody
 from gpu_backend.step.adapter import Adapter
-from gpu_backend.step.messages import Embedding, Generate, NewTokens
+from gpu_backend.step.messages import Embedding, FinishReason, Generate, NewTokens
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from protocol.errors import invalid_param
 from protocol.serving.prompt_marks import tokens_of_marks
 

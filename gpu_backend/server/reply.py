@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from gpu_backend.server.checkpoint.harmony import HarmonyDetokenizer
 from gpu_backend.server.checkpoint.tokens import Detokenizer, StopStrings, TextCodec
-from gpu_backend.step.messages import NewTokens, Timings
+from gpu_backend.step.messages import FinishReason, NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from protocol.errors import invalid_param
 
 

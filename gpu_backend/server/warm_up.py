@@ -12,9 +12,8 @@ from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.requests.prompts import encode_chat, encode_prompts, render_chat
-from gpu_backend.step.messages import Generate, NewTokens
+from gpu_backend.step.messages import FinishReason, Generate, NewTokens
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from protocol.chat import Message
 
 log = logging.getLogger("gpu_backend")

@@ -14,10 +14,9 @@ from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, plan_work
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.messages import Event, Generate, NewTokens, Refused
+from gpu_backend.step.messages import Event, FinishReason, Generate, NewTokens, Refused
 from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 
 LOOK_EVERY = 16  # steps between two looks at the counters of service
 END = 0  # the token id that ends a reply

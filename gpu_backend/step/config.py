@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.cost import StepCost
@@ -244,16 +244,7 @@ class EngineConfig:
         return self.steps.max_num_batched_tokens if lead is None else lead
 
 
-PARTS = (
-    CheckpointConfig,
-    DeviceConfig,
-    CacheConfig,
-    PrefixConfig,
-    StepConfig,
-    FairnessConfig,
-    SpeculationConfig,
-    LoraConfig,
-)
+PARTS: tuple[Any, ...] = tuple(get_type_hints(EngineConfig).values())[:-1]  # whose settings have names of their own
 
 
 def engine_config(model: str, **settings: Any) -> EngineConfig:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000  # of a tenant, whose service is divided by it
 PRIORITIES = ("low", "normal", "high")  # of a request among its tenant's
@@ -93,6 +93,15 @@ class Timings:
     decode_ms: float
     gpu_seconds: float
     first_token_steps: int = 0
+
+
+class FinishReason(StrEnum):
+    """Why a sequence stopped."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token, or a stop string seen by the front end
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    ABORT = "abort"  # the caller left or cancelled
+    ERROR = "error"  # this request alone could not be served; the engine goes on
 
 
 @dataclass(slots=True)  # never changed; frozen, it takes five times as long to make, hundreds a step

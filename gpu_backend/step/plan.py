@@ -130,25 +130,32 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step brought one sequence.
+
+    With drafts these are one token more than held; none at all means that its numbers were not finite: it keeps what it
+    had, and is to be computed again without drafts.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    hidden_sum: tuple[float, ...] = ()  # of a sequence that ``pools``, after the final norm
+    scores: tuple[TokenLogprob, ...] = ()  # of its ``targets``
+    has_failed: bool = False  # its numbers were not finite: it fails alone
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """The next tokens of each sequence of the plan that ``samples``, in the plan's order.
+    """The next token of each sequence of the plan that ``samples``, in the plan's order.
 
-    ``counts`` says how many each one has; empty: one. A sequence with drafts has one more than held; none at all means
-    that its numbers were not finite: it keeps what it had, and is to be computed again without drafts.
-
-    ``failed`` names sequences whose numbers were not finite: they fail alone. ``seconds`` is the device time of the
-    step, ``least_seconds`` what it could be at best; 0: not known. ``pooled`` has one sum of hidden states, after
-    the final norm, for each sequence that ``pools``, in the plan's order.
+    Where some sequence got more than that, or less, there are ``outputs`` instead, one for each of the plan.
+    ``seconds`` is the device time of the step, ``least_seconds`` what it could be at best; 0: not known.
     """
 
     step: int
     token_ids: tuple[int, ...]
     seconds: float
-    logprobs: tuple[TokenLogprob | None, ...] = ()
-    failed: frozenset[int] = frozenset()
-    pooled: tuple[tuple[float, ...], ...] = ()
-    scored: tuple[tuple[TokenLogprob, ...], ...] = ()  # the targets of each sequence that has any, in the plan's order
-    counts: tuple[int, ...] = ()  # of ``token_ids`` and ``logprobs``, for each sequence that ``samples``
+    outputs: tuple[SequenceOutput, ...] = ()
     least_seconds: float = 0.0
 
 
@@ -168,27 +175,17 @@ class Launched(Protocol):
         ...
 
 
-class StepRunner(Protocol):
-    """Computes step plans; the real one is ``runner.Runner``.
+class StepRunner(ABC):
+    """Computes step plans; the real one is ``runner.Runner``. Steps are computed in the order of their launches."""
 
-    Steps are computed in the order of their launches. ``is_asynchronous`` says whether ``launch`` comes back before the
-    step is computed, so that there is something to gain by launching a step before the last one's result is read. Of up
-    to ``most_ahead`` decodes the device itself makes drafts, and knows where the next step begins; 0: of none.
-    """
+    # Whether ``launch`` comes back before the step is computed, so that there is something to gain by launching a step
+    # before the last one's result is read.
+    is_asynchronous = False
+    most_ahead = 0  # decodes that the device drafts for by itself, and of which it knows where the next step begins
 
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether ``launch`` comes back early."""
-        ...
-
-    @property
-    def most_ahead(self) -> int:
-        """How many decodes may be drafted for before the last step's result is read."""
-        ...
-
+    @abstractmethod
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to compute a step. Raises what went wrong: for this step alone, or ``DeviceLost`` for all."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +202,8 @@ class Computed:
         return self.outcome
 
 
-class AtOnce(ABC):
+class AtOnce(StepRunner):
     """A runner that computes a step when it is launched: all of it is ``run``."""
-
-    is_asynchronous = False
-    most_ahead = 0
 
     @abstractmethod
     def run(self, plan: StepPlan) -> StepResult:

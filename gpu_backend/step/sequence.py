@@ -7,22 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from gpu_backend.step.adapter import NONE, Adapter
+from gpu_backend.step.adapter import NONE
 from gpu_backend.step.draft_record import DraftRecord
+from gpu_backend.step.messages import Embed, FinishReason, Generate, Timings
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from gpu_backend.step.grammar import Constraint
-
-
-class FinishReason(StrEnum):
-    """Why a sequence stopped."""
-
-    STOP = "stop"  # an end-of-sequence token, a stop token, or a stop string seen by the front end
-    LENGTH = "length"  # max_tokens, or the model's context is full
-    ABORT = "abort"  # the caller left or cancelled
-    ERROR = "error"  # this request alone could not be served; the engine goes on
 
 
 class Status(StrEnum):
@@ -55,6 +47,30 @@ class Tenancy:
     preempted_for_starved: bool = False  # it waits because it was preempted for such a one
 
 
+@dataclass(slots=True)
+class ReplyTimes:
+    """When what happened to a sequence, in clock readings and in steps that had been computed."""
+
+    arrived: float
+    arrived_step: int = 0
+    admitted: float | None = None
+    first_token: float | None = None
+    first_token_step: int | None = None
+    gpu_seconds: float = 0.0  # its part of every step that computed for it
+
+    def timings(self, now: float, step: int) -> Timings:
+        """Return where its time went, if it ends now."""
+        admitted = now if self.admitted is None else self.admitted
+        first_token = now if self.first_token is None else self.first_token
+        return Timings(
+            queue_ms=(admitted - self.arrived) * 1e3,
+            prefill_ms=(first_token - admitted) * 1e3,
+            decode_ms=(now - first_token) * 1e3,
+            gpu_seconds=self.gpu_seconds,
+            first_token_steps=(step if self.first_token_step is None else self.first_token_step) - self.arrived_step,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One reply, or one prompt to embed: its tokens, its blocks, and the clock readings its timings come from.
@@ -66,18 +82,12 @@ class Sequence:
     """
 
     sequence_id: int
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    arrived: float
+    request: Generate | Embed
+    sampling: SamplingParams  # the request's, the model's end tokens among its stop tokens
     limit: int  # tokens, prompt and reply together, at which it ends at the latest
+    times: ReplyTimes
     reply_index: int = 0
-    tenant: str = ""
-    weight: float = 1.0
-    tier: str = "interactive"
-    priority: int = 1  # higher ones of its tenant's go first, for a while
-    adapter: Adapter | None = None
-    pools: bool = False  # an embedding: hidden states are summed, nothing is sampled
+    pools: bool = field(init=False)  # an embedding: hidden states are summed, nothing is sampled
     status: Status = Status.WAITING
     token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -89,24 +99,18 @@ class Sequence:
     swapped: tuple[int, ...] = ()  # host blocks that hold its computed tokens while it waits; none: nothing does
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks, as far as known
     num_published: int = 0  # leading blocks that others may find by hash
-    prompt_marks: tuple[tuple[int, int], ...] = ()  # of its beginnings, and how many tokens each has
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     tenancy: Tenancy = field(default_factory=Tenancy)
     followers: list[Sequence] = field(default_factory=list)  # replies that wait to share this one's prompt
     hidden_sum: list[float] = field(default_factory=list)  # of an embedding, over the tokens computed so far
-    admitted: float | None = None
-    first_token: float | None = None
-    arrived_step: int = 0  # steps that had been computed when it came
-    first_token_step: int | None = None
-    gpu_seconds: float = 0.0
     constraint: Constraint | None = None  # where ``token_ids`` stand in the grammar
     prompt_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens from the second on
     draft_record: DraftRecord | None = None  # how its drafts went; None until it is asked for one
 
     def __post_init__(self) -> None:
-        if not self.token_ids:
-            self.token_ids = list(self.prompt_token_ids)
-        self.tenancy.since = self.arrived
+        self.pools = isinstance(self.request, Embed)
+        self.token_ids = self.token_ids or list(self.request.prompt_token_ids)
+        self.tenancy.since = self.times.arrived
 
     @property
     def is_preempted(self) -> bool:
@@ -114,14 +118,29 @@ class Sequence:
         return self.status in (Status.PREEMPTED, Status.SWAPPED)
 
     @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.request.tenant
+
+    @property
+    def tier(self) -> str:
+        """In which queue it waits."""
+        return self.request.tier
+
+    @property
+    def prompt_marks(self) -> tuple[tuple[int, int], ...]:
+        """Marks of its prompt's beginnings, and how many tokens each has."""
+        return () if isinstance(self.request, Embed) else self.request.prompt_marks
+
+    @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
+        return len(self.request.prompt_token_ids)
 
     @property
     def num_generated(self) -> int:
         """Tokens of the reply so far, those of another replica included."""
-        return len(self.token_ids) - len(self.prompt_token_ids)
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def remaining(self) -> int:
@@ -170,13 +189,13 @@ class Sequence:
             self.reply_index,
             self.pools,
             self.num_prompt,
-            self.prompt_token_ids[start + 1 : end + 1] if scores else (),
+            self.request.prompt_token_ids[start + 1 : end + 1] if scores else (),
             self.constraint if samples else None,
             row=self.row,
             slack=slack,
             text=text,
             text_start=text_start,
-            adapter=NONE if self.adapter is None else self.adapter.number,
+            adapter=NONE if self.request.adapter is None else self.request.adapter.number,
         )
 
     def append(self, token_id: int) -> FinishReason | None:

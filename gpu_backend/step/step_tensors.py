@@ -24,14 +24,14 @@ class StepTensors:
     token_ids: Tensor  # (tokens,)
     positions: Tensor  # (tokens,)
     slots: Tensor  # (tokens,): block · block_size + offset
-    groups: tuple[AttentionGroup | PagedLayout, ...]  # layouts on a GPU
-    fresh_blocks: Tensor | None  # partly written in this step, and never before by their owner
-    samplers: tuple[SequenceStep, ...]  # sequences that get a next token
-    sample_rows: Tensor | None  # the rows of each one's last known token and drafts; None: all rows, in order
-    sampled_to: Tensor  # where in the table of last tokens each one's is kept
-    unknown: tuple[Tensor, Tensor] | None  # rows whose token is in that table, and where
-    poolers: tuple[tuple[SequenceStep, slice], ...]  # embeddings, with their rows
-    scorers: tuple[tuple[SequenceStep, slice], ...]  # sequences with prompt tokens to score, with these rows
+    sampled_to: Tensor  # where in the table of last tokens each sampler's is kept
+    groups: tuple[AttentionGroup | PagedLayout, ...] = ()  # layouts on a GPU
+    samplers: tuple[SequenceStep, ...] = ()  # sequences that get a next token
+    sample_rows: Tensor | None = None  # the rows of each one's last known token and drafts; None: all rows, in order
+    fresh_blocks: Tensor | None = None  # partly written in this step, and never before by their owner
+    unknown: tuple[Tensor, Tensor] | None = None  # rows whose token is in the table of last tokens, and where
+    poolers: tuple[tuple[SequenceStep, slice], ...] = ()  # embeddings, with their rows
+    scorers: tuple[tuple[SequenceStep, slice], ...] = ()  # sequences with prompt tokens to score, with these rows
     adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
 
 

@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
-from gpu_backend.step.messages import Command, Event, Generate, NewTokens, Timings
+from gpu_backend.step.messages import Command, Event, FinishReason, Generate, NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
-from gpu_backend.step.sequence import FinishReason
 from router.catalog.targets import Endpoint
 from tests.support.cut_replica import WAYS, CutReplica
 from tests.support.fake_engine import FakeEngine, silent

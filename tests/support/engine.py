@@ -28,10 +28,10 @@ from gpu_backend.step.config import KvEventsConfig, engine_config
 from gpu_backend.step.cost import ASSUMED_COSTS, StepCost
 from gpu_backend.step.grammar import Constraint, GrammarCompiler
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.messages import Command, Embedding, Event, Generate, NewTokens
-from gpu_backend.step.plan import UNKNOWN, AtOnce, SequenceStep, StepPlan, StepResult
+from gpu_backend.step.messages import Command, Embedding, Event, FinishReason, Generate, NewTokens
+from gpu_backend.step.plan import UNKNOWN, AtOnce, SequenceOutput, SequenceStep, StepPlan, StepResult
 from gpu_backend.step.sampling_params import Grammar, SamplingParams
-from gpu_backend.step.sequence import FinishReason, Sequence
+from gpu_backend.step.sequence import Sequence
 
 CPU = torch.device("cpu")
 DRAFT_SHARE = 0.05  # tiny draft models are as large as their models; drafting must seem to pay all the same
@@ -89,23 +89,21 @@ class CountingRunner(AtOnce):
             for position, token in enumerate(step.token_ids, step.start):
                 token = self._sampled[step.row] if token == UNKNOWN else token
                 self._slots[self._slot(step.block_table, position)] = token
-        tokens: list[int] = []
-        counts: list[int] = []
+        outputs: list[SequenceOutput] = []
         for step in plan.sequences:
+            tokens: tuple[int, ...] = ()
             if step.samples:
                 end = step.start + len(step.token_ids)
                 context = [self._slots[self._slot(step.block_table, i)] for i in range(end)]
                 sampled = [next_token(context[:i]) for i in range(end - step.num_draft_tokens, end + 1)]
-                counts.append(num_gained(step, sampled))
-                tokens += sampled[: counts[-1]]
+                tokens = tuple(sampled[: num_gained(step, sampled)])
                 self._sampled[step.row] = tokens[-1]
-                self._starts[step.row] = step.start + counts[-1]
+                self._starts[step.row] = step.start + len(tokens)
                 if is_ahead:
-                    self._texts[step.row] |= dict(enumerate(sampled[: counts[-1]], step.start + 1))
-        pooled = tuple(
-            (float(sum(step.token_ids)), float(len(step.token_ids))) for step in plan.sequences if step.pools
-        )
-        return StepResult(plan.step, tuple(tokens), self.seconds(plan), pooled=pooled, counts=tuple(counts))
+                    self._texts[step.row] |= dict(enumerate(tokens, step.start + 1))
+            hidden = (float(sum(step.token_ids)), float(len(step.token_ids))) if step.pools else ()
+            outputs.append(SequenceOutput(tokens, hidden_sum=hidden))
+        return StepResult(plan.step, (), self.seconds(plan), tuple(outputs))
 
     def _place(self, step: SequenceStep) -> SequenceStep:
         """Say where a step begins, and draft: the runner knows, whatever the host does."""
@@ -240,7 +238,7 @@ def draft_from(loop: EngineLoop, replies: Mapping[tuple[str, int], Iterable[int]
 
     def propose(sequence: Sequence, count: int) -> tuple[int, ...]:
         made = sequence.num_generated
-        right = known[sequence.request_id, sequence.reply_index][made : made + count]
+        right = known[sequence.request.request_id, sequence.reply_index][made : made + count]
         return tuple(token if dice.random() < share else (token + 1) % 250 for token in right)
 
     assert loop.scheduler.speculator is not None

@@ -9,8 +9,18 @@ from dataclasses import replace
 
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost
-from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Ready, Timings
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import (
+    Abort,
+    Command,
+    Embed,
+    Embedding,
+    Event,
+    FinishReason,
+    Generate,
+    NewTokens,
+    Ready,
+    Timings,
+)
 
 TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, decode_ms=3.0, gpu_seconds=0.25, first_token_steps=2)
 COST = StepCost(fixed=0.001, weights=0.01, token=0.0001, context=1e-7, pair=0.0)

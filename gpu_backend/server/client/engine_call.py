@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpu_backend.server.client.errors import EngineFailed
-from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Generate, NewTokens, Timings
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import Abort, Command, Embed, Embedding, FinishReason, Generate, NewTokens, Timings
 from protocol.errors import Overloaded
 
 

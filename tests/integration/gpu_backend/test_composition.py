@@ -23,9 +23,8 @@ from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.grammar import is_available
 from gpu_backend.step.limits import Limits
-from gpu_backend.step.messages import Abort, Generate
+from gpu_backend.step.messages import Abort, FinishReason, Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.composition import APART, ENGINE_FEATURES, EXACT
 from tests.support.engine import Answer, collect, draft_from, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model

@@ -24,13 +24,13 @@ from gpu_backend.step.messages import (
     Embed,
     Embedding,
     Event,
+    FinishReason,
     Generate,
     LoadReport,
     NewTokens,
     Ready,
 )
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import answer_all, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_backend.step.messages import Abort, Embed, Generate
+from gpu_backend.step.messages import Abort, Embed, FinishReason, Generate
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import Answer, answer_all, collect, expect_short_replies, finish, greedy, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 

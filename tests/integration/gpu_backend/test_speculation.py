@@ -21,10 +21,9 @@ from gpu_backend.sampling.sampler import Sampled, sample
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import ReplyWriter, join_replies
 from gpu_backend.step.grammar import is_available
-from gpu_backend.step.messages import Abort, Command, Embed, Generate
+from gpu_backend.step.messages import Abort, Command, Embed, FinishReason, Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.composition import EXACT, OFF
 from tests.support.engine import Answer, answer_all, collect, draft_from, expect_short_replies, finish, model_loop
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
@@ -345,8 +344,8 @@ def test_draft_that_is_no_number_harms_no_other(tmp_path: Path, llama: Path, pro
     assert loop.scheduler.speculator is not None
     loop.scheduler.speculator.draft_source = lambda sequence, count: (
         (poison,) * count
-        if sequence.request_id == "3"
-        else tuple(expected[sequence.request_id, 0][sequence.num_generated :][:count])
+        if sequence.request.request_id == "3"
+        else tuple(expected[sequence.request.request_id, 0][sequence.num_generated :][:count])
     )
 
     answers = answer_all(loop, commands)

@@ -15,9 +15,8 @@ import pytest
 
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.step.grammar import Constraint, GrammarCompiler, begin_masks, is_available
-from gpu_backend.step.messages import Abort, Drain, Drained, Generate
+from gpu_backend.step.messages import Abort, Drain, Drained, FinishReason, Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import (
     Answer,
     answer_all,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -41,8 +42,8 @@ class UnreliableRunner(CountingRunner):
             raise RuntimeError("out of memory")
         self._failures = 0
         result = super().run(plan)
-        spoiled = frozenset(step.sequence_id for step in plan.sequences if self._dice.random() < 0.03)
-        return StepResult(plan.step, result.token_ids, seconds, failed=spoiled, pooled=result.pooled)
+        outputs = tuple([replace(output, has_failed=self._dice.random() < 0.03) for output in result.outputs])
+        return replace(result, seconds=seconds, outputs=outputs)
 
 
 requests = st.tuples(

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.engine.loop import EngineLoop
-from gpu_backend.step.messages import Abort, Embed, Generate
+from gpu_backend.step.messages import Abort, Embed, FinishReason, Generate
 from gpu_backend.step.plan import UNKNOWN, Launched, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import (
     Answer,
     CountingRunner,

@@ -24,10 +24,9 @@ from gpu_backend.models.config.model import load_model_config
 from gpu_backend.speculation.economics import first_come
 from gpu_backend.speculation.prompt_lookup import PLACES, find_drafts
 from gpu_backend.step.cost import StepCost
-from gpu_backend.step.messages import Abort, Embed, Generate
-from gpu_backend.step.plan import UNKNOWN, StepPlan, StepResult
+from gpu_backend.step.messages import Abort, Embed, FinishReason, Generate
+from gpu_backend.step.plan import UNKNOWN, SequenceOutput, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import (
     CPU,
     Answer,
@@ -235,17 +234,14 @@ class Poisoned(CountingRunner):
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step, and spoil what it found out for some of those that have drafts or follow some."""
         result = super().run(plan)
-        tokens, kept, counts = iter(result.token_ids), [], []
-        for step, count in zip([step for step in plan.sequences if step.samples], result.counts, strict=True):
-            own = [next(tokens) for _ in range(count)]
-            if (step.num_draft_tokens or step.slack) and self._dice.random() < self.share:
+        outputs = list(result.outputs)
+        for place, step in enumerate(plan.sequences):
+            if step.samples and (step.num_draft_tokens or step.slack) and self._dice.random() < self.share:
                 self._sampled[step.row] = 252
                 self._texts.pop(step.row, None)
-                own = []
+                outputs[place] = SequenceOutput()
                 self.poisoned += 1
-            kept += own
-            counts.append(len(own))
-        return replace(result, token_ids=tuple(kept), counts=tuple(counts))
+        return replace(result, outputs=tuple(outputs))
 
     def _place(self, step: Any) -> Any:
         if self._texts.get(step.row) is None and step.slack:  # the garbage that follows

@@ -10,9 +10,10 @@ from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import VirtualRunner
 from gpu_backend.step.config import StepConfig
 from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import Sequence
+from gpu_backend.step.sequence import ReplyTimes, Sequence
 
 COSTS = {
     "a large model on a GPU": step_cost(MODELS["llama-8b"], DEVICES["h200"]),
@@ -41,11 +42,10 @@ def test_measured_cost_predicts_what_it_was_measured_on(name: str) -> None:
 def test_a_prompt_stretches_what_its_decodes_take_beside_prompts() -> None:
     """A step with prompts in it is launched whatever is in it; that is no reason to compute no more than a block."""
     cost = COSTS["a small model whose decodes are graphs"]
-    decodes = tuple(
-        SequenceStep(row, (0,), 900, (0,), True, SamplingParams(max_tokens=9), 0, row=row) for row in range(24)
-    )
+    asked = SamplingParams(max_tokens=9)
+    decodes = tuple(SequenceStep(row, (0,), 900, (0,), True, asked, 0, row=row) for row in range(24))
     budget = StepBudget(StepConfig(step_cost=cost), 16, decodes)
-    prompt = Sequence(99, "prompt", (1,) * 5000, SamplingParams(max_tokens=9), arrived=0.0, limit=6000)
+    prompt = Sequence(99, Generate("prompt", (1,) * 5000, asked), asked, 6000, ReplyTimes(0.0))
     taken = budget.take(prompt)
     alone, beside = cost.seconds_launched(plan_work(decodes)), plan_work(decodes) + chunk_work(0, taken)
 

@@ -18,7 +18,7 @@ from gpu_backend.sampling.verification import rows_of
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import Sequence
+from gpu_backend.step.sequence import ReplyTimes, Sequence
 from tests.support.engine import answer_all, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -34,7 +34,8 @@ class Replies:
         self.counts = TokenCounts(ROWS, VOCAB, CPU)
         self.last_tokens = torch.zeros(ROWS, dtype=torch.long)
         self.sequences = [
-            Sequence(row, str(row), tuple(prompt), PENALISED, 0.0, 999, row=row) for row, prompt in enumerate(prompts)
+            Sequence(row, Generate(str(row), tuple(prompt), PENALISED), PENALISED, 999, ReplyTimes(0.0), row=row)
+            for row, prompt in enumerate(prompts)
         ]
         self.unread: list[dict[int, int]] = []  # tokens by row, of the steps whose results are not read
 
@@ -69,7 +70,8 @@ class Replies:
         (found,) = self.counts.of([step]).tolist()
 
         assert [count % IN_PROMPT for count in found] == [expected[token] for token in range(VOCAB)]
-        assert [count >= IN_PROMPT for count in found] == [token in sequence.prompt_token_ids for token in range(VOCAB)]
+        prompt = sequence.request.prompt_token_ids
+        assert [count >= IN_PROMPT for count in found] == [token in prompt for token in range(VOCAB)]
 
 
 tokens = st.integers(0, VOCAB - 1)

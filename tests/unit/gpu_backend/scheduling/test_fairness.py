@@ -42,7 +42,7 @@ class Ledger:
                 if step.sequence_id not in self._seen:
                     sequence = self.replica.loop.scheduler.running.by_id.get(step.sequence_id)
                     assert sequence is not None
-                    request = self._seen[step.sequence_id] = self.replica.outcomes[sequence.request_id].request
+                    request = self._seen[step.sequence_id] = self.replica.outcomes[sequence.request.request_id].request
                     self._book(request, PROMPT_TOKEN * (request.prompt_tokens - step.start))
                 if step.samples:
                     self._book(self._seen[step.sequence_id], REPLY_TOKEN)

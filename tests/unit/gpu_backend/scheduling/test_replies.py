@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from gpu_backend.scheduling.replies import RequestReplies
+from gpu_backend.step.messages import Generate
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import Sequence, Status
+from gpu_backend.step.sequence import ReplyTimes, Sequence, Status
 
 
 def replies_of(request_id: str, count: int) -> list[Sequence]:
     """Return a request's replies, of a prompt of two blocks."""
     sampling = SamplingParams(max_tokens=4)
-    return [Sequence(index, request_id, (1,) * 8, sampling, 0.0, 12, reply_index=index) for index in range(count)]
+    request = Generate(request_id, (1,) * 8, sampling, count)
+    return [Sequence(index, request, sampling, 12, ReplyTimes(0.0), index) for index in range(count)]
 
 
 def test_replies_follow_the_first_until_its_prompt_is_computed() -> None:

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.scheduling.forecast import WINDOW
-from gpu_backend.step.messages import Abort, Drain, Drained, Embed, Generate, NewTokens
+from gpu_backend.step.messages import Abort, Drain, Drained, Embed, FinishReason, Generate, NewTokens
 from gpu_backend.step.plan import DeviceLost
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.engine import Answer, answer_all, collect, continuation, counting_loop, finish, greedy
 
 

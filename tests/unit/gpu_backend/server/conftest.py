@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import FinishReason
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import END, running_front, token_ids, write_small_files
 

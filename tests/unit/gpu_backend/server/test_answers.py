@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpu_backend.step.messages import Abort, Embed, Generate, NewTokens
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import Abort, Embed, FinishReason, Generate, NewTokens
 from tests.support.fake_engine import FakeEngine, silent, speaking
 from tests.support.front import CHAT, END, token_ids
 

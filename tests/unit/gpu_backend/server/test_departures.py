@@ -13,8 +13,7 @@ import pytest
 
 from gpu_backend.server import answers
 from gpu_backend.server.client import engine_client
-from gpu_backend.step.messages import Abort, Command, Event, Generate, NewTokens
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import Abort, Command, Event, FinishReason, Generate, NewTokens
 from tests.support.fake_engine import TIMINGS, FakeEngine, silent
 from tests.support.front import CHAT, running_front, token_ids
 

@@ -11,10 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gpu_backend.server.checkpoint.tokens import TextCodec
 from gpu_backend.server.reply import Piece, ReplyWriter, join_replies
-from gpu_backend.step.messages import NewTokens, Timings
+from gpu_backend.step.messages import FinishReason, NewTokens, Timings
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from protocol.errors import BadRequest
 
 ALPHABET = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

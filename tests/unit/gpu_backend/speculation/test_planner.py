@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.step.cost import ASSUMED_COSTS
-from gpu_backend.step.messages import Abort, Embed, Generate
+from gpu_backend.step.messages import Abort, Embed, FinishReason, Generate
 from gpu_backend.step.plan import StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.composition import APART, ENGINE_FEATURES, EXACT, OFF
 from tests.support.engine import (
     Answer,

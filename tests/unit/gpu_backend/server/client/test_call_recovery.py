@@ -14,9 +14,18 @@ from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
 from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.step.config import engine_config
-from gpu_backend.step.messages import Abort, Command, Embed, Embedding, Event, Generate, NewTokens, Timings
+from gpu_backend.step.messages import (
+    Abort,
+    Command,
+    Embed,
+    Embedding,
+    Event,
+    FinishReason,
+    Generate,
+    NewTokens,
+    Timings,
+)
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from tests.support.fake_engine import TIMINGS, FakeEngine, silent
 
 END = {"finish_reason": FinishReason.LENGTH, "timings": TIMINGS}

@@ -19,6 +19,7 @@ from gpu_backend.step.messages import (
     BlocksChanged,
     Command,
     Drain,
+    FinishReason,
     Generate,
     LoadReport,
     NewTokens,
@@ -26,7 +27,6 @@ from gpu_backend.step.messages import (
     Refused,
 )
 from gpu_backend.step.sampling_params import SamplingParams
-from gpu_backend.step.sequence import FinishReason
 from protocol.errors import Overloaded
 from tests.support.fake_engine import READY, FakeEngine, FakeProcess, speaking
 

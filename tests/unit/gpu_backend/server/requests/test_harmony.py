@@ -13,8 +13,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from gpu_backend.step.messages import Generate
-from gpu_backend.step.sequence import FinishReason
+from gpu_backend.step.messages import FinishReason, Generate
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, running_front, token_ids, write_small_files
 

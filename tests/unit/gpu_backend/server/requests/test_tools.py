@@ -12,9 +12,8 @@ import pytest
 
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.tool_calls import ToolStyle
-from gpu_backend.step.messages import Generate
+from gpu_backend.step.messages import FinishReason, Generate
 from gpu_backend.step.sampling_params import GrammarKind
-from gpu_backend.step.sequence import FinishReason
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, END, TEMPLATE, running_front, token_ids, write_small_files
 
