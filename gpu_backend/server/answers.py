@@ -35,20 +35,25 @@ ALIVE = b": alive\n\n"  # a comment: readers of events skip it
 class AnswerWriter(Protocol):
     """How one route writes its replies. One object per call; it may keep what a stream needs to remember."""
 
-    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
-        """Return the body of a plain answer."""
+    envelope: Envelope
 
-    def chunks(self, piece: Piece) -> list[bytes]:
-        """Return the chunks that a piece of a reply becomes."""
+    def whole_choice(self, reply: Piece) -> Choice:
+        """Return what a reply is in a plain answer."""
 
-    def usage_chunk(self, usage: UsageBody) -> bytes | None:
-        """Return the chunk with the usage, or None if it was not asked for."""
+    def choices(self, piece: Piece) -> Sequence[Choice]:
+        """Return what a piece of a reply becomes in a stream, a chunk each."""
 
 
 class Envelope:
-    """What all answers and chunks of one call have alike: id, time, model, and whether its usage was asked for."""
+    """What all answers and chunks of one call have alike: id, time, model, and whether its usage was asked for.
 
-    def __init__(self, front: Front, body: ChatRequest | CompletionRequest, prefix: str) -> None:
+    ``whole`` and ``chunk`` are OpenAI's names of their ``object``.
+    """
+
+    def __init__(
+        self, front: Front, body: ChatRequest | CompletionRequest, prefix: str, *, whole: str, chunk: str
+    ) -> None:
+        self._whole, self._chunk = whole, chunk
         self.shows_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._common: dict[str, Any] = {
             "id": f"{prefix}-{front.new_id()}",
@@ -57,18 +62,18 @@ class Envelope:
             "system_fingerprint": front.checkpoint.fingerprint,
         }
 
-    def whole(self, kind: str, choices: Sequence[Choice], usage: UsageBody) -> bytes:
-        """Return a whole answer; ``kind`` is OpenAI's name of its ``object``."""
-        return encode(Answer(object=kind, choices=choices, usage=usage, **self._common))
+    def whole(self, choices: Sequence[Choice], usage: UsageBody) -> bytes:
+        """Return a whole answer."""
+        return encode(Answer(object=self._whole, choices=choices, usage=usage, **self._common))
 
-    def chunk(self, kind: str, choice: Choice) -> bytes:
+    def chunk(self, choice: Choice) -> bytes:
         """Return a chunk with one choice: its usage is null where a later chunk will have one."""
         usage = None if self.shows_usage else UNSET
-        return encode(Answer(object=kind, choices=(choice,), usage=usage, **self._common))
+        return encode(Answer(object=self._chunk, choices=(choice,), usage=usage, **self._common))
 
-    def usage_chunk(self, kind: str, usage: UsageBody) -> bytes | None:
-        """Return the chunk that holds nothing but the usage, if it was asked for."""
-        return encode(Answer(object=kind, choices=(), usage=usage, **self._common)) if self.shows_usage else None
+    def usage_chunk(self, usage: UsageBody) -> bytes:
+        """Return the chunk that holds nothing but the usage."""
+        return encode(Answer(object=self._chunk, choices=(), usage=usage, **self._common))
 
 
 class InferenceResponse:
@@ -93,9 +98,9 @@ class InferenceResponse:
 
     async def _send_whole(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
         pieces = [piece async for some in generation.pieces() for piece in some]
-        replies = join_replies(pieces, self._job.num_replies)
-        body, load = self._writer.whole(replies, generation.usage()), load_headers(asked, self._front.engine.load)
-        await send_json(send, body, self._request_id, load)
+        choices = [self._writer.whole_choice(reply) for reply in join_replies(pieces, self._job.num_replies)]
+        body = self._writer.envelope.whole(choices, generation.usage())
+        await send_json(send, body, self._request_id, load_headers(asked, self._front.engine.load))
 
     async def _stream(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
         async with aclosing(generation.pieces()) as pieces:
@@ -109,8 +114,9 @@ class InferenceResponse:
                 async for some in pieces:
                     keep_alive.note_sent()
                     await self._send_pieces(some, send)
-                usage = self._writer.usage_chunk(generation.usage())
-                await _send_more(send, (encode_event(usage) if usage else b"") + DONE)
+                envelope = self._writer.envelope
+                usage = encode_event(envelope.usage_chunk(generation.usage())) if envelope.shows_usage else b""
+                await _send_more(send, usage + DONE)
             except Exception as exc:
                 # Too late for another status. What is not meant for clients is logged, and named without detail.
                 if not isinstance(exc, ServiceError):
@@ -123,7 +129,8 @@ class InferenceResponse:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_pieces(self, pieces: list[Piece], send: Any) -> None:
-        events = [encode_event(chunk) for piece in pieces for chunk in self._writer.chunks(piece)]
+        chunk = self._writer.envelope.chunk
+        events = [encode_event(chunk(choice)) for piece in pieces for choice in self._writer.choices(piece)]
         if events:
             await _send_more(send, b"".join(events))
 

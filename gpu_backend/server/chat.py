@@ -27,7 +27,6 @@ from gpu_backend.server.wire import (
     ChatDelta,
     ChatMessage,
     ChunkChoice,
-    UsageBody,
     call_bodies,
     chat_logprobs,
 )
@@ -37,8 +36,6 @@ from gpu_backend.step.sampling_params import Grammar
 from protocol.chat import ChatRequest
 from protocol.errors import invalid_param
 from protocol.serving.off_loop import off_loop
-
-CHUNK = "chat.completion.chunk"
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -127,7 +124,7 @@ class ChatAnswerWriter:
         is_harmony: bool = False,
     ) -> None:
         self._codec = front.checkpoint.codec
-        self._envelope = Envelope(front, body, "chatcmpl")
+        self.envelope = Envelope(front, body, "chatcmpl", whole="chat.completion", chunk="chat.completion.chunk")
         self._shows_logprobs = bool(body.logprobs)
         self._shows_token_ids = extensions.return_token_ids
         self._shows_gpu_seconds = extensions.return_gpu_seconds
@@ -139,21 +136,17 @@ class ChatAnswerWriter:
         self._skip = extensions.resume_text_chars  # characters of content that a resumed reply's reader has
         self._new_id = front.new_id
 
-    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
-        """Return the body of a plain answer."""
-        return self._envelope.whole("chat.completion", [self._whole_choice(reply) for reply in replies], usage)
-
-    def chunks(self, piece: Piece) -> list[bytes]:
+    def choices(self, piece: Piece) -> list[ChunkChoice]:
         """Return the role before a reply's first piece, then what it says, then its end.
 
         A piece without words, as the one with the end token is, has no chunk but that of the end.
         """
-        chunks: list[bytes] = []
+        choices: list[ChunkChoice] = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             # As OpenAI has it: an empty text begins a text, null a reply that may be calls.
             role = ChatDelta(role="assistant", content="" if self._tool_use is None else None)
-            chunks.append(self._envelope.chunk(CHUNK, ChunkChoice(index=piece.index, delta=role)))
+            choices.append(ChunkChoice(index=piece.index, delta=role))
         parsed = self._read(piece)
         choice = ChunkChoice(
             index=piece.index,
@@ -167,19 +160,16 @@ class ChatAnswerWriter:
             gpu_seconds=round(piece.gpu_seconds, 9) if self._shows_gpu_seconds else UNSET,
         )
         if parsed.content or parsed.calls or parsed.reasoning or piece.scored:
-            chunks.append(self._envelope.chunk(CHUNK, choice))
+            choices.append(choice)
             choice = ChunkChoice(index=piece.index, delta=ChatDelta())
         if piece.finish_reason is not None:
-            chunks.append(self._envelope.chunk(CHUNK, replace(choice, finish_reason=self._reason(piece))))
+            choices.append(replace(choice, finish_reason=self._reason(piece)))
         elif choice.token_ids:  # of a character that is not whole yet
-            chunks.append(self._envelope.chunk(CHUNK, choice))
-        return chunks
+            choices.append(choice)
+        return choices
 
-    def usage_chunk(self, usage: UsageBody) -> bytes | None:
-        """Return the chunk that holds nothing but the usage, if it was asked for."""
-        return self._envelope.usage_chunk(CHUNK, usage)
-
-    def _whole_choice(self, reply: Piece) -> ChatChoice:
+    def whole_choice(self, reply: Piece) -> ChatChoice:
+        """Return what a reply is in a plain answer."""
         parsed = self._read(reply)
         return ChatChoice(
             index=reply.index,

@@ -17,7 +17,7 @@ from gpu_backend.server.requests.bodies import Extensions, read_body, read_sende
 from gpu_backend.server.requests.checks import check_completion, check_tokens
 from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests.structured import grammar_of
-from gpu_backend.server.wire import TextChoice, UsageBody, completion_logprobs, with_prompt
+from gpu_backend.server.wire import TextChoice, completion_logprobs, with_prompt
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest, invalid_param
 from protocol.serving.off_loop import off_loop
@@ -78,30 +78,21 @@ class CompletionAnswerWriter:
         self._prompts = prompts
         self._n = body.n or 1
         self._codec = front.checkpoint.codec
-        self._envelope = Envelope(front, body, "cmpl")
+        self.envelope = Envelope(front, body, "cmpl", whole=KIND, chunk=KIND)
         self._shows_logprobs = body.logprobs is not None
         self._shows_token_ids = extensions.return_token_ids
         self._shows_gpu_seconds = extensions.return_gpu_seconds and bool(body.stream)
         self._echoed = self._echoes(body) if body.echo else []  # one text per reply
         self._begun: set[int] = set()  # replies whose echo is out
 
-    def whole(self, replies: list[Piece], usage: UsageBody) -> bytes:
-        """Return the body of a plain answer."""
-        return self._envelope.whole(KIND, [self._choice(reply) for reply in replies], usage)
-
-    def chunks(self, piece: Piece) -> list[bytes]:
+    def choices(self, piece: Piece) -> list[TextChoice]:
         """Return what a piece says as one chunk, if it says anything that was asked for."""
-        choice = self._choice(piece)
+        choice = self.whole_choice(piece)
         self._begun.add(piece.index)
-        if not (choice.text or choice.logprobs or choice.token_ids or choice.finish_reason):
-            return []
-        return [self._envelope.chunk(KIND, choice)]
+        return [choice] if choice.text or choice.logprobs or choice.token_ids or choice.finish_reason else []
 
-    def usage_chunk(self, usage: UsageBody) -> bytes | None:
-        """Return the chunk that holds nothing but the usage, if it was asked for."""
-        return self._envelope.usage_chunk(KIND, usage)
-
-    def _choice(self, piece: Piece) -> TextChoice:
+    def whole_choice(self, piece: Piece) -> TextChoice:
+        """Return what a reply is, or a piece of it."""
         shows_echo = bool(self._echoed) and piece.index not in self._begun
         scores = None
         if self._shows_logprobs:

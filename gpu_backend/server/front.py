@@ -6,12 +6,13 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from litestar import Request
+from litestar import Request, Response
 from litestar.connection import ASGIConnection
+from msgspec import Struct
 
 from gpu_backend.server.checkpoint.checkpoint import Checkpoint
 from gpu_backend.server.client.engine_client import EngineClient, EngineState
@@ -20,6 +21,7 @@ from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.settings import FrontSettings
+from gpu_backend.server.wire import encode
 from gpu_backend.step.adapter import Adapter
 from protocol.serving.announcements import Announcement, KvEventsAt
 
@@ -123,3 +125,8 @@ def request_id_of(request: Request[Any, Any, Any]) -> str:
             given if given.isascii() and given.isprintable() and 0 < len(given) <= 128 else uuid.uuid4().hex
         )
     return state["request_id"]
+
+
+def json_answer(body: Struct | Sequence[Struct], status: int = 200) -> Response[bytes]:
+    """Return a body as the answer to a request."""
+    return Response(encode(body), status_code=status, media_type="application/json")

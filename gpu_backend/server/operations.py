@@ -11,13 +11,10 @@ from litestar import Request, Response, get, post
 from msgspec import UNSET, Struct, UnsetType
 
 from gpu_backend.server.client.engine_client import EngineState
-from gpu_backend.server.front import Front, front_of
-from gpu_backend.server.wire import encode
+from gpu_backend.server.front import Front, front_of, json_answer
 from gpu_backend.step.adapter import Adapter
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, NotFound, UnknownUrl, invalid_param
-
-JSON = "application/json"
 
 
 class ModelBody(Struct, frozen=True, kw_only=True):
@@ -99,14 +96,14 @@ async def list_models(request: Request[Any, Any, Any]) -> Response[bytes]:
     """List the model that is served, and its adapters."""
     front = front_of(request)
     adapters = front.engine.adapters.by_name.values()
-    return _json(ModelList([_model(front), *(_model(front, adapter) for adapter in adapters)]))
+    return json_answer(ModelList([_model(front), *(_model(front, adapter) for adapter in adapters)]))
 
 
 @get("/v1/models/{model_id:path}")
 async def show_model(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Describe the model or an adapter, or say that there is no such."""
     front = front_of(request)
-    return _json(_model(front, front.check_model(str(request.path_params["model_id"]).removeprefix("/"))))
+    return json_answer(_model(front, front.check_model(str(request.path_params["model_id"]).removeprefix("/"))))
 
 
 @get("/health", opt={"is_open": True})
@@ -114,7 +111,7 @@ async def show_health(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Say whether this engine is alive: 200 when active or draining, 503 while it starts or after it failed."""
     engine = front_of(request).engine
     is_well = engine.state in (EngineState.ACTIVE, EngineState.DRAINING)
-    return _json(Health(engine.state, engine.restarts), 200 if is_well else 503)
+    return json_answer(Health(engine.state, engine.restarts), 200 if is_well else 503)
 
 
 @get("/load")
@@ -123,7 +120,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
     front = front_of(request)
     report, ready = front.engine.load, front.engine.ready
     told = front.settings.engine.kv_events
-    return _json(
+    return json_answer(
         LoadBody(
             instance_id=front.instance_id,
             model_id=front.settings.served_model_name,
@@ -152,7 +149,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get("/version")
 async def show_version(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Say which release this engine is of."""
-    return _json(Version(release()))
+    return json_answer(Version(release()))
 
 
 @get("/metrics")
@@ -166,7 +163,7 @@ async def drain(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Take no more requests and finish what runs."""
     engine = front_of(request).engine
     engine.drain()
-    return _json(Health(engine.state, engine.restarts))
+    return json_answer(Health(engine.state, engine.restarts))
 
 
 @post("/v1/load_lora_adapter", status_code=200)
@@ -226,10 +223,6 @@ def _model(front: Front, adapter: Adapter | None = None) -> ModelBody:
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
     )
-
-
-def _json(body: Struct, status: int = 200) -> Response[bytes]:
-    return Response(encode(body), status_code=status, media_type=JSON)
 
 
 handlers = [

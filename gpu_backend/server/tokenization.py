@@ -11,12 +11,11 @@ from msgspec import Struct
 
 from gpu_backend.server.chat import read_chat
 from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TextCodec, TooManyTokens
-from gpu_backend.server.front import Front, front_of, request_id_of
+from gpu_backend.server.front import Front, front_of, json_answer, request_id_of
 from gpu_backend.server.requests.bodies import read_body
 from gpu_backend.server.requests.checks import check_completion
 from gpu_backend.server.requests.prompts import check_token_ids, encode_chat, encode_prompts, render_chat
 from gpu_backend.server.requests.tools import read_tools
-from gpu_backend.server.wire import encode
 from protocol.chat import ChatRequest, Message, Tool
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
@@ -84,7 +83,7 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
     def write() -> Response[bytes]:
         shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None
-        return _json(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
+        return json_answer(Tokenized(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=shown))
 
     return await off_loop(len(text), write)
 
@@ -98,7 +97,7 @@ async def detokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
 
     def write() -> Response[bytes]:
         check_token_ids(body.tokens, front.checkpoint.vocab_size, "tokens")
-        return _json(Detokenized(_decoded(front.checkpoint.codec, body.tokens)))
+        return json_answer(Detokenized(_decoded(front.checkpoint.codec, body.tokens)))
 
     return await off_loop(len(raw), write)
 
@@ -112,7 +111,7 @@ async def render_completion(request: Request[Any, Any, Any]) -> Response[bytes]:
     front.check_model(body.model)
     check_completion(body, extensions)
     prompts = await encode_prompts(front.checkpoint, body.prompt, front.max_model_len, room_for_reply=1, param="prompt")
-    return _json([_rendered(request, body.model, tokens) for tokens in prompts])
+    return json_answer([_rendered(request, body.model, tokens) for tokens in prompts])
 
 
 @post("/v1/chat/completions/render", status_code=200)
@@ -122,7 +121,7 @@ async def render_chat_completion(request: Request[Any, Any, Any]) -> Response[by
     raw = await request.body()
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     tokens = await encode_chat(front.checkpoint, asked.text, front.max_model_len)
-    return _json(_rendered(request, asked.body.model, tokens))
+    return json_answer(_rendered(request, asked.body.model, tokens))
 
 
 def _read(raw: bytes, type: type[T], front: Front) -> T:
@@ -158,10 +157,6 @@ def _decoded(codec: TextCodec, tokens: Sequence[int]) -> str:
 
 def _rendered(request: Request[Any, Any, Any], model: str, tokens: Sequence[int]) -> Rendered:
     return Rendered(request_id=request_id_of(request), model=model, token_ids=tokens)
-
-
-def _json(body: Struct | Sequence[Struct]) -> Response[bytes]:
-    return Response(encode(body), status_code=200, media_type="application/json")
 
 
 handlers = [tokenize, detokenize, render_completion, render_chat_completion]
