@@ -9,7 +9,7 @@ JOBS ?= 4
 # The tests and the demo start many processes: each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak peers check audit fix bench aot gpu gpu-rows lock pin rules release clean
+.PHONY: setup demo test soak peers test-ray check audit fix bench aot gpu gpu-rows lock pin rules release clean
 
 setup: .venv/.ready
 
@@ -27,7 +27,7 @@ demo: setup
 	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not peers"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not peers and not ray"
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600
@@ -35,6 +35,10 @@ soak: setup
 # Other makers' programs around ours, each SKIPPED where it is not installed: make peers PEERS=FOLDER
 peers: setup
 	PEERS=$(PEERS) $(BIN)/python -m pytest -m peers --timeout 600
+
+# On a real Ray cluster of this machine; SKIPPED where Ray is not installed: .venv/bin/pip install 'ray>=2.50,<3'
+test-ray: setup
+	$(BIN)/python -m pytest -m ray --timeout 300
 
 check: setup
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ STUCK = 3.0  # cold starts after which a change that has not come about no longe
 SKEW = 30.0  # seconds by which clocks of gateways may differ; a decision further ahead was by a clock that was wrong
 MOST_FORESEEN = 1000  # replies that run in a replica, and that wait there: what a prediction looks at
 USUAL_PROMPT, USUAL_REPLY = 1000.0, 250.0  # tokens of a call where none was counted
+BY_HAND = "set by hand"
 
 
 class ReplicaLoad(Struct, frozen=True, kw_only=True):
@@ -60,13 +61,14 @@ class ScaleState(Struct, frozen=True, kw_only=True):
     busy_at: float = 0.0  # when a call was last there
     needs: tuple[tuple[float, int], ...] = ()  # of the last ``down_after`` seconds: when how many were needed
     predicted_ttft: float | None = None  # seconds, of a call that comes now; None: no engine reports a step cost
+    manual: int | None = None  # the target that an admin has set; None: it follows the demand
 
 
 def decide(seen: Observation, state: ScaleState | None, rules: Scaling) -> ScaleState:
     """Return how many replicas the pool should have from now on, with the reason, and what the next decision needs.
 
     The target lies within ``min`` and ``max``. It changes only once the change before has come about, or is taken to
-    be stuck; it falls only to what was enough for all of ``down_after``.
+    be stuck; it falls only to what was enough for all of ``down_after``. One that an admin has set stays.
     """
     have, now = len(seen.replicas), seen.now
     if state is None:
@@ -82,9 +84,12 @@ def decide(seen: Observation, state: ScaleState | None, rules: Scaling) -> Scale
     spare, _ = _needed(seen, state, rules, ttft, SLACK)
     needs = (*(each for each in state.needs if now - each[0] < rules.down_after), (now, spare))
     state = replace(state, decided_at=now, needs=needs, predicted_ttft=ttft)
-    target = min(max(state.target, rules.min), rules.max)  # as the rules are now
+    asked = state.target if state.manual is None else state.manual
+    target = min(max(asked, rules.min), rules.max)  # as the rules are now
     if target != state.target:
         return _changed(state, target, now, "min and max")
+    if state.manual is not None:
+        return replace(state, reason=BY_HAND)
     if state.target != have and now - state.changed_at < STUCK * rules.cold_start:
         return replace(state, reason=f"change from {state.before} to {target} in flight")
     if needed > target:
@@ -94,6 +99,15 @@ def decide(seen: Observation, state: ScaleState | None, rules: Scaling) -> Scale
     if lowest < target and known and now - state.changed_at >= rules.down_after:
         return _changed(state, lowest, now, f"{lowest} were enough for {rules.down_after:.0f} s")
     return replace(state, reason=why if needed == target else "enough, not for long enough to go down")
+
+
+def set_by_hand(state: ScaleState | None, target: int | None, now: float) -> ScaleState:
+    """Return the state with this target from now on, whatever the demand; ``None``: it follows the demand again."""
+    if state is None:
+        state = ScaleState(target=target or 0, reason=BY_HAND, decided_at=now, changed_at=now, busy_at=now)
+    if target is None:
+        return replace(state, manual=None, reason="no longer set by hand")
+    return replace(_changed(state, target, now, BY_HAND), manual=target)
 
 
 def _changed(state: ScaleState, target: int, now: float, why: str) -> ScaleState:

@@ -20,7 +20,16 @@ from billing.ledger.pool_demand import PoolHours, read_hours, read_refused
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.clock import Clock
 from gateway.core.settings import Scaling, Settings
-from gateway.fleet.autoscaler import EVERY, USUAL_PROMPT, USUAL_REPLY, Observation, ReplicaLoad, ScaleState, decide
+from gateway.fleet.autoscaler import (
+    EVERY,
+    USUAL_PROMPT,
+    USUAL_REPLY,
+    Observation,
+    ReplicaLoad,
+    ScaleState,
+    decide,
+    set_by_hand,
+)
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.instances import STALE_AFTER, EngineLoad
 from gateway.fleet.season import expected_rate
@@ -117,6 +126,18 @@ class Autoscaler:
             seen = self._observation(pool, rules, looks, refused, now)
             self._ready[pool] = len(seen.replicas)
             await self._decide(pool, rules, seen)
+
+    async def set_target(self, pool: str, target: int | None) -> None:
+        """Set a pool's target by hand; ``None``: it follows the demand again. Raises what ``REDIS_AWAY`` has."""
+        while True:
+            async with self._redis.pipeline() as pipe:
+                await pipe.watch(_key(pool))
+                state = set_by_hand(_read_state(await pipe.get(_key(pool))), target, self._clock.now())
+                pipe.multi()
+                pipe.set(_key(pool), msgspec.json.encode(state), ex=KEPT)
+                with suppress(WatchError):  # a gateway has decided meanwhile
+                    await pipe.execute()
+                    return
 
     async def _decide(self, pool: str, rules: Scaling, seen: Observation) -> None:
         async with self._redis.pipeline() as pipe:

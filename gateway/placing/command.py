@@ -13,7 +13,7 @@ import typer
 
 from gateway.terminal.address import KeyOption, UrlOption
 from gateway.terminal.config_path import ConfigOption, find_config
-from gateway.terminal.printing import Format, FormatOption, fail, show
+from gateway.terminal.printing import Format, FormatOption, fail, say, show
 from gateway.terminal.remote_gateway import remote_gateway
 
 if TYPE_CHECKING:
@@ -71,6 +71,22 @@ def show_targets(url: UrlOption = None, key: KeyOption = None, format: FormatOpt
     show(format, page, TARGET_COLUMNS, page["targets"], "Targets of pools with scaling")
 
 
+@command.command("scale")
+def scale(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="As `tollgate fleet targets` lists it")],
+    target: Annotated[str, typer.Argument(metavar="N", help="Replicas, within min and max; or auto")],
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Set how many replicas a pool should have; `auto`: as many as its calls need. Needs an admin key."""
+    if target != "auto" and not target.isdecimal():
+        fail(f"{target!r} is no number of replicas: give a whole number, or auto", 2)
+    with remote_gateway(url, key) as gateway:
+        body = {"target": None if target == "auto" else int(target)}
+        found = gateway.post(f"/admin/fleet/targets/{pool}", body)
+    say(f"{pool}: {found['target']} replicas, {found['reason']}")
+
+
 @command.command("up")
 def run_controller(
     config: ConfigOption = None,
@@ -96,6 +112,12 @@ def run_controller(
 
 def _opener(placer: PlacerName, settings: Settings) -> Callable[[], Placer]:
     """Return what opens the placer, once it is this controller's turn."""
-    from gateway.placing.local import LocalPlacer
+    if placer is PlacerName.LOCAL:
+        from gateway.placing.local import LocalPlacer
 
-    return lambda: LocalPlacer(settings.data_dir / "fleet")
+        return lambda: LocalPlacer(settings.data_dir / "fleet")
+    try:
+        from gateway.placing.on_ray import RayPlacer
+    except ImportError:
+        fail("Ray is not installed: pip install 'tollgate[ray]'")
+    return RayPlacer

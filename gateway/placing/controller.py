@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,9 +110,9 @@ class Controller:
             states = await read_states(self._redis, self._pools)
             targets = {name: state.target for name, state in states.items()}
             await self._act_in_all(targets)
-        except REDIS_AWAY as exc:
+        except (*REDIS_AWAY, CannotPlace) as exc:
             if not self._is_away:
-                log.warning("fleet_kept", error=repr(exc), kept="the replicas that are there")
+                log.warning("fleet_kept", error=str(exc) or repr(exc), kept="the replicas that are there")
             self._is_away = True
         else:
             self._is_away = False
@@ -122,15 +122,23 @@ class Controller:
         if (placer := self._placer) is not None:
             began, asked = self._clock.monotonic(), set[str]()
             drain = max((pool.rollout.drain for pool in self._pools.values()), default=Rollout().drain)
-            while names := set(await asyncio.to_thread(placer.names)):
+            while names := await self._names(placer):
                 is_late = is_hurried() or self._clock.monotonic() - began > drain + GRACE
-                for name in names if is_late else names - asked:
+                for name in [each for each in names if is_late or each not in asked]:
                     await asyncio.to_thread(placer.kill if is_late else placer.stop, name)
-                asked |= names
+                asked.update(names)
                 with suppress(*REDIS_AWAY):
                     await self._lease.take()
                 await asyncio.sleep(EVERY)
         await self.leave()
+
+    async def _names(self, placer: Placer) -> Collection[str]:
+        """Return what is still there at the end; nothing, where that cannot be said."""
+        try:
+            return set(await asyncio.to_thread(placer.names))
+        except CannotPlace as exc:
+            log.error("replicas_left", error=str(exc))
+            return ()
 
     async def leave(self) -> None:
         """Let another controller begin with the replicas as they are."""
@@ -146,7 +154,7 @@ class Controller:
                 proved = await read_proved(self._redis, tuple(self._pools), self._secrets)
                 self._engines |= {revision_of(engine): engine for engine in proved.values()}
                 self._states = {name: PoolState(good=revision_of(engine)) for name, engine in proved.items()}
-                self._placer = await asyncio.to_thread(self._open_placer)
+                self._placer = self._open_placer()  # in the main thread: it may have to set signals back
                 adopted = sorted(await asyncio.to_thread(self._placer.names))
                 log.info("fleet_controller_acts", owner=owner, pools=sorted(self._pools), adopted=adopted)
         else:

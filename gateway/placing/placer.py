@@ -30,10 +30,13 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Placer(Protocol):
-    """Starts and stops replicas somewhere. It may block for a moment: it is asked in a thread, one thing at a time."""
+    """Starts and stops replicas somewhere. It may block for a moment: it is asked in a thread, one thing at a time.
+
+    Where it cannot, opening it, ``start`` and ``names`` raise ``CannotPlace``.
+    """
 
     def start(self, order: Order) -> None:
-        """Start a replica, which outlives the controller. Raises ``CannotPlace``."""
+        """Start a replica, which outlives the controller."""
 
     def names(self) -> Collection[str]:
         """Return the replicas that run, also those that an earlier controller started."""

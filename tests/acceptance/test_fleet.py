@@ -156,3 +156,28 @@ def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.Mo
     assert targets[0].split("\t")[:5] == ["pool", "target", "ready", "min", "max"]
     assert targets[1].split("\t")[:5] == ["own", "1", "1", "1", "3"]
     assert 'tollgate_fleet_target{pool="own"} 1.0' in metrics
+
+
+def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `tollgate fleet scale`, within min and max; every gateway knows it, and the audit log who set it."""
+    monkeypatch.setenv("TOLLGATE_URL", scene.house.url)
+    monkeypatch.setenv("TOLLGATE_KEY", scene.house.admin_key)
+    if not any(group.name == "fleet" for group in gateway.cli.app.registered_groups):
+        gateway.cli.add_commands()
+    with scene.house.client(scene.house.admin_key) as admin:
+        said = CliRunner().invoke(gateway.cli.app, ["fleet", "scale", "own", "3"]).stdout
+        (shown,) = admin.get("/admin/fleet/targets").json()["targets"]
+        refused = admin.post("/admin/fleet/targets/own", json={"target": 4})
+        missing = admin.post("/admin/fleet/targets/owm", json={"target": 1})
+        CliRunner().invoke(gateway.cli.app, ["fleet", "scale", "own", "auto"])
+        acts = admin.get("/admin/audit-log?limit=2").json()["data"]
+        (freed,) = admin.get("/admin/fleet/targets").json()["targets"]
+
+    assert said == "own: 3 replicas, set by hand\n"
+    assert (shown["target"], shown["reason"]) == (3, "set by hand") != (freed["target"], freed["reason"])
+    assert (refused.status_code, missing.status_code) == (400, 404)
+    assert "is a whole number from 1 to 3, or null" in refused.text
+    assert [(act["action"], act["subject"], act["details"]["target"]) for act in acts] == [
+        ("fleet.scaled", "own", None),
+        ("fleet.scaled", "own", 3),
+    ]

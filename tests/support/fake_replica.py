@@ -44,6 +44,7 @@ def main() -> int:
             instance_id=instance_id,
             base_url=f"http://127.0.0.1:{os.getpid() % 10_000 + 10_000}/v1",
             model=told.model,
+            version=str(os.getpid()),  # by which tests find it
             state=DRAINING if ending else told.stays or ACTIVE,
             number=number,
             sent_at=time.time(),

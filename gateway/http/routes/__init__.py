@@ -20,7 +20,16 @@ from gateway.http.routes import (
     uploads,
     usage,
 )
-from gateway.http.routes.admin import admin_keys, breakers, corrections, instances, sign_in, teams, webhooks
+from gateway.http.routes.admin import (
+    admin_keys,
+    breakers,
+    corrections,
+    fleet_targets,
+    instances,
+    sign_in,
+    teams,
+    webhooks,
+)
 from gateway.http.routes.stored import conversations, responses
 
 MODULES = (
@@ -29,7 +38,7 @@ MODULES = (
     calls,
     live,
     mcp,
-    *(teams, admin_keys, corrections, instances, breakers, webhooks, health, sign_in, console),
+    *(teams, admin_keys, corrections, instances, fleet_targets, breakers, webhooks, health, sign_in, console),
 )
 HANDLERS = [
     *chat.handlers,

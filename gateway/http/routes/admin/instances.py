@@ -1,5 +1,4 @@
-# GET /admin/instances: the replicas of our own engine as they were last seen, and as they announce themselves. GET
-# /admin/fleet/targets: how many each pool should have, for whatever starts and stops them.
+# GET /admin/instances: the replicas of our own engine as they were last seen, and as they announce themselves.
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from billing.ledger.instance_samples import Instance, last_looks
 from gateway.accounts.guards import reading_guard
 from gateway.accounts.serializers import dollars, moment, moment_of, shown
 from gateway.core.clock import Clock
-from gateway.fleet.autoscaler import EVERY
-from gateway.fleet.autoscaling import Autoscaler, PoolTarget
 from gateway.fleet.discovery import Discovery, Replica
 from gateway.fleet.instances import STALE_AFTER
 from gateway.fleet.membership import LOST
@@ -32,7 +29,6 @@ MEASURED = (
 )
 LOAD = ("model_id", "status", *MEASURED)  # that is shown as a replica tells it
 LOOKED_AT = (*MEASURED, "memory_utilization_pct", "endpoint", "model", "gpus", "gpu_hour_usd", "first_seen", "seen_at")
-UNDECIDED_AFTER = 6 * EVERY  # seconds without a decision
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
@@ -126,41 +122,3 @@ def _is_stale(one: Instance, now: float) -> bool:
 
 def _host_of(endpoint: str) -> str:
     return endpoint.rpartition(" ")[2].partition("://")[2].partition("/")[0]
-
-
-@get("/admin/fleet/targets", guards=[reading_guard], summary="Show how many replicas each pool should have")
-async def get_targets(request: AnyRequest) -> Response[bytes]:
-    """Show the ``target`` of every pool with ``scaling``, decided once for all gateways, and its ``reason``.
-
-    ``target`` is null until the first decision. ``stale``: none was made for a minute, as while Redis or Postgres is
-    away; the target is then the last one.
-    """
-    read_parameters(request)
-    now = part_of(request, Clock).now()
-    return answer({"targets": [target_view(one, now) for one in await part_of(request, Autoscaler).read()]})
-
-
-def target_view(one: PoolTarget, now: float) -> dict[str, Any]:
-    """Return what was decided of a pool."""
-    state, rules = one.state, one.rules
-    view: dict[str, Any] = {
-        "object": "fleet_target",
-        **shown(one, "pool", "ready"),
-        **shown(rules, "min", "max"),
-        "target": None,
-        "reason": "not decided yet",
-        "stale": True,
-        **dict.fromkeys(("calls_per_second", "predicted_ttft_seconds", "changed_at", "decided_at")),
-    }
-    if state is None:
-        return view
-    ttft = state.predicted_ttft
-    return view | {
-        "target": min(max(state.target, rules.min), rules.max),
-        "reason": state.reason,
-        "stale": now - state.decided_at > UNDECIDED_AFTER,
-        "calls_per_second": round(state.rate, 3),
-        "predicted_ttft_seconds": None if ttft is None else round(ttft, 3),
-        "changed_at": moment_of(state.changed_at),
-        "decided_at": moment_of(state.decided_at),
-    }

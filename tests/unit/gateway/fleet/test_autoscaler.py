@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import Scaling
-from gateway.fleet.autoscaler import EVERY, STUCK, Observation, ReplicaLoad, ScaleState, decide
+from gateway.fleet.autoscaler import EVERY, STUCK, Observation, ReplicaLoad, ScaleState, decide, set_by_hand
 from gateway.fleet.queue_model import LATEST, QueueModel, StepCost, most_calls
 from gateway.fleet.season import HOUR, WEEK, expected_rate
 from gpu_backend.step.cost import StepCost as EngineCost
@@ -124,6 +124,25 @@ def test_a_change_that_never_comes_about_holds_up_none_for_ever() -> None:
 
     assert first > 1 and targets[0] == first and targets[-1] > first
     assert len(set(targets[: int(STUCK * RULES.cold_start / EVERY) - 2])) == 1
+
+
+def test_a_target_set_by_hand_stays() -> None:
+    """Within min and max, whatever the demand, until it is taken back: then what the demand was meanwhile counts."""
+    pool = Pool(RULES)
+    pool.look(2.0)
+    pool.state = set_by_hand(pool.state, 5, pool.now)
+    held = {pool.look(rate).target for rate in (2.0, 0.0, 90.0, 2.0)}
+    pool.rules = replace(RULES, max=3)
+    bounded = pool.look(2.0)
+    pool.rules = RULES
+    again = pool.look(2.0)
+    pool.state = set_by_hand(pool.state, None, pool.now)
+    for _ in range(30):
+        pool.look(0.5)
+
+    assert held == {5} and again.target == 5 and again.reason == "min and max"
+    assert bounded.target == 3 > pool.look(0.5).target
+    assert set_by_hand(None, 2, 5.0).manual == 2
 
 
 def test_the_season_is_a_floor() -> None:

@@ -1,0 +1,146 @@
+# Replicas on a real Ray cluster of this machine: `make test-ray`.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.dev.stack import CHECKPOINT
+from gateway.placing import records
+from protocol.serving.announcements import ACTIVE, Announcement, pool_key, read_signed
+from tests.support.placing import NEW, SECRET, WORDS, Scene, settled
+from tests.support.waiting import until, until_found
+
+ray = pytest.importorskip("ray", reason="SKIPPED: Ray is not installed: pip install 'tollgate[ray]'")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+FILE = f"""
+database_url: postgresql://a:b@db/tollgate
+redis_url: REDIS
+data_dir: FOLDER
+admin_keys: [tgadmin-canary-of-the-admins]
+key_pepper: "a pepper of the tests, long enough"
+providers:
+  own: {{format: openai, self_hosted: true, api_keys: ["the engines' own secret 0123"]}}
+models:
+  demo: {{provider: own, price: {{input: 1, output: 1}}}}
+fleet:
+  secrets: ["{SECRET}"]
+  pools:
+    own:
+      scaling: {{min: 1, max: 1}}
+      engine:
+        {{model: {CHECKPOINT}, gpus: 0, arguments: [--served-model-name, demo, --device, cpu, --step-cost, "off"]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A cluster with room for four replicas; its address."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def scene(cluster: str, redis: Redis, redis_url: str, tmp_path: Path) -> Scene:
+    """A pool without a replica."""
+    from gateway.placing.on_ray import RayPlacer
+
+    return Scene(redis, redis_url, tmp_path, lambda: RayPlacer(WORDS))
+
+
+async def test_replicas_live_in_actors(scene: Scene, redis: Redis) -> None:
+    """One whose engine dies, or whose actor, is replaced, and its engine is gone; the next controller finds them by
+    their names; another version replaces them; at the end nothing is left."""
+    from gateway.placing.on_ray import NAMESPACE
+
+    await scene.aim(2)
+    async with scene.controlled() as first:
+        before = await settled(first, 2)
+        name, pid = next(iter(before.items()))
+        assert ray.get(ray.get_actor(name, NAMESPACE).check_health.remote()) == pid
+        os.kill(pid, signal.SIGKILL)
+        after = await settled(first, 2, but=lambda one: one == pid)
+        other, other_pid = next(iter(after.items()))
+        ray.kill(ray.get_actor(other, NAMESPACE))
+        later = await settled(first, 2, but=lambda one: one == other_pid)
+    await redis.delete(records.LEASE)
+    async with scene.controlled(NEW) as second:
+        await until_found(lambda: _is_proved(redis))
+        replaced = await settled(second, 2)
+    await second.end(lambda: False)
+
+    assert pid not in after.values() and other_pid not in later.values()
+    assert not replaced.keys() & later.keys()
+    assert not scene.placer().names()
+    assert not any(Path(f"/proc/{one}").exists() for one in {*before.values(), *later.values(), *replaced.values()})
+
+
+def test_one_command_starts_engines_on_ray(cluster: str, redis_url: str, tmp_path: Path) -> None:
+    """`tollgate fleet up --placer ray`, with the demo model: it is announced at an address of its own, outlives the
+    controller that is killed, and ends with the next one."""
+    from gateway.placing.on_ray import RayPlacer
+
+    asyncio.run(_forget(redis_url))
+    file = tmp_path / "tollgate.yaml"
+    file.write_text(FILE.replace("REDIS", redis_url).replace("FOLDER", str(tmp_path)))
+    command = [sys.executable, "-m", "gateway.cli", "fleet", "up", "--config", str(file), "--placer", "ray"]
+
+    def control() -> subprocess.Popen[bytes]:
+        with (tmp_path / "log").open("ab") as log:
+            return subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": cluster}, stdout=log, stderr=log)
+
+    def told(event: str) -> list[dict[str, Any]]:
+        lines = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+        return [one for one in map(json.loads, lines) if one["event"] == event]
+
+    controllers = [control()]
+    try:
+        said = until(lambda: asyncio.run(_announced(redis_url)), within=120)
+        controllers[0].kill()
+        controllers[0].wait()
+        controllers.append(control())
+        adopted = until(lambda: len(told("fleet_controller_acts")) == 2 and told("fleet_controller_acts")[1], within=60)
+        stays = asyncio.run(_announced(redis_url))
+        controllers[1].send_signal(signal.SIGTERM)
+        status = controllers[1].wait(60)
+    finally:
+        for each in controllers:
+            each.kill()
+        print((tmp_path / "log").read_text())
+
+    assert adopted["adopted"] == [said.instance_id.rpartition("-")[0]]
+    assert stays is not None and stays.instance_id == said.instance_id
+    assert (status, len(told("replica_started")), set(RayPlacer().names())) == (0, 1, set())
+
+
+async def _announced(redis_url: str) -> Announcement | None:
+    """Return the replica that takes calls."""
+    redis: Redis = Redis.from_url(redis_url)
+    try:
+        found = [read_signed(value, [SECRET]) for value in (await redis.hgetall(pool_key("own"))).values()]
+    finally:
+        await redis.aclose()
+    return next((one for one in found if one is not None and one.state == ACTIVE), None)
+
+
+async def _forget(redis_url: str) -> None:
+    """Leave nothing of an earlier test in Redis."""
+    redis: Redis = Redis.from_url(redis_url)
+    await redis.flushall()
+    await redis.aclose()
+
+
+async def _is_proved(redis: Redis) -> bool:
+    return (await records.read_proved(redis, ["own"], [SECRET])).get("own") == NEW
