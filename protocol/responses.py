@@ -228,6 +228,16 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         to be counted, and cannot be asked of another model."""
         return self._place_of_its_own[1]
 
+    def beside_chat(self) -> list[Any]:
+        """Return what the request says in words of its callers and a chat has no place for: an upstream of this API is
+        told it."""
+        items = () if isinstance(self.input, str) else self.input
+        parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
+        of_parts = [getattr(part, name, None) for part in parts for name in ("annotations", "filename")]
+        of_items = [said for item in items for said in (upstreams_id(item.id), item.phase)]
+        found = [said for tool in self.tools or () for said in (tool.filters, tool.user_location)]
+        return [said for said in (*of_items, *of_parts, *found) if said]
+
     @property
     def place_of_its_own(self) -> str | None:
         """Where that stands."""

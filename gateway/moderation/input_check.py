@@ -39,7 +39,10 @@ def input_check_of(moderator: Moderator, call: Call) -> InputCheck[Any] | None:
     policy = moderator.policy_for(call)
     if policy is None or policy.input == "off":
         return None
-    if call.size > MOST_TEXT and sum(map(len, texts_of(call.request, call.extra, call.as_message))) > MOST_TEXT:
+    if (
+        call.size > MOST_TEXT
+        and sum(map(len, texts_of(call.request, call.extra, call.as_message or call.shown))) > MOST_TEXT
+    ):
         raise TooLarge(f"The content policy reads at most {MOST_TEXT:,} characters of a request. Send it in parts.")
     return InputCheck(moderator, call, policy)
 
@@ -121,7 +124,8 @@ class InputCheck(Generic[Answer]):
         meanwhile, holds above all, goes first."""
         for _ in range(after):
             await asyncio.sleep(0)
-        return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, self._call.as_message)
+        native = self._call.as_message or self._call.shown
+        return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, native)
 
     def _ask(self) -> None:
         if self._moderator.checker.is_on and (texts := judged_texts(self._call.request)):

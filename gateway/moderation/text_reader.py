@@ -19,8 +19,7 @@ from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.reading.encoder import Vectors
 from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
-from protocol.inference import Request
-from protocol.messages import MessagesRequest
+from protocol.inference import NativeRequest, Request
 
 SLICE = 7_000  # characters that are looked at before others have their turn
 OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer
@@ -70,7 +69,7 @@ class TextReader:
         self._read.clear()
 
     async def find_by_form(
-        self, request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
+        self, request: Request, extra: Mapping[str, Any] | None = None, native: NativeRequest | None = None
     ) -> list[Finding]:
         """Return what the rules find in a request (``texts_of``), each once.
 

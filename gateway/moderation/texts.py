@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
-from protocol.inference import Request, WholeReply
+from protocol.inference import NativeRequest, Request, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest, TextBlock, ToolResultBlock
@@ -27,21 +27,21 @@ PICTURE = re.compile(
 
 
 def texts_of(
-    request: Request, extra: Mapping[str, Any] | None = None, native: MessagesRequest | None = None
+    request: Request, extra: Mapping[str, Any] | None = None, native: NativeRequest | None = None
 ) -> Iterator[str]:
     """Yield every text that leaves with a request, the parts of a message joined as the model reads them.
 
-    ``extra``: fields that we do not know; ``native``: the same request as it came in Anthropic's dialect.
+    ``extra``: fields that we do not know; ``native``: the same request in its API's own form, where it has one.
     """
     match request:
         case ChatRequest():
             for message in request.messages:
                 yield from _texts_of_message(message)
             rest: Struct = replace(request, messages=(), seed=None, logit_bias=None)
-            if native is not None:
+            if isinstance(native, MessagesRequest):
                 yield from _seams_of_results(native)
-                if beside := native.beside_chat():
-                    yield _unescaped(msgspec.json.encode(beside))
+            if native is not None and (beside := native.beside_chat()):
+                yield _unescaped(msgspec.json.encode(beside))
         case CompletionRequest():
             yield from _prompts(request.prompt)
             rest = replace(request, prompt="", seed=None, logit_bias=None)

@@ -215,6 +215,7 @@ def test_a_search_of_the_web_is_charged_by_its_number(
     assert (row["status"], row["units"], most) == ("answered", {"web_searches": 1}, 10)
     tokens = row["input_tokens"] * 1e-6 + row["output_tokens"] * 2e-6
     assert row["cost_usd"] == pytest.approx(0.01 + tokens, abs=2e-9)
+    assert row["held_tokens"] >= 11 * row["input_tokens"] + 20_000
     assert [one.status_code for one in refused] == [400, 400]
     assert [one.json()["error"]["code"] for one in refused] == ["unsupported_parameter"] * 2
 
@@ -276,6 +277,22 @@ def test_an_answer_is_given_again_as_it_was(client: httpx.Client, upstream: Scri
     assert second.headers["x-cache"] == "hit" and first.json()["id"] != second.json()["id"]
     outputs = [[item | {"id": ""} for item in answer.json()["output"]] for answer in (first, second)]
     assert outputs[0] == outputs[1]
+    streamed = [client.post(URL, json=THINKS | {"input": "I.", "stream": True}, headers=cached) for _ in range(2)]
+    told = [[event["type"] for event in events_in(answer.text)] for answer in streamed]
+    assert streamed[1].headers["x-cache"] == "hit" and told[0] == told[1]
+    assert "response.reasoning_summary_text.delta" in told[1]
+
+
+def test_a_model_that_seals_nothing_is_not_asked_to(client: httpx.Client, upstream: ScriptedUpstream) -> None:
+    """It refuses that by name, and is asked without, from then on at once; who wished for it is told."""
+    upstream.script("unknown=include", model="gpt-5")
+    asked = ASK | {"model": "native-before"}
+    answers = [client.post(URL, json=asked | more) for more in ({}, {"include": [SEAL]})]
+
+    assert [answer.headers.get(DROPPED) for answer in answers] == [None, "include"]
+    assert [(seen.path, "include" in (seen.body or {})) for seen in upstream.requests] == [
+        *((OWN, True), (OWN, False), (OWN, False)),
+    ]
 
 
 def test_an_upstream_without_the_path_is_asked_for_chats(client: httpx.Client, upstream: ScriptedUpstream) -> None:

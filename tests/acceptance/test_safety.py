@@ -37,7 +37,7 @@ ATTACK = (
 TOKEN = "sk-proj-" + "aB3_" * 10  # which begins with a word's letters
 CALLED = {"role": "assistant", "tool_calls": [{"id": SECRET, "function": {"name": "f", "arguments": "{}"}}]}
 USED = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-BLOCKS = 60  # of one key, until it is paused: more than the tests here make of theirs
+BLOCKS = 70  # of one key, until it is paused: more than the tests here make of theirs
 PLAIN: dict[str, Any] = {
     "model": "small",
     "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
@@ -74,6 +74,13 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
             ],
         },
     ),
+    (
+        "/v1/responses",
+        {
+            "model": "gpt-5",
+            "input": [{"role": "assistant", "content": "Yes?", "phase": SECRET}, {"role": "user", "content": "a"}],
+        },
+    ),
     ("/v1/messages", {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": f"Key {SECRET}."}]}),
 ]
 
@@ -102,7 +109,8 @@ def strict(
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, data_dir)
         providers = settings.providers | {"anthropic": anthropic_provider(upstream.root_url)}
-        models = settings.models | {"claude": model("claude", "anthropic")}
+        providers["own"] = replace(settings.providers["upstream"], name="own", responses=True)
+        models = settings.models | {"claude": model("claude", "anthropic"), "gpt-5": model("gpt-5", "own")}
         asked = CheckerSettings(url=checker.url, deadline=3.0, on_failure="block")
         safety = Safety(input="block", output="block", abuse=AbuseSettings(blocks=BLOCKS), checker=asked)
         with running_house(replace(settings, providers=providers, models=models, safety=safety)) as house:
@@ -199,6 +207,7 @@ STREAMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "completion": ("completions", {"model": "small", "prompt": "The capital of Peru is", "messages": None}, {}),
     "responses": ("responses", {"model": "small", "input": "What is the capital of Peru?", **AS_RESPONSE}, {}),
     "responses at Anthropic's": ("responses", {"model": "claude", "input": "The capital of Peru?", **AS_RESPONSE}, {}),
+    "responses at their own": ("responses", {"model": "gpt-5", "input": "The capital of Peru?", **AS_RESPONSE}, {}),
     "messages": ("messages", {"model": "small"}, {}),
     "messages at their own": ("messages", {"model": "claude"}, {}),
     "messages with thinking": ("messages", {"model": "claude"}, {"thinking": f"They want {SECRET}, I think."}),

@@ -170,17 +170,19 @@ def test_a_tier_without_a_price_is_refused(house: House, upstream: ScriptedUpstr
     assert answer.json()["error"]["code"] == "unsupported_parameter" and upstream.requests == []
 
 
-@pytest.mark.parametrize("tier", [None, *FACTORS])
+@pytest.mark.parametrize(("name", "tier"), [*product(["gpt"], [None, *FACTORS]), ("native", None)])
 def test_of_a_cancelled_stream_no_more_is_charged_than_was_sent(
-    house: House, upstream: ScriptedUpstream, tier: str | None
+    house: House, upstream: ScriptedUpstream, name: str, tier: str | None
 ) -> None:
     """The prompt and the tokens until its client left, at the price of the tier that was asked for."""
-    upstream.script("tokens=30,pace=0.03", model="gpt", times=1)
-    body = asked("/v1/chat/completions", "gpt", stream=True, tool=False, tier=tier)
-    with house.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    upstream.script("tokens=30,pace=0.03", model="gpt-5" if name == "native" else name, times=1)
+    path = "/v1/responses" if name == "native" else "/v1/chat/completions"
+    body = asked(path, name, stream=True, tool=False, tier=tier)
+    with house.client() as client, client.stream("POST", path, json=body) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         for line in lines:
-            if json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            event = json.loads(line[6:])
+            if event.get("delta") or event.get("choices", [{}])[0].get("delta", {}).get("content"):
                 break
     row = house.record_of(httpx.Response(200, headers={"x-request-id": answer.headers["x-request-id"]}))
     factor = Fraction(str(FACTORS.get(tier or "", 1)))

@@ -18,6 +18,7 @@ Fields = dict[str, Raw]
 
 # Events that tell the whole response, as it begins and at its end: those are written here.
 OF_THE_RESPONSE = ("response.created", "response.queued", "response.in_progress")
+SAID = tuple(f"response.{name}.delta" for name in ("output_text", "function_call_arguments", "custom_tool_call_input"))
 PREFIX = "item"  # of the id of an item that came without one
 ENDS = ("response.completed", "response.incomplete")
 
@@ -32,7 +33,7 @@ class NativeItems:
         self._ids: dict[bytes, str] = {}  # of the items, by what the upstream calls them in JSON
         self._items: dict[int, dict[str, Any]] = {}  # by their places
         self._open: set[int] = set()  # places of those that are not whole
-        self._said: dict[int, list[str]] = {}  # by the open ones of them that are messages
+        self._said: dict[int, list[str]] = {}  # of messages and calls
 
     def all(self) -> list[dict[str, Any]]:
         """Return the items as far as they are."""
@@ -68,8 +69,9 @@ class NativeItems:
             told["item_id"] = self._ids.get(bytes(theirs), theirs)
         if kind in ("response.output_item.added", "response.output_item.done"):
             self._note(told, is_whole=kind == "response.output_item.done")
-        elif kind == "response.output_text.delta":
-            self._said.setdefault(_place(told), []).append(delta.text)
+        elif kind in SAID:
+            words = delta.text or "".join([piece.arguments for piece in delta.tool_calls])
+            self._said.setdefault(_place(told), []).append(words)
         return [told]
 
     def _note(self, told: dict[str, Any], *, is_whole: bool) -> None:
@@ -90,15 +92,20 @@ class NativeItems:
         return dict(item, id=own)
 
     def _end_early(self) -> list[Told]:
-        """End the response where the gateway does: messages with the words until then; what else is not whole is left
-        out."""
+        """End the response where the gateway does: what is not whole has the words until then."""
         out: list[Told] = []
         for place in sorted(self._open):
-            item = self._items.pop(place)
-            if words := "".join(self._said.get(place, ())):
-                part = {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
-                item = self._items[place] = item | {"content": [part], "status": "incomplete"}
-                out.append({"type": "response.output_item.done", "output_index": place, "item": item})
+            item, words = self._items[place] | {"status": "incomplete"}, "".join(self._said.get(place, ()))
+            match _text(item.get("type", b"")):
+                case "message":
+                    part = {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
+                    item["content"] = [part] if words else []
+                case "function_call":
+                    item["arguments"] = words
+                case "custom_tool_call":
+                    item["input"] = words
+            self._items[place] = item
+            out.append({"type": "response.output_item.done", "output_index": place, "item": item})
         return out
 
 

@@ -63,7 +63,7 @@ def deltas_of(moves: list[Any]) -> list[Delta]:
 
 
 def test_a_native_response_that_the_gateway_ends_has_what_was_said_until_then() -> None:
-    """Items that are whole as they came, a message with its words; nothing else that was begun. Its ids are ours."""
+    """Items that are whole as they came, a message and a call as far as they are. Their ids are ours."""
     search = {"type": "web_search_call", "id": "ws_7", "status": "completed", "action": {"type": "search"}}
     message = {"type": "message", "id": "msg_8", "role": "assistant", "status": "in_progress", "content": []}
     call = {"type": "function_call", "id": "fc_9", "call_id": "c", "name": "f", "arguments": ""}
@@ -73,14 +73,16 @@ def test_a_native_response_that_the_gateway_ends_has_what_was_said_until_then() 
         {"type": "response.output_item.added", "output_index": 1, "item": message},
         {"type": "response.output_text.delta", "output_index": 1, "item_id": "msg_8", "delta": "Grü"},
         {"type": "response.output_item.added", "output_index": 2, "item": call},
+        {"type": "response.function_call_arguments.delta", "output_index": 2, "item_id": "fc_9", "delta": "{"},
     ]
     feed = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told)
     writer, events = ResponsesWriter(ASKED, "0-" + "1" * 31, 1), ResponsesEvents().feed(feed)
     ended: list[Event] = [Delta(finish_reason=FinishReason.CONTENT_FILTER), UsageReport(USAGE), ReplyEnd()]
-    *_, item, last = events_in((writer.pieces(REPLY, events) + writer.pieces(REPLY, ended)).decode())
-    first, second = last["response"]["output"]
+    *_, item, rest, last = events_in((writer.pieces(REPLY, events) + writer.pieces(REPLY, ended)).decode())
+    first, second, third = last["response"]["output"]
 
     assert last["response"]["incomplete_details"] == {"reason": "content_filter"} and item["item"] == second
+    assert rest["item"] == third == call | {"id": third["id"], "arguments": "{", "status": "incomplete"}
     assert last["response"]["billing"] == {"payer": "x"} and last["response"]["id"].endswith("1" * 31)
     assert first == search | {"id": f"ws_0{'1' * 31}0000_7"} and upstreams_id(first["id"]) == "ws_7"
     assert (second["content"][0]["text"], second["status"]) == ("Grü", "incomplete")
