@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from sqlalchemy import ARRAY, LargeBinary, any_, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +18,7 @@ from gateway.accounts.schemas import NewAdminKey, check_moment, check_name
 from gateway.accounts.teams import announce, get_team
 from gateway.core.keys import (
     SESSION_PREFIX,
+    StoredKey,
     key_digest,
     new_admin_key,
     new_session_token,
@@ -35,7 +36,7 @@ SESSIONS_KEPT = timedelta(days=30)  # after their end, for those who look
 _ID = re.compile("adm_[0-9a-f]{24}")
 
 
-class AdminKeyRecord(Struct, frozen=True, kw_only=True):
+class AdminKeyRecord(StoredKey, frozen=True, kw_only=True):
     """An admin key as it is listed; the key itself is not stored."""
 
     key_id: str
@@ -45,16 +46,6 @@ class AdminKeyRecord(Struct, frozen=True, kw_only=True):
     prefix: str
     created_by: str
     person: str | None  # of a session: who has signed in
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None  # to about a minute
-
-    def status(self, now: datetime) -> str:
-        """Return ``active``, ``expired`` or ``revoked``."""
-        if self.revoked_at is not None:
-            return "revoked"
-        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
 async def create_admin_key(

@@ -30,7 +30,7 @@ from gateway.accounts.schemas import (
 )
 from gateway.accounts.teams import announce, follow_limits, get_team, read_limits
 from gateway.core.errors import Conflict
-from gateway.core.keys import NO_SECRET, key_digest, new_key, pepper_name, shown_prefix
+from gateway.core.keys import NO_SECRET, StoredKey, key_digest, new_key, pepper_name, shown_prefix
 from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import from_row
 from gateway.storage.tables import api_keys
@@ -40,7 +40,7 @@ _ID = re.compile("key_[0-9a-f]{24}")
 _EDITABLE = KeyPatch.__struct_fields__  # and what a rotated key has of the old one
 
 
-class KeyRecord(Struct, frozen=True, kw_only=True):
+class KeyRecord(StoredKey, frozen=True, kw_only=True):
     """A key as admins see it; the key itself is not stored."""
 
     key_id: str
@@ -52,18 +52,8 @@ class KeyRecord(Struct, frozen=True, kw_only=True):
     allowed_addresses: list[str] | None
     allowed_endpoints: list[str] | None
     cache: str | None
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None  # to about a minute
     previous_until: datetime | None = None  # how long the secret works that its team has replaced
     pepper: str | None = None  # the name of the one that it is stored under; none: it was made before that was noted
-
-    def status(self, now: datetime) -> str:
-        """Return ``active``, ``expired`` or ``revoked``."""
-        if self.revoked_at is not None:
-            return "revoked"
-        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
 class NewlyMade(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from datetime import datetime
+
+from msgspec import Struct
 
 KEY_PREFIX = "tg-"
 ADMIN_KEY_PREFIX = "tgadmin-"
@@ -14,6 +17,21 @@ NO_SECRET = "jwt"  # in the place of a secret's beginning, of a key that tokens 
 SESSION_PREFIX = "tgsession-"  # of what the cookie of a person holds who has signed in
 
 _SHOWN = 8  # characters of the secret part that may be shown, so that keys can be told apart
+
+
+class StoredKey(Struct, frozen=True, kw_only=True):
+    """What is known of any stored key: when it was made, ends and was used. The key itself is not stored."""
+
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None  # to about a minute
+
+    def status(self, now: datetime) -> str:
+        """Return ``active``, ``expired`` or ``revoked``."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
 def new_key() -> str:
