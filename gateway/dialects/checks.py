@@ -52,6 +52,11 @@ def require(is_fine: bool, param: str, message: str) -> None:
         raise BadRequest(message, param=param, code="invalid_value")
 
 
+def require_short(text: str | None, most: int, param: str, right: str = "") -> None:
+    """Raise BadRequest for a text of more than ``most`` characters; ``right`` says what to do."""
+    require(len(text or "") <= most, param, f"'{param}' may have at most {most} characters.{right}")
+
+
 def require_between(value: float | None, low: float, high: float, param: str) -> None:
     """Raise BadRequest unless ``value`` is unsaid or from ``low`` to ``high``."""
     if value is not None and not low <= value <= high:

@@ -28,26 +28,14 @@ def check_embeddings(request: EmbeddingRequest) -> None:
 class EmbeddingWriter(WholeWriter):
     """Writes lists of embeddings."""
 
-    def __init__(self, request: EmbeddingRequest, request_id: str, created: int) -> None:
-        self._asked = request.model
-        self._write = as_base64 if request.encoding_format == "base64" else as_floats
-
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return a list object, the vectors in the order of the inputs."""
         assert isinstance(whole, EmbeddingReply)
-        data = [
-            {"object": "embedding", "index": index, "embedding": self._write(vector)}
-            for index, vector in enumerate(whole.vectors)
-        ]
-        return msgspec.json.encode(
-            {
-                "object": "list",
-                "data": data,
-                "model": self._asked,
-                "model_used": reply.target.model.name,
-                "usage": _usage(reply, usage),
-            }
-        )
+        write = as_base64 if self._request.encoding_format == "base64" else as_floats
+        vectors = enumerate(map(write, whole.vectors))
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in vectors]
+        names = {"model": self._request.model, "model_used": reply.target.model.name}
+        return msgspec.json.encode({"object": "list", "data": data, **names, "usage": _usage(reply, usage)})
 
 
 def as_base64(vector: tuple[float, ...] | str) -> str:
@@ -78,10 +66,6 @@ def check_rerank(request: RerankRequest) -> None:
 
 class RerankWriter(WholeWriter):
     """Writes documents as they were ranked."""
-
-    def __init__(self, request: RerankRequest, request_id: str, created: int) -> None:
-        self._request = request
-        self._id = request_id
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return the results with their scores, the best first; texts are the request's own, where it asks for them."""

@@ -65,6 +65,9 @@ class ReplyWriter(Protocol):
 class WholeWriter:
     """A writer of replies that are never streamed."""
 
+    def __init__(self, request: Any, request_id: str, created: int) -> None:
+        self._request, self._id, self._created = request, request_id, created
+
     def pieces(self, reply: ReplyFacts, events: list[Event]) -> bytes:
         """Nothing comes in pieces."""
         raise AssertionError("a request of this endpoint has no stream")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from billing.core.money import to_text
-from gateway.dialects.checks import check_tags, require, require_between
+from gateway.dialects.checks import check_tags, require, require_between, require_short
 from gateway.dialects.endpoint import ApiEndpoint, ReplyFacts, WholeWriter
 from protocol.completions import CompletionRequest
 from protocol.errors import ServiceError
@@ -42,8 +42,7 @@ MEDIA_TYPES = {
 def check_images(request: ImageRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not, and what comes in pieces. Raises BadRequest."""
     require(request.prompt != "", "prompt", "'prompt' must not be empty.")
-    is_short = len(request.prompt) <= LONGEST_PROMPT
-    require(is_short, "prompt", f"'prompt' may have at most {LONGEST_PROMPT} characters.")
+    require_short(request.prompt, LONGEST_PROMPT, "prompt")
     require_between(request.n, 1, MOST_IMAGES, "n")
     require_between(request.output_compression, 0, 100, "output_compression")
     require(not request.stream, "stream", "Pictures come whole here: leave 'stream' out.")
@@ -53,9 +52,6 @@ def check_images(request: ImageRequest) -> None:
 
 class ImageWriter(WholeWriter):
     """Writes pictures."""
-
-    def __init__(self, request: ImageRequest, request_id: str, created: int) -> None:
-        self._created = created
 
     def whole(self, reply: ReplyFacts, whole: WholeReply, usage: Usage) -> bytes:
         """Return the pictures, what the upstream says of them, and what they cost."""
@@ -94,8 +90,7 @@ def check_speech(request: SpeechRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require(request.input.strip() != "", "input", "'input' must not be empty.")
     for name in ("input", "instructions"):
-        is_short = len(getattr(request, name) or "") <= LONGEST_TEXT
-        require(is_short, name, f"'{name}' may have at most {LONGEST_TEXT} characters. Send it in parts.")
+        require_short(getattr(request, name), LONGEST_TEXT, name, " Send it in parts.")
     require_between(request.speed, 0.25, 4.0, "speed")
     check_tags(request)
 
@@ -154,8 +149,7 @@ SPEECH = ApiEndpoint(
 def check_transcription(request: TranscriptionRequest) -> None:
     """Refuse what the types let through and OpenAI's API does not. Raises BadRequest."""
     require_between(request.temperature, 0, 1, "temperature")
-    is_short = len(request.prompt or "") <= LONGEST_TEXT
-    require(is_short, "prompt", f"'prompt' may have at most {LONGEST_TEXT} characters.")
+    require_short(request.prompt, LONGEST_TEXT, "prompt")
     is_plain = not request.stream or request.response_format in (None, "json", "text")
     require(is_plain, "stream", "A stream has words alone: leave 'response_format' out, or 'stream'.")
     check_tags(request)
