@@ -104,7 +104,7 @@ class Draft:
 
     def to_yaml(self) -> str:
         """Return the file."""
-        models = {name: _model(name, places) for name, places in self.models.items()}
+        models = {name: _model(places) for name, places in self.models.items()}
         known = {*models, *self.aliases}
         fallbacks = {name: [one for one in spares if one in known] for name, spares in self.fallbacks.items()}
         sections: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _provider(name: str, kind: str, api_key: str | None, base_url: str | None, v
     return made
 
 
-def _model(name: str, places: list[dict[str, Any]]) -> dict[str, Any]:
+def _model(places: list[dict[str, Any]]) -> dict[str, Any]:
     if len(places) == 1:
         return {key: value for key, value in places[0].items() if key != "weight"}
     return {"targets": places}

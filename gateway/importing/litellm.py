@@ -104,7 +104,7 @@ def _read_model(entry: Part, draft: Draft) -> None:
         place["abilities"] = ["completions"]
     for part in (params, info):
         if part is not None:
-            _read_facts(part, place, draft)
+            _read_facts(part, place)
     if info is not None:
         info.pass_over("id", "db_model", "supports_function_calling", "supports_vision", "litellm_provider")
     if (weight := params.text("weight")) is not None:
@@ -113,7 +113,7 @@ def _read_model(entry: Part, draft: Draft) -> None:
         draft.note(entry.line, entry.path, f"left out: {name} is at {provider} already, with the same key")
 
 
-def _read_facts(part: Part, place: dict[str, Any], draft: Draft) -> None:
+def _read_facts(part: Part, place: dict[str, Any]) -> None:
     """Read what a model costs and holds."""
     if (known_as := part.text("base_model")) is not None:
         place["listed_as"] = known_as.rpartition("/")[2]
