@@ -14,12 +14,14 @@ from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.messages import MOST_SEARCHES
-from protocol.responses import InputItem, ResponsesRequest, TextConfig, upstreams_id
+from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, TextConfig, upstreams_id
 from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
 
 PATH = "/responses"
-# Of a request as it came: what only says how it is kept here, or is said by the chat that it is.
+# Of a request as it came: what only says how it is kept here, and what the chat that it is says, without what the
+# provider refuses.
 KEPT_HERE = dict.fromkeys(("background", "previous_response_id", "conversation"))
+AS_THE_CHAT = ("user", "safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls")
 
 
 def write_request(asking: Asking) -> UpstreamRequest:
@@ -41,9 +43,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
         max_output_tokens=chat.output_limit,
         max_tool_calls=_calls_most(asked),
         text=None if asked.text is None else _text(asked.text, chat),
-        user=chat.user,
-        safety_identifier=chat.safety_identifier,
-        prompt_cache_key=chat.prompt_cache_key,
+        reasoning=None if asked.reasoning is None else _reasoning(asked.reasoning, chat),
+        **{name: getattr(chat, name) for name in AS_THE_CHAT},
     )
     headers = JSON_HEADERS | credentials(asking)
     return UpstreamRequest(
@@ -85,6 +86,11 @@ def _included(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> It
 def _calls_most(asked: ResponsesRequest) -> int | None:
     """Return how often the upstream may run its own tools: what the call's hold covers."""
     return MOST_SEARCHES if asked.searches and asked.max_tool_calls is None else asked.max_tool_calls
+
+
+def _reasoning(reasoning: ReasoningConfig, chat: ChatRequest) -> ReasoningConfig | None:
+    told = replace(reasoning, effort=reasoning.effort if chat.reasoning_effort is not None else None)
+    return None if told == ReasoningConfig() else told
 
 
 def _text(text: TextConfig, chat: ChatRequest) -> TextConfig | None:
