@@ -277,11 +277,14 @@ async def _control(read: Read, settings: Settings, open_placer: Callable[[], Pla
             await controller.look_once()
             with suppress(TimeoutError):
                 await asyncio.wait_for(told.wait(), EVERY)
-        if signal.SIGUSR1 in asked:
-            await controller.leave()
-        else:
+        if asked and signal.SIGUSR1 not in asked:
             await controller.end(lambda: len(asked) > 1)
+        else:
+            await controller.leave()
     finally:
         await stop_all([hearing])
         await redis.aclose()
-    return 0
+    if asked:
+        return 0
+    log.error("fleet_controller_failed", exc_info=hearing.exception(), kept="the replicas that are there")
+    return 1

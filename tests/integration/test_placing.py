@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,8 +17,9 @@ from redis.asyncio import Redis
 
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec
+from gateway.fleet.discovery import announced_in
 from gateway.placing import records
-from gateway.placing.controller import Controller
+from gateway.placing.controller import Controller, _control
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import revision_of
 from tests.support.placing import NEW, OLD, SECRET, WORDS, Scene, settled
@@ -106,3 +108,25 @@ async def _kept(redis: Redis, engine: EngineSpec) -> bool:
 async def _given_up(controller: Controller) -> bool:
     state = controller._states.get("own")
     return state is not None and bool(state.given_up)
+
+
+async def test_a_controller_that_fails_leaves_its_replicas(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in reading heartbeats ends the controller with status 1, and no replica."""
+    heard = 0
+
+    async def fails(*args: Any) -> Any:
+        nonlocal heard
+        heard += 1
+        if heard > 4:
+            raise RuntimeError("a fault that nothing foresaw")
+        return await announced_in(*args)
+
+    await scene.aim(1)
+    async with scene.controlled() as controller:
+        (name,) = await settled(controller, 1)
+        await controller.leave()
+    monkeypatch.setattr("gateway.placing.controller.announced_in", fails)
+    status = await _control(scene.settings, scene.settings(), scene.placer, Clock())
+
+    assert status == 1 and heard > 4
+    assert name in scene.placer().names()
