@@ -130,6 +130,7 @@ async def get_report(request: AnyRequest) -> Response[bytes] | Response[str]:
     guards=[reading_guard],
     summary="Export what all teams cost in FOCUS 1.4",
     query=("date", "from", "to"),
+    media_type="text/csv",
 )
 async def get_focus(request: AnyRequest) -> Stream:
     """Stream the cost of all teams as CSV in the columns of FOCUS 1.4: a line for each team, model and tier on each UTC
