@@ -23,7 +23,7 @@ LEAST_RATE = 1e-4  # calls a second, of a pool: where fewer come too late, none 
 LEAST_STEP = 1e-6  # seconds, whatever an engine says
 LATEST = 3600.0  # seconds: no first token is looked for any later
 
-Seconds = Annotated[float, Meta(ge=0, le=60)]
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
 class StepCost(Struct, frozen=True):

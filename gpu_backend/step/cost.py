@@ -59,14 +59,17 @@ ASSUMED_COSTS = {
 }
 
 
+MOST_SECONDS = 3600  # of a cost: gateways read none above
+
+
 def read_step_cost(path: Path) -> StepCost:
     """Read the numbers from a JSON object; ``launching`` may be left out. Raises ``OSError`` and ``ValueError``."""
     found = json.loads(path.read_text(encoding="utf-8"))
     names = {field.name for field in fields(StepCost)}
     if not isinstance(found, dict) or found.keys() | {"launching"} != names:
         raise ValueError(f"{path} must hold one JSON object with {', '.join(sorted(names))}, all in seconds")
-    if not all(isinstance(value, int | float) and value >= 0 for value in found.values()):
-        raise ValueError(f"{path} holds a cost that is no number from 0 up")
+    if not all(isinstance(value, int | float) and 0 <= value <= MOST_SECONDS for value in found.values()):
+        raise ValueError(f"{path} holds a cost that is no number from 0 to {MOST_SECONDS}")
     return StepCost(**found)
 
 

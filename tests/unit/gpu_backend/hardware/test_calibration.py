@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpu_backend.hardware.calibration import measure_step_cost
@@ -9,7 +11,7 @@ from gpu_backend.scheduling.budget import StepBudget
 from gpu_backend.simulate.hardware import DEVICES, MODELS, step_cost
 from gpu_backend.simulate.replica import VirtualRunner
 from gpu_backend.step.config import StepConfig
-from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work
+from gpu_backend.step.cost import StepCost, StepWork, chunk_work, plan_work, read_step_cost
 from gpu_backend.step.messages import Generate
 from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import SamplingParams
@@ -68,3 +70,17 @@ def test_small_cache_is_not_overrun() -> None:
     measure_step_cost(run, 3, 16, 4, 20)  # type: ignore[arg-type]
 
     assert most == [2, 2, 16]
+
+
+def test_a_cost_that_is_told_is_one_that_gateways_read(tmp_path: Path) -> None:
+    """They take a report with another for none, and the replica for one that does not answer."""
+    told = tmp_path / "cost.json"
+
+    def read(token: str) -> StepCost:
+        told.write_text(f'{{"fixed": 0.1, "weights": 0, "token": {token}, "context": 0, "pair": 0}}')
+        return read_step_cost(told)
+
+    assert read("3600") == StepCost(0.1, 0, 3600, 0, 0)
+    for token in ("Infinity", "NaN", "-1e-9", "3601", '"1"'):
+        with pytest.raises(ValueError, match="no number from 0 to 3600"):
+            read(token)
