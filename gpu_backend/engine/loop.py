@@ -127,6 +127,7 @@ class EngineLoop:
                 return [*aborted, *waiting, *self._drain_if_empty()]
             case LoadAdapter(adapter):
                 assert self._adapters is not None, "an engine without room for adapters is asked for none"
+                self._adapters.let_go(self._used_adapters)  # one may have been unloaded just before
                 return [*self._adapters.begin(adapter)]
             case UnloadAdapter(number):
                 assert self._adapters is not None, "an engine without room for adapters has none"
@@ -203,12 +204,12 @@ class EngineLoop:
         """Load and unload what is to be, between two steps; without other work, wait a moment for one."""
         if not self._adapters:
             return []
+        self._adapters.let_go(self._used_adapters)
+        return self._adapters.advance(PATIENCE if not self.scheduler.replies else 0.0)
 
-        def used() -> set[int]:
-            replies = chain(self.scheduler.replies, self._grammars)
-            return {reply.request.adapter.number for reply in replies if reply.request.adapter is not None}
-
-        return self._adapters.advance(used, PATIENCE if not self.scheduler.replies else 0.0)
+    def _used_adapters(self) -> set[int]:
+        replies = chain(self.scheduler.replies, self._grammars)
+        return {reply.request.adapter.number for reply in replies if reply.request.adapter is not None}
 
     def _take_compiled(self) -> list[Event]:
         """Queue the requests whose grammars are compiled; without other work, wait a moment for one."""

@@ -57,15 +57,15 @@ class AdapterLoader:
         if number in self._slots.slot_of:
             self._leaving.add(number)
 
-    def advance(self, used: Callable[[], Collection[int]], patience: float) -> list[AdapterLoaded]:
-        """Put those that are read into their slots, and let those go that none of the ``used`` is any more.
-
-        Waits at most ``patience`` seconds for the first to be read.
-        """
+    def let_go(self, used: Callable[[], Collection[int]]) -> None:
+        """Let those that leave go which none of the ``used`` is any more."""
         if self._leaving:
             for number in self._leaving.difference(used()):
                 self._leaving.discard(number)
                 self._slots.free(number)
+
+    def advance(self, patience: float) -> list[AdapterLoaded]:
+        """Put those that are read into their slots; wait at most ``patience`` seconds for the first."""
         if self._reading and patience:
             wait(self._reading.values(), patience, FIRST_COMPLETED)
         done = [number for number, reading in self._reading.items() if reading.done()]

@@ -265,6 +265,23 @@ def test_adapters_come_and_go_while_replies_run(folder: Path, expected: dict[str
     assert len(answers) == 3
 
 
+def test_the_place_of_an_unloaded_adapter_is_free_at_once(folder: Path) -> None:
+    """Also where the engine hears of both between two steps; where a reply still has it, there is no room."""
+    first, second, third = modules(folder)
+    loop = model_loop(folder / "model", lora_modules=(first,), max_loras=1, allow_runtime_lora_updating=True)
+    by_name = {command.request_id: command for command in asked(folder, 3)}
+
+    told = [*loop.handle(UnloadAdapter(first.number)), *loop.handle(LoadAdapter(second))]
+    while not told:
+        told += loop.step()
+    loop.handle(by_name[f"0 by {second.name}"])
+    loop.handle(UnloadAdapter(second.number))
+    (refused,) = loop.handle(LoadAdapter(third))
+
+    assert told == [AdapterLoaded(second.number)]
+    assert isinstance(refused, AdapterLoaded) and "room for 1" in str(refused.problem)
+
+
 def test_load_reports_name_adapters_and_embeddings_take_them(folder: Path) -> None:
     """Those of replies that run and of replies that wait."""
     first, second, _ = modules(folder)
