@@ -50,6 +50,7 @@ class NativeItems:
         items = msgspec.json.decode(response["output"], type=list[Fields])
         if items:  # some tell none at the end, as all have been told
             self._items = {place: self._own(item, place) for place, item in enumerate(items)}
+            self._open.clear()
 
     def add(self, delta: Delta) -> list[Told]:
         """Take in what one event says, and return the event that tells of it."""

@@ -6,11 +6,14 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from gateway.calls.accumulate import Collector
+from gateway.dialects.parts.native_items import NativeItems
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.inference.reply import Reply
 from gateway.upstreams.responses.replies import ResponsesEvents
@@ -163,3 +166,18 @@ def test_a_response_can_fail_before_anything_came() -> None:
 
     assert (failed["response"]["status"], failed["response"]["output"]) == ("failed", [])
     assert (error["code"], error["message"], error["sequence_number"]) == ("x", "Broken.", 1)
+
+
+def test_what_the_upstream_has_ended_is_whole() -> None:
+    """Its last word on the items counts, wherever it said before that one of them stands."""
+    items = NativeItems("a" * 32)
+    begun = b'{"type":"message","id":"msg_b","role":"assistant","content":[]}'
+    items.add(Delta(told=_told("response.output_item.added", output_index=b"7", item=begun)))
+    items.add(Delta(told=_told("response.completed", response=b'{"output":[' + begun + b"]}")))
+
+    assert items.add(Delta(finish_reason=FinishReason.CONTENT_FILTER)) == []
+    assert len(items.all()) == 1
+
+
+def _told(kind: str, **fields: bytes) -> dict[str, Raw]:
+    return {"type": Raw(msgspec.json.encode(kind)), **{name: Raw(data) for name, data in fields.items()}}
