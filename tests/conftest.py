@@ -19,6 +19,7 @@ from gateway.storage.database import Database
 from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.databases import Databases
+from tests.support.longest import SECONDS
 from tests.support.rewriting import compile_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
@@ -43,15 +44,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)
 
 ROOT = Path(__file__).parent
-# Folders; the rest is quick, but for what looks through all packages.
-LONGEST_FIRST = {
-    "faults": 0,
-    "unit/test_growth.py": 0,
-    "acceptance": 1,
-    "integration": 2,
-    "wire": 3,
-    "unit/test_words.py": 3,
-}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,10 +59,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders whose files take longest, so that two processes end at about the same time."""
-    places = {path: path.relative_to(ROOT) for path in {item.path for item in items}}
-    ranks = {path: LONGEST_FIRST.get(f"{at}", LONGEST_FIRST.get(at.parts[0], 4)) for path, at in places.items()}
-    items.sort(key=lambda item: ranks[item.path])
+    """Begin with the files that take longest, so that the processes end at about the same time."""
+    assert not (gone := [path for path in SECONDS if not (ROOT / path).exists()]), gone
+    times = {path: SECONDS.get(path.relative_to(ROOT).as_posix(), 0) for path in {item.path for item in items}}
+    items.sort(key=lambda item: -times[item.path])
 
 
 @pytest.fixture(scope="session")

@@ -357,7 +357,7 @@ def test_all_attempts_end_at_the_calls_deadline(front: House, us: ScriptedUpstre
 
 def test_a_client_that_leaves_counts_for_nothing(front: House, us: ScriptedUpstream) -> None:
     """Cancels are not the endpoint's failures."""
-    us.script("tokens=3,first_token=0.3")
+    us.script("tokens=3,first_token=30")
     for _ in range(5):
         with front.client() as client, pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json={**ASK, "stream": True}, timeout=0.1)

@@ -64,12 +64,13 @@ def test_an_answer_waits_for_postgres_before_its_last_bytes_leave(
 ) -> None:
     """Frozen when the answer is to be stored: the client gets its end when it is, and only then."""
     headers = {"idempotency-key": str(uuid.uuid4())}
-    upstream.script("tokens=5,pace=0.05,first_token=0.3")
+    upstream.may_answer.clear()
     assert postgres.pid is not None
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, fragile, headers, stream=stream)
         until(lambda: upstream.requests)
         with frozen([postgres.pid, *descendants_of(postgres.pid)]):
+            upstream.may_answer.set()
             until(lambda: upstream.requests[0].answered_at)
             time.sleep(0.5)
             is_early = answer.done()
@@ -91,12 +92,13 @@ def test_a_client_is_sent_away_when_storing_takes_too_long(
     """It never hangs, and its answer is not lost: asked again, it is there, and paid once."""
     monkeypatch.setattr(idempotency, "CLIENT_WAITS", 0.3)
     headers = {"idempotency-key": str(uuid.uuid4())}
-    upstream.script("tokens=5,pace=0.05,first_token=0.3")
+    upstream.may_answer.clear()
     assert postgres.pid is not None
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, fragile, headers, stream=stream)
         until(lambda: upstream.requests)
         with frozen([postgres.pid, *descendants_of(postgres.pid)]):
+            upstream.may_answer.set()
             sent_away = answer.result()
     again = ask(fragile, headers, stream=stream)
 

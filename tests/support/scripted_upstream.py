@@ -122,6 +122,8 @@ class ScriptedUpstream:
         self._stop: asyncio.Event | None = None
         self._connections: set[HttpConnection] = set()
         self.batches = BatchDesk(self._answer_line, time.time)
+        self.may_answer = threading.Event()  # cleared by a test, it holds back answers that have not begun
+        self.may_answer.set()
         self._capacity = capacity
         self._running = 0
 
@@ -150,6 +152,7 @@ class ScriptedUpstream:
     def forget(self) -> None:
         """Drop the records, the violations and every ordered script."""
         self.requests, self.violations, self._orders = [], [], []
+        self.may_answer.set()
         self.batches = BatchDesk(self._answer_line, time.time)
 
     def start(self) -> Self:
@@ -245,6 +248,8 @@ class ScriptedUpstream:
         if script.left is not None:
             headers |= limit_headers(script.left, is_anthropic=dialect is ANTHROPIC)
         await asyncio.sleep(script.latency)
+        while not self.may_answer.is_set():
+            await asyncio.sleep(0.01)
         if script.fault is Fault.HANG_BEFORE_HEADERS:
             await asyncio.Event().wait()
         elif script.fault is Fault.RESET_BEFORE_HEADERS:

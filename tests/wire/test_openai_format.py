@@ -99,7 +99,7 @@ def sent(request: Any, **more: Any) -> dict[str, Any]:
 
 
 @given(chats, st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_is_asked_is_asked_by_the_rules(request: ChatRequest, streams: bool) -> None:
     """No request that we can hold is one that OpenAI refuses, and every field arrives as it was asked."""
     body = sent(request, streams=streams)

@@ -173,7 +173,7 @@ def test_a_tail_cut_anywhere_loses_only_what_was_cut(tmp_path: Path, journal: Jo
         assert len(found) <= complete + 1
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_damage_left_whole_is_found(tmp_path: Path, data: st.DataObject) -> None:
     """Overwrite any part of a segment, cut it anywhere: every call whose close is whole comes, none is made up."""

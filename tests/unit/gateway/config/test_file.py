@@ -806,7 +806,7 @@ def test_aliases_of_yaml_cannot_grow_without_end(tmp_path: Path) -> None:
 
 
 @given(text=st.text(max_size=60), place=st.integers(0, 400))
-@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_settings_or_faults(tmp_path: Path, text: str, place: int) -> None:
     """Whatever stands in the file, the answer is settings or a list of faults, never another exception."""
     file = tmp_path / "tollgate.yaml"

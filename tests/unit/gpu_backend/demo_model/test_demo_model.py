@@ -46,7 +46,7 @@ def test_model_card_states_the_measured_figures() -> None:
     assert figures_table(metrics) in (CHECKPOINT.parent / "README.md").read_text(encoding="utf-8")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text())
 def test_tokenizer_keeps_any_text(text: str) -> None:
     """Whatever text goes in comes out again, character by character."""

@@ -56,7 +56,7 @@ requests = st.tuples(
 moves = st.lists(st.one_of(requests, st.integers(0, 12), st.just("step")), max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(moves, st.integers(12, 30), st.integers(1, 5), st.integers(0, 20), st.integers(0, 2**32))
 def test_the_parts_of_all_sequences_are_the_time_of_all_steps(
     script: list[object], num_blocks: int, max_num_seqs: int, spare: int, seed: int

@@ -97,7 +97,7 @@ def test_forgotten_blocks_are_never_found() -> None:
     assert again is not None and again.num_cached == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**16)), max_size=80), st.integers(1, 12))
 def test_books_balance_after_every_move(moves: list[tuple[int, int]], num_blocks: int) -> None:
     """Whatever is allocated, published, forgotten and released, every block stays in exactly one state."""

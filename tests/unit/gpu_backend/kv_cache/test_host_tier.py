@@ -43,7 +43,7 @@ class Memory:
                 self.device[copy.target] = self.host[copy.source]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(MOVES, max_size=80), st.integers(4, 12), st.integers(0, 10), st.integers(0, 4))
 def test_what_is_found_is_what_was_stored(
     moves: list[tuple[str, int]], num_blocks: int, num_host_blocks: int, protected: int

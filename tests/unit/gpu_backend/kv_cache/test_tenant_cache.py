@@ -81,7 +81,7 @@ def test_idle_tenant_has_no_part() -> None:
 MOVES = st.tuples(st.sampled_from(["touch", "add", "remove", "evict", "wait"]), st.integers(0, 3), st.integers(1, 30))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(MOVES, max_size=60), st.integers(0, 60))
 def test_books_hold_after_every_move(moves: list[tuple[str, int, int]], num_protected: int) -> None:
     """Whatever comes, counts are right, what is available can be had, and no active tenant falls below its part."""

@@ -346,7 +346,7 @@ requests = st.tuples(
 moves = st.lists(st.one_of(requests, st.integers(0, 12), st.just("step")), max_size=50)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(moves, st.integers(12, 30), st.integers(1, 5), st.integers(0, 20))
 def test_every_reply_is_right_whatever_the_load(
     script: list[object], num_blocks: int, max_num_seqs: int, spare: int
