@@ -35,6 +35,7 @@ MOST_PARAMETERS = 128  # of a query; Litestar keeps the last thousand queries pa
 MOST_HEADERS = 256  # fields; the trailers of a body count, too
 MOST_PIPELINED = 64  # requests that wait for the answers of those before them
 SPARED = 1.0  # seconds that a connection may be idle where idle ones make room, and between two such occasions
+STOOD_STILL = 0.1  # seconds: a timer that rings later tells that this process was stopped, or its loop busy
 OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
 
 ASGI: Any = {"version": "3.0", "spec_version": "2.3"}
@@ -48,6 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
     head_within = 60.0  # seconds from a connection's beginning, or a head's first bytes, to its end
     body_within = 60.0  # seconds from a head's end to its body's, and one more …
     body_rate = 4096  # … for each so many bytes that have come
+    catch_up = 0.25  # seconds for what may come once a process goes on that stood still beyond one of these
 
     _made_room: ClassVar[float] = float("-inf")  # loop time
     _head = 0  # bytes of a head that has not ended
@@ -56,6 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
     _framing = 0  # bytes that were read since the last of them: chunk extensions, trailers
     _body_began = 0.0  # loop time
     _deadline: asyncio.TimerHandle | None = None  # for the end of a head or a body
+    _is_forgiven = False  # this one had more time already, because the process stood still
     _idle_from = math.inf  # loop time; infinite while something is asked
     _tell: Callable[[], object] | None = None  # what the call that runs does when its client leaves
 
@@ -183,10 +186,12 @@ class HttpProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it has been idle for long enough. One timer serves many calls: it is moved when it
         rings, not before."""
-        self.timeout_keep_alive_task = None
+        is_late, self.timeout_keep_alive_task = self._is_late(self.timeout_keep_alive_task), None
         left = self._idle_from + self.timeout_keep_alive - self.loop.time()
-        if left <= 0:
+        if left <= 0 and not is_late:
             self.transport.close()
+        elif left <= 0:
+            self._end_when_idle_for(self.catch_up)
         elif left < math.inf:
             self._end_when_idle_for(left)
 
@@ -252,13 +257,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head > LONGEST_HEAD:
             self._refuse(431, f"The head of the request is longer than {LONGEST_HEAD} bytes.")
         elif self._deadline is None:
+            self._is_forgiven = False
             self._wait(self.head_within)
 
     def _wait_for_body(self) -> None:
         if self._framing > LONGEST_HEAD:
             self._refuse(431, f"The body has more than {LONGEST_HEAD} bytes of framing between two pieces.")
         elif self._deadline is None and not self.cycle.response_complete:
-            self._body_began = self.loop.time()
+            self._body_began, self._is_forgiven = self.loop.time(), False
             self._wait(self.body_within)
 
     def _wait(self, seconds: float) -> None:
@@ -266,8 +272,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _run_out(self) -> None:
         """Refuse a head or body whose time is over."""
-        self._deadline = None
-        if self._head:
+        is_late, self._deadline = self._is_late(self._deadline), None
+        if is_late and not self._is_forgiven:
+            self._is_forgiven = True
+            self._wait(self.catch_up)
+        elif self._head:
             self._refuse(408, f"The head of the request did not end within {self.head_within:g} seconds.")
         elif not self._is_in_body:
             self.transport.close()
@@ -297,6 +306,9 @@ class HttpProtocol(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + head % (len(body), self.new_request_id().encode()) + body)
         self.transport.close()
+
+    def _is_late(self, timer: asyncio.TimerHandle | None) -> bool:
+        return timer is not None and self.loop.time() - timer.when() > STOOD_STILL
 
     def _has_time(self) -> None:
         if self._deadline is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.settings import BreakerPolicy, ProviderSettings, Retries, Timeouts
 from gpu_backend.step.messages import Command, Event, FinishReason, Generate, NewTokens, Timings
@@ -43,6 +44,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "hi", "stop": ["STOP"], "max_tokens": 80, "echo": True},
     "messages": {"messages": ASK, "stop_sequences": ["STOP"], "max_tokens": 80},
 }
+PATIENT = Timeouts(connect=10.0, first_token=20.0, between_tokens=20.0, total=60.0)
 CLASSIC = ["chat/completions", "completions"]
 
 
@@ -78,7 +80,8 @@ def _event(command: Generate, index: int, tokens: list[int], begin: int, at: int
 
 @dataclass(frozen=True)
 class Scene:
-    """A house with models behind a replica that dies, and after it: nobody, or one that drains, is full, or is well."""
+    """A house with models behind a replica that dies, and after it: nobody, or one that drains, is full, or is well.
+    Only "hasty" soon takes silence for a death."""
 
     house: House
     dying: CutReplica
@@ -115,6 +118,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
             "third": (dying.url, tired, well),
             "fourth": (dying.url, crowded, well),
             "brisk": (dying.url, well),
+            "hasty": (dying.url, well),
         }
         providers = {
             name: ProviderSettings(
@@ -123,7 +127,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterat
                 self_hosted=True,
                 endpoints=tuple(Endpoint(f"r{at}", url + "/v1") for at, url in enumerate(urls)),
                 retries=Retries(budget=1.0),
-                timeouts=Timeouts(connect=1.0, first_token=2.0, between_tokens=0.4, total=10.0),
+                timeouts=replace(PATIENT, between_tokens=0.4) if name == "hasty" else PATIENT,
                 breaker=BreakerPolicy(min_requests=3, open_for=60.0) if name == "brisk" else NEVER_OPENS,
             )
             for name, urls in places.items()
@@ -259,7 +263,7 @@ def test_a_plain_answer_and_a_stored_one_are_continued(scene: Scene) -> None:
 def test_a_replica_that_falls_silent_is_left(scene: Scene) -> None:
     """Nothing for `timeouts.between_tokens` is a death, too."""
     scene.dying.cut, scene.dying.how = 1500, "hang"
-    told = scene.ask("chat/completions")
+    told = scene.ask("chat/completions", "hasty")
     [row] = scene.rows(told)
 
     assert (told.text, told.is_whole) == (SAID + "STO", True)

@@ -76,7 +76,7 @@ def scene(databases: Any, redis_url: str, tmp_path_factory: pytest.TempPathFacto
         api_keys=(ENGINE_SECRET,),
         self_hosted=True,
         endpoints=(),
-        timeouts=Timeouts(connect=1.0, first_token=20.0, between_tokens=20.0, total=30.0),
+        timeouts=Timeouts(connect=10.0, first_token=20.0, between_tokens=20.0, total=30.0),
         breaker=NEVER_OPENS,
     )
     more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}

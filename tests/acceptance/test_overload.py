@@ -47,7 +47,7 @@ def house(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory, 
         format="openai",
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", upstream.url),),
-        timeouts=Timeouts(connect=1.0, first_token=5.0, between_tokens=5.0, total=30.0),
+        timeouts=Timeouts(connect=10.0, first_token=5.0, between_tokens=5.0, total=30.0),
         retries=ONCE,
         breaker=NEVER_OPENS,
     )

@@ -77,7 +77,7 @@ def test_one_that_fails_before_all_have_begun_fails_the_call(
     openai: OpenAI, house: House, upstream: ScriptedUpstream, stream: bool
 ) -> None:
     """Nothing was sent, so the team owes nothing, and what ran beside it is let go."""
-    upstream.script("first_token=5")
+    upstream.script("first_token=30")
     upstream.script("500", times=1)
     with pytest.raises(APIStatusError) as caught:
         openai.chat.completions.create(stream=stream, **ASKED)
@@ -85,7 +85,7 @@ def test_one_that_fails_before_all_have_begun_fails_the_call(
 
     assert caught.value.status_code == 502 and (row["status"], float(row["cost_usd"])) == ("failed", 0)
     until(lambda: all(one.closed_at or one.answered_at for one in upstream.requests))
-    assert all(one.closed_after is None or one.closed_after < 1 for one in upstream.requests)
+    assert all(one.closed_after is None or one.closed_after < 10 for one in upstream.requests)
 
 
 def test_one_that_breaks_later_breaks_the_stream(openai: OpenAI, house: House, upstream: ScriptedUpstream) -> None:

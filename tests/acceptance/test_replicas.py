@@ -81,7 +81,7 @@ def scene(request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp
             format="openai",
             self_hosted=True,
             endpoints=tuple(Endpoint("here", url + "/v1") for url in urls),
-            timeouts=Timeouts(connect=1.0, first_token=20.0, between_tokens=20.0, total=30.0),
+            timeouts=Timeouts(connect=10.0, first_token=20.0, between_tokens=20.0, total=30.0),
             breaker=NEVER_OPENS,
         )
         more = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}, "aliases": {}}

@@ -36,7 +36,7 @@ def slow_house(
     """A house that is quick to say comments and to give clients up, and patient with upstreams."""
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
         settings = settings_for(database_url, valkey.url, upstream.url, tmp_path_factory.mktemp("slow"))
-        patient = Timeouts(connect=1.0, first_token=1.0, between_tokens=1.0, total=30.0)
+        patient = Timeouts(connect=10.0, first_token=1.0, between_tokens=1.0, total=30.0)
         providers = {name: replace(one, timeouts=patient) for name, one in settings.providers.items()}
         providers["narrow"] = replace(providers["upstream"], name="narrow", concurrency=1)
         settings = replace(

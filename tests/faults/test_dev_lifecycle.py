@@ -35,7 +35,7 @@ def test_interrupted_while_it_starts_it_leaves_nothing(tmp_path: Path, wait: flo
         process.send_signal(signal.SIGINT)
         process.wait(30)
 
-        assert house.left_running(within=2) == []
+        assert house.left_running(within=10) == []
     finally:
         house.clean_up()
 

@@ -24,7 +24,7 @@ from tests.support.clock import SetClock
 
 NONE = Limits()
 SOON = 0.25  # seconds within which room must be found
-BUSY = 3.0  # times as long, on a busy machine
+BUSY = 16.0  # times as long, on a machine that is busy, or stands still for a while
 
 
 class House:
@@ -323,7 +323,7 @@ async def test_what_a_call_leaves_of_a_tight_balance_goes_back(house: House) -> 
     assert await house.drawn() == 900
     one.settle(request.request_id, 10, 0)
     began = time.monotonic()
-    while await house.drawn() > 10 and time.monotonic() - began < 0.05 * 10:
+    while await house.drawn() > 10 and time.monotonic() - began < 0.05 * 5 * BUSY:
         await asyncio.sleep(0.005)
 
     assert await house.drawn() == 10

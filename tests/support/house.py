@@ -106,7 +106,7 @@ def anthropic_provider(root_url: str) -> ProviderSettings:
         format="anthropic",
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", root_url),),
-        timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
+        timeouts=Timeouts(connect=10.0, first_token=1.5, between_tokens=1.5, total=3.0),
         retries=ONCE,
         breaker=NEVER_OPENS,
     )
@@ -146,8 +146,8 @@ def entra_client(root_url: str) -> OAuthClient:
 
 
 def mcp_servers(url: str) -> tuple[McpServer, ...]:
-    """Return a server of tools, and the same one under other names: with breakers that open soon, the first of them for
-    one team alone."""
+    """Return a server of tools, and the same one under other names: without patience, and with breakers that open soon,
+    the first of these for one team alone."""
     tickets = McpServer(
         name="tickets",
         url=url,
@@ -156,13 +156,14 @@ def mcp_servers(url: str) -> tuple[McpServer, ...]:
         teams={"*": ALL_TOOLS},
         price=to_nano("0.001"),
         prices={"close": to_nano("0.01")},
-        timeouts=McpTimeouts(connect=1.0, answer=0.4, total=0.6),
+        timeouts=McpTimeouts(connect=10.0, answer=20.0, total=30.0),
         breaker=NEVER_OPENS,
         max_answer_bytes=64 * 1024,
     )
     opens = BreakerPolicy(min_requests=2, open_for=60.0)
     frail = replace(tickets, name="frail", url=url + "/frail", teams={TEAM: ALL_TOOLS}, breaker=opens)
-    return tickets, frail, replace(tickets, name="fragile", url=url + "/fragile", breaker=opens)
+    hasty = replace(tickets, name="hasty", timeouts=McpTimeouts(connect=10.0, answer=0.4, total=0.6))
+    return tickets, hasty, frail, replace(tickets, name="fragile", url=url + "/fragile", breaker=opens)
 
 
 def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir: Path, **more: object) -> Settings:
@@ -172,7 +173,7 @@ def settings_for(postgres_url: str, redis_url: str, upstream_url: str, data_dir:
         format="openai",
         api_keys=("sk-upstream",),
         endpoints=(Endpoint("local", upstream_url),),
-        timeouts=Timeouts(connect=1.0, first_token=1.5, between_tokens=1.5, total=3.0),
+        timeouts=Timeouts(connect=10.0, first_token=1.5, between_tokens=1.5, total=3.0),
         retries=ONCE,
         breaker=NEVER_OPENS,
     )

@@ -55,6 +55,9 @@ READ = frozenset(
 )
 
 
+USES = re.compile(r"\b(\w+)\.(search|match|fullmatch|finditer|findall|sub|split)\(")
+
+
 @functools.cache
 def modules() -> tuple[types.ModuleType, ...]:
     """Return every module of the packages."""
@@ -70,12 +73,14 @@ def modules() -> tuple[types.ModuleType, ...]:
 
 def patterns() -> dict[str, tuple[re.Pattern[Any], frozenset[str]]]:
     """Return every compiled pattern of the modules by its place, with the ways in which it is used."""
-    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules()]
+    used: dict[str, set[str]] = {}
+    for module in modules():
+        for name, way in USES.findall(Path(str(module.__file__)).read_text(encoding="utf-8")):
+            used.setdefault(name, set()).add(way)
     found: dict[str, tuple[re.Pattern[Any], frozenset[str]]] = {}
     for module in modules():
         for name, pattern, way in _patterns_in(module):
-            used = {word for source in sources for word in re.findall(rf"\b{re.escape(name)}\.(\w+)\(", source)}
-            ways = (used | {way}) & {"search", "match", "fullmatch", "finditer", "findall", "sub", "split"}
+            ways = (used.get(name, set()) | {way}) - {""}
             found.setdefault(f"{module.__name__}.{name}", (pattern, frozenset(ways or {"search"})))
     return found
 

@@ -42,7 +42,7 @@ def objects() -> list[Object]:
     found = []
     for part in PARTS:
         for name in yaml.safe_load((part / "kustomization.yaml").read_text())["resources"]:
-            found += [each | {"from": part.name} for each in yaml.safe_load_all((part / name).read_text())]
+            found += [each | {"from": part.name} for each in yaml.load_all((part / name).read_text(), yaml.CSafeLoader)]
     return found
 
 

@@ -125,11 +125,11 @@ def test_idle_engine_reports_once_a_second_and_costs_nothing(engine: EngineProce
     process = psutil.Process(engine.pid)
     before, started = process.cpu_times(), time.monotonic()
 
-    reports = [event for _ in range(3) for event in engine.receive()]
+    reports = [event for _ in range(4) for event in engine.receive()]
 
     elapsed, after = time.monotonic() - started, process.cpu_times()
     assert all(isinstance(event, LoadReport) for event in reports)
-    assert 1.5 < elapsed < 10  # the first of them may have waited for us
+    assert 1.5 < elapsed < 20  # the first ones may have waited for us
     assert (after.user - before.user) + (after.system - before.system) < 0.1
 
 
