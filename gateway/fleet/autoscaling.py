@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import structlog
@@ -54,6 +55,7 @@ class PoolTarget(Struct, frozen=True, kw_only=True):
     rules: Scaling
     ready: int  # replicas that take calls, as this process knows them
     state: ScaleState | None
+    rolled_back: str | None  # the revision that a controller gave up, and why; None: it runs what the file says
 
 
 class Autoscaler:
@@ -101,8 +103,11 @@ class Autoscaler:
     async def read(self) -> list[PoolTarget]:
         """Return what was decided last of each pool; what this process knew where Redis does not answer."""
         pools = sorted(self._rules)
+        rolled_back: dict[str, str] = {}
         with suppress(*REDIS_AWAY):
             self._known |= await read_states(self._redis, pools)
+            told: list[Any] = await self._redis.mget([rollback_key(pool) for pool in pools]) if pools else []
+            rolled_back = {pool: said.decode(errors="replace") for pool, said in zip(pools, told, strict=True) if said}
         ready = self._ready_by_announcement()
         return [
             PoolTarget(
@@ -110,6 +115,7 @@ class Autoscaler:
                 rules=self._rules[pool],
                 ready=max(ready.get(pool, 0), self._ready.get(pool, 0)),
                 state=self._known.get(pool),
+                rolled_back=rolled_back.get(pool),
             )
             for pool in pools
         ]
@@ -209,6 +215,11 @@ async def read_states(redis: Redis, pools: Collection[str]) -> dict[str, ScaleSt
     found = await redis.mget([_key(pool) for pool in pools]) if pools else []
     states = {pool: _read_state(value) for pool, value in zip(pools, found, strict=True)}
     return {pool: state for pool, state in states.items() if state is not None}
+
+
+def rollback_key(pool: str) -> str:
+    """Return where a controller says which revision of a pool it gave up, and why: a text, for people."""
+    return f"tollgate:fleet-rolled-back:{{{pool}}}"
 
 
 def _key(pool: str) -> str:

@@ -28,7 +28,7 @@ COLUMNS = (
 )
 TARGET_COLUMNS = (
     *("pool", "target", "ready", "min", "max", "calls_per_second", "predicted_ttft_seconds", "changed_at"),
-    *("decided_at", "reason"),
+    *("decided_at", "reason", "rolled_back"),
 )
 
 

@@ -20,7 +20,7 @@ from gateway.config.file import load_settings
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec, Pool, Rollout, Settings
-from gateway.fleet.autoscaling import read_states
+from gateway.fleet.autoscaling import read_states, rollback_key
 from gateway.fleet.discovery import EVERY as HEAR_EVERY
 from gateway.fleet.discovery import admissions, announced_in
 from gateway.fleet.membership import LATE, Member, Membership
@@ -64,6 +64,7 @@ class Controller:
         self._engines: dict[str, EngineSpec] = {}  # by revision
         self._members: dict[str, Membership] = {}
         self._is_away = False
+        self._forgets = True  # what was rolled back before
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
         self.follow(settings)
 
@@ -85,6 +86,7 @@ class Controller:
         for pool in self._pools.values():
             assert pool.engine is not None
             self._engines[revision_of(pool.engine)] = pool.engine
+        self._forgets = True
         self._states = {name: replace(state, given_up={}, tries=0) for name, state in self._states.items()}
         if self._members.keys() - known.keys():
             self._hears_since = None
@@ -153,6 +155,7 @@ class Controller:
             if self._placer is None:
                 proved = await read_proved(self._redis, tuple(self._pools), self._secrets)
                 self._engines |= {revision_of(engine): engine for engine in proved.values()}
+                self._forgets = True
                 self._states = {name: PoolState(good=revision_of(engine)) for name, engine in proved.items()}
                 self._placer = self._open_placer()  # in the main thread: it may have to set signals back
                 adopted = sorted(await asyncio.to_thread(self._placer.names))
@@ -166,6 +169,9 @@ class Controller:
 
     async def _act_in_all(self, targets: Mapping[str, int]) -> None:
         assert self._placer is not None
+        if self._forgets and self._pools:
+            await self._redis.delete(*map(rollback_key, self._pools))
+            self._forgets = False
         placed: dict[str, dict[str, str]] = {name: {} for name in self._pools}
         for name in await asyncio.to_thread(self._placer.names):
             if (meant := read_name(name)) is not None:
@@ -220,6 +226,7 @@ class Controller:
                 await asyncio.to_thread(self._placer.kill, replica)
             case RolledBack(revision, why):
                 log.error("rollout_rolled_back", pool=name, revision=revision, reason=why, kept=self._states[name].good)
+                await self._redis.set(rollback_key(name), f"{revision}: {why}")
             case Proved(revision):
                 await keep_proved(self._redis, name, self._engines[revision], self._secrets[0])
                 log.info("rollout_finished", pool=name, revision=revision)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling, Timeouts
+from gateway.fleet.autoscaling import rollback_key
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sequence import FinishReason
@@ -159,11 +161,13 @@ def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.Mo
 
 
 def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `tollgate fleet scale`, within min and max; every gateway knows it, and the audit log who set it."""
+    """By `tollgate fleet scale`, within min and max; every gateway knows it, and the audit log who set it. What was
+    rolled back stands beside."""
     monkeypatch.setenv("TOLLGATE_URL", scene.house.url)
     monkeypatch.setenv("TOLLGATE_KEY", scene.house.admin_key)
     if not any(group.name == "fleet" for group in gateway.cli.app.registered_groups):
         gateway.cli.add_commands()
+    Redis.from_url(scene.fleet.redis_url).set(rollback_key("own"), "0a1b: it failed")
     with scene.house.client(scene.house.admin_key) as admin:
         said = CliRunner().invoke(gateway.cli.app, ["fleet", "scale", "own", "3"]).stdout
         (shown,) = admin.get("/admin/fleet/targets").json()["targets"]
@@ -174,6 +178,7 @@ def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
         (freed,) = admin.get("/admin/fleet/targets").json()["targets"]
 
     assert said == "own: 3 replicas, set by hand\n"
+    assert shown["rolled_back"] == "0a1b: it failed"
     assert (shown["target"], shown["reason"]) == (3, "set by hand") != (freed["target"], freed["reason"])
     assert (refused.status_code, missing.status_code) == (400, 404)
     assert "is a whole number from 1 to 3, or null" in refused.text

@@ -22,7 +22,7 @@ from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Timeouts
 from gateway.fleet.instances import TURN, EngineLoad, InstanceWatcher, read_report
-from gateway.http.routes.admin.instances import instance_view, without_replaced
+from gateway.http.routes.admin.instances import instance_view, listed_view, without_replaced
 from gateway.run.processes import free_port
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
@@ -146,6 +146,10 @@ async def test_an_engine_that_is_started_again_is_another_instance(
     assert hours == last and len(last) == 2
     assert [one.instance_id for one in without_replaced(seen, clock.now() - 40)] == [look.instance_id]
     assert len(without_replaced(seen, clock.now() + 600)) == 2  # none is there: both are shown as they were
+    at, before = f"http://127.0.0.1:{port}/v1", clock.now() - 40
+    (left,) = without_replaced(seen, before)
+    takes_calls = [listed_view(left, before, (), asked)["takes_calls"] for asked in ((), (at,))]
+    assert takes_calls == [False, True]  # one that has left its pool was active at the last look
 
 
 async def test_two_watchers_count_no_time_twice(

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec
+from gateway.fleet.autoscaling import rollback_key
 from gateway.fleet.discovery import announced_in
 from gateway.placing import records
 from gateway.placing.controller import Controller, _control
@@ -76,10 +77,14 @@ async def test_another_version_is_rolled_out_and_back(scene: Scene, redis: Redis
     async with scene.controlled(bad) as other:
         await until_found(lambda: _given_up(other))
         stayed = await settled(other, 1)
+        said = await redis.get(rollback_key("own"))
+        other.follow(scene.settings(NEW))
+        await until_found(lambda: _is_forgotten(redis))
     await other.end(lambda: False)
 
     assert {name.split(".")[1] for name in replaced} == {new}
     assert stayed == replaced
+    assert said.startswith(f"{revision_of(bad)}: it failed ".encode())
 
 
 async def test_a_target_lies_within_what_the_file_says(scene: Scene) -> None:
@@ -103,6 +108,10 @@ async def test_a_record_that_the_secret_did_not_sign_is_no_command(redis: Redis)
 
 async def _kept(redis: Redis, engine: EngineSpec) -> bool:
     return (await records.read_proved(redis, ["own"], [SECRET])).get("own") == engine
+
+
+async def _is_forgotten(redis: Redis) -> bool:
+    return await redis.get(rollback_key("own")) is None
 
 
 async def _given_up(controller: Controller) -> bool:

@@ -33,7 +33,7 @@ async def get_targets(request: AnyRequest) -> Response[bytes]:
     """Show the ``target`` of every pool with ``scaling``, decided once for all gateways, and its ``reason``.
 
     ``target`` is null until the first decision. ``stale``: none was made for a minute, as while Redis or Postgres is
-    away; the target is then the last one.
+    away; the target is then the last one. ``rolled_back``: the revision that `tollgate fleet up` gave up, and why.
     """
     read_parameters(request)
     now = part_of(request, Clock).now()
@@ -76,7 +76,7 @@ def target_view(one: PoolTarget, now: float) -> dict[str, Any]:
     state, rules = one.state, one.rules
     view: dict[str, Any] = {
         "object": "fleet_target",
-        **shown(one, "pool", "ready"),
+        **shown(one, "pool", "ready", "rolled_back"),
         **shown(rules, "min", "max"),
         "target": None,
         "reason": "not decided yet",

@@ -45,9 +45,14 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
         seen = await last_looks(connection, now - REMEMBERED)
     pools = frozenset(edition.settings.fleet.pools) if edition.settings.fleet is not None else frozenset()
     announced = {one.member.said.instance_id: one for one in part_of(request, Discovery).replicas()}
+    asked = {each.base_url for provider in edition.settings.providers.values() for each in provider.endpoints}
     views = [
         instance_view(one, now, edition.catalog)
-        | (_announced(announced.pop(one.instance_id)) if one.instance_id in announced else _listed(one, now, pools))
+        | (
+            _announced(announced.pop(one.instance_id))
+            if one.instance_id in announced
+            else listed_view(one, now, pools, asked)
+        )
         for one in without_replaced(seen, now)
     ]
     views += [_unseen_view(one) | _announced(one) for one in announced.values()]
@@ -89,15 +94,16 @@ def _announced(one: Replica) -> dict[str, Any]:
     }
 
 
-def _listed(one: Instance, now: float, pools: Container[str]) -> dict[str, Any]:
-    """Return the same of a replica that the configuration names, or that is gone."""
+def listed_view(one: Instance, now: float, pools: Container[str], asked: Container[str]) -> dict[str, Any]:
+    """Return the same of a replica that the configuration names, or that is gone. ``asked``: addresses that are."""
+    base_url = one.endpoint.rpartition(" ")[2]
     state = LOST if _is_stale(one, now) else one.load["status"]
     return {
         **dict.fromkeys(ANNOUNCED),
         "pool": one.provider if one.provider in pools else None,
         "state": state,
-        "takes_calls": state == ACTIVE,
-        "base_url": one.endpoint.rpartition(" ")[2],
+        "takes_calls": state == ACTIVE and base_url in asked,
+        "base_url": base_url,
     }
 
 
