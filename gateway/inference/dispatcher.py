@@ -97,7 +97,7 @@ class Dispatcher(Struct, eq=False):
         Raises the last UpstreamFailure when none answers, which then tells of all; without any, Overloaded or
         UpstreamBusy: no target may be asked.
         """
-        if failure is None:  # a call that is not sent, as the content policy forbids it, earns no extra attempt
+        if failure is None:  # else it goes on with a reply that broke: one call, counted once
             context.budget.deposit(self._clock.monotonic())
         tried: list[Tried] = []
         unable: set[tuple[str, str]] = set()  # models of a provider that lack a parameter, at whichever endpoint

@@ -15,11 +15,11 @@ from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 
 BASE = 0.25  # seconds; the most that is waited before the first retry,
 CAP = 4.0  # and before any
-LONGEST_PAUSE = 5.0  # seconds that a call waits because an upstream asked it to; beyond them its client is told
+LONGEST_PAUSE = 5.0  # seconds that a call waits because an upstream asked it to; beyond them it moves on
 
 OVER = 60.0  # seconds over which the budget is kept
-BURST = 100  # extra attempts in that time that calls need not earn,
-FOR_RETRIES = 10  # and how many of them may go to the very target that failed; the others are for moving on
+BURST = 100  # extra attempts in that time that calls need not earn; once more than
+FOR_RETRIES = 10  # of them are made, of either kind, the rest are for moving on alone
 
 # Words of attempts (UpstreamFailure.outcome) that say nothing of the target's health.
 NOT_ITS_DOING = frozenset({"refused_key", "forbidden", "not_found", "too_long", "deadline"})
