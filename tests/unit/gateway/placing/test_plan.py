@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -325,3 +326,35 @@ def test_the_youngest_goes_first() -> None:
     world.watch().run(0.5)
 
     assert names(world.done) == [youngest]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_a_pool_comes_to_rest(seed: int) -> None:
+    """Deaths, silence, other targets and revisions, a new controller: once it is quiet, all is as it should be."""
+    dice, world = random.Random(seed), settled(target=3)
+    for _ in range(40):
+        names = list(world.replicas)
+        match dice.randrange(7):
+            case 0:
+                world.target = dice.randrange(6)
+            case 1:
+                world.wanted = dice.choice((OLD, NEW, NEWER))
+                world.state = replace(world.state, given_up={}, tries=0)
+            case 2 if names:
+                world.die(dice.choice(names))
+            case 3 if names:
+                world.put(dice.choice(names), dice.choice((LOST, FAILED, DRAINING)))
+            case 4:
+                world.state = PoolState(good=world.state.good)
+            case 5:
+                world.broken = dice.choice(({}, {NEWER: "dies"}, {NEWER: FAILED}))
+        world.watch().run(dice.choice((1.0, 7.0, 40.0)))
+        told = [action.name for action in world.done if isinstance(action, Stop | Kill)]
+        assert set(told) <= world.began.keys()
+    world.broken = {}
+    world.state = replace(world.state, given_up={}, tries=0)
+    world.run(500.0).watch().run(100.0)
+
+    assert world.done == []
+    assert (world.active(world.wanted), len(world.replicas)) == (world.target, world.target)
+    assert not world.target or world.state.good == world.wanted

@@ -1,0 +1,60 @@
+# `tollgate fleet up`: what it says where it cannot begin.
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.placing.command import command
+
+SECRET = "b4f1c6d09e7a2385" * 2
+FILE = """
+database_url: postgresql://a:b@db/tollgate
+redis_url: redis://cache:6379/0
+admin_keys: [tgadmin-canary-of-the-admins]
+key_pepper: "a pepper of the tests, long enough"
+providers:
+  own: {format: openai, self_hosted: true}
+models:
+  llama: {provider: own, price: {input: 0.40, output: 0.80}}
+fleet: {secrets: [SECRET], pools: {own: POOL}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Block what was blocked before: the command blocks SIGHUP until it has a handler."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def up(folder: Path, pool: str, *more: str) -> Result:
+    """Run the command with a pool of that kind."""
+    file = folder / "tollgate.yaml"
+    file.write_text(FILE.replace("SECRET", SECRET).replace("POOL", pool))
+    return CliRunner().invoke(command, ["up", "--config", str(file), *more])
+
+
+def test_a_file_without_an_engine_starts_nothing(tmp_path: Path) -> None:
+    """It says what is missing; a faulty one, all that is wrong with it."""
+    without = up(tmp_path, "{scaling: {max: 2}}")
+    faulty = up(tmp_path, "{engine: {model: m}}")
+
+    assert (without.exit_code, faulty.exit_code) == (1, 1)
+    assert "no pool has an engine: fleet: {pools: {NAME: {scaling: …" in without.stderr
+    assert "fleet.pools.own: engine without scaling: how many replicas?" in faulty.stderr
+
+
+def test_without_ray_it_says_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all else goes without it."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    told = up(tmp_path, "{scaling: {max: 2}, engine: {model: m}}", "--placer", "ray")
+
+    assert (told.exit_code, told.stderr) == (1, "Ray is not installed: pip install 'tollgate[ray]'\n")
+    assert "scale" in CliRunner().invoke(command, ["--help"]).stdout
