@@ -12,8 +12,8 @@ from itertools import chain, count
 from gpu_backend.engine.output_processor import OutputProcessor
 from gpu_backend.engine.requests import find_problem, make_sequences, refusal
 from gpu_backend.kv_cache.block_log import BlockLog
+from gpu_backend.kv_cache.block_tables import shared_hashes
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.kv_cache.prefix_hashes import shared_hashes
 from gpu_backend.lora.loading import AdapterLoader
 from gpu_backend.scheduling.arrival import refuse_on_arrival
 from gpu_backend.scheduling.grammar_queue import GrammarQueue

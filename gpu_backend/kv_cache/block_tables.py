@@ -1,15 +1,20 @@
 # The block table of one sequence: it is filled at admission, grown by decodes, named for others to find, copied to host
-# memory and back, and let go.
+# memory and back, and let go. Names of full blocks are hash chains over tokens, salted by tenant, so that no tenant
+# finds another's; but for beginnings that the operator declares to be shared by all.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from functools import lru_cache
 from hashlib import blake2b
 
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.kv_cache.prefix_hashes import extend_hashes
 from gpu_backend.step.sequence import Sequence
+
+SHARED_SALT = b"shared by all"
 
 
 class BlockTables:
@@ -55,7 +60,7 @@ class BlockTables:
 
     def grow(self, sequence: Sequence) -> bool:
         """Give a sequence one block more."""
-        block = self._blocks.allocate_block(sequence.tenant)
+        block = self._blocks.allocate_block(sequence.request.tenant)
         if block is None:
             return False
         sequence.block_table = (*sequence.block_table, block)
@@ -79,7 +84,7 @@ class BlockTables:
             if sequence.prompt_marks:
                 self._mark(log, sequence, sequence.num_published, full)
         for index in range(sequence.num_published, full):
-            self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.tenant)
+            self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.request.tenant)
         sequence.num_published = full
 
     def name_waiting(self, sequence: Sequence) -> None:
@@ -143,3 +148,46 @@ class BlockTables:
 @lru_cache(maxsize=1024)  # asked for with every block that is filled
 def _salt_of(owner: str) -> bytes:
     return blake2b(owner.encode(), digest_size=16, person=b"tollgate kv root").digest()
+
+
+def extend_hashes(
+    hashes: list[bytes],
+    token_ids: SequenceOf[int],
+    block_size: int,
+    salt: bytes,
+    shared: frozenset[bytes] = frozenset(),
+) -> None:
+    """Append to ``hashes`` the hash of each full block of ``token_ids`` that has none yet.
+
+    A block's hash covers the salt and every token up to its end. It is a cryptographic one (BLAKE2b, 128 bits): with a
+    forged collision a tenant could read another's prompt. Leading blocks whose hash under the shared salt is in
+    ``shared`` go by that one; the salt comes in with the first block that is not.
+    """
+    done = len(hashes)
+    is_shared = not done or hashes[-1] in shared
+    for start in range(done * block_size, len(token_ids) // block_size * block_size, block_size):
+        tokens = array("q", token_ids[start : start + block_size]).tobytes()
+        before = hashes[-1] if hashes else b""
+        if is_shared and shared:
+            block_hash = _hash(before or SHARED_SALT, tokens)
+            if block_hash in shared:
+                hashes.append(block_hash)
+                continue
+        hashes.append(_hash(before + salt if is_shared else before, tokens))
+        is_shared = False
+
+
+def shared_hashes(prefixes: Iterable[SequenceOf[int]], block_size: int) -> frozenset[bytes]:
+    """Return the hashes of the full blocks of prompts' beginnings that all tenants may share."""
+    found: set[bytes] = set()
+    for token_ids in prefixes:
+        hashes: list[bytes] = []
+        extend_hashes(hashes, token_ids, block_size, SHARED_SALT)
+        found.update(hashes)
+    return frozenset(found)
+
+
+def _hash(before: bytes, tokens: bytes) -> bytes:
+    digest = blake2b(before, digest_size=16)
+    digest.update(tokens)
+    return digest.digest()

@@ -1,13 +1,8 @@
 # Draft tokens, verified: the model samples at every place of a draft, with that place's own noise, and
 # drafts hold as long as they are what was sampled.
 #
-# So speculation changes no token, at any temperature. The noise is a function of (seed, reply index, position), and the
-# filters, penalties and masks of a place are functions of the tokens before it; what is sampled after drafts that held
-# is therefore what would have been sampled without any, logits being equal. Leviathan et al. (2023, "Fast inference
-# from transformers via speculative decoding") accept a draft by chance, so that the distribution is kept; here draft
-# and sample are coupled by their common Gumbel noise, and the very sample is kept. A draft that draws with the same
-# noise agrees more often than one with its own (Daliri et al. 2024, "Coupling without communication and
-# drafter-invariant speculative decoding").
+# So speculation changes no token, at any temperature: docs/speculation.md has the proof. Draft and sample are coupled
+# by their common Gumbel noise (Daliri et al. 2024), where Leviathan et al. (2023) accept a draft by chance.
 
 from __future__ import annotations
 

@@ -92,7 +92,6 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     since = time.time()
 
     def current() -> EngineReading:
-        ready = engine.ready
         return EngineReading(
             engine.load,
             engine.state is EngineState.ACTIVE,
@@ -100,8 +99,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             uptime_seconds=engine.uptime_seconds,
             busy_seconds=engine.busy_seconds,
             gpus=settings.engine.device.num_ranks,
-            block_size=ready.block_size if ready else 0,
-            num_blocks=ready.total_blocks if ready else 0,
+            ready=engine.ready,
             since=since,
             max_loras=settings.engine.lora.num_slots,
         )

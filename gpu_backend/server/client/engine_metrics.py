@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.step.config import MOST_SPECULATIVE_TOKENS
-from gpu_backend.step.messages import LoadReport
+from gpu_backend.step.messages import LoadReport, Ready
 
 LABELS = ("model_name",)
 
@@ -24,8 +24,7 @@ class EngineReading:
     uptime_seconds: float = 0.0
     busy_seconds: float = 0.0  # of these, in steps
     gpus: int = 1  # devices that compute each step together
-    block_size: int = 0  # tokens in a KV block; 0 until the engine is ready
-    num_blocks: int = 0
+    ready: Ready | None = None  # None until the engine is
     since: float = 0.0  # unix seconds of this start
     max_loras: int = 0  # adapters that the device has room for
 
@@ -45,8 +44,8 @@ class EngineCollector:
         busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
         yield self._count("tollgate_engine_gpu_busy_seconds", "Device time of all steps, all devices.", busy)
         yield self._count("tollgate_engine_gpu_idle_seconds", "Device time without a step.", max(whole - busy, 0.0))
-        if reading.block_size:
-            yield from self._capacity(reading)
+        if reading.ready is not None:
+            yield from self._capacity(reading, reading.ready)
         load = reading.load
         if load is None:
             return
@@ -84,9 +83,9 @@ class EngineCollector:
                 gauge.add_metric([self._model_name, tier], load.counters.get(f"{name}_{tier}", 0.0))
             yield gauge
 
-    def _capacity(self, reading: EngineReading) -> Iterable[Metric]:
+    def _capacity(self, reading: EngineReading, ready: Ready) -> Iterable[Metric]:
         """What routers read of each engine, under vLLM's names: its blocks, and its adapters."""
-        blocks = {"block_size": str(reading.block_size), "num_gpu_blocks": str(reading.num_blocks)}
+        blocks = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.total_blocks)}
         load = reading.load
         adapters = {
             "max_lora": str(reading.max_loras),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_backend.kv_cache.block_tables import extend_hashes
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.kv_cache.prefix_hashes import extend_hashes
 
 BLOCK = 4
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_backend.kv_cache.block_log import BlockLog, number_of
+from gpu_backend.kv_cache.block_tables import extend_hashes
 from gpu_backend.kv_cache.blocks import BlockManager
-from gpu_backend.kv_cache.prefix_hashes import extend_hashes
 from gpu_backend.server.client.kv_publisher import as_told
 from gpu_backend.step.plan import StepPlan, StepResult
 from tests.support.engine import answer_all, continuation, counting_loop, greedy, model_loop
