@@ -24,8 +24,7 @@ from billing.core.edges import Clock
 from billing.core.holds import HoldRequest, RefusedHold, Remaining, Scope
 from billing.quotas.rate_scope import RateScope, refused, remaining_of
 from billing.quotas.rate_shares import BUCKETS
-from billing.quotas.rate_team import Caller, Command, RateTeam, unpack
-from billing.quotas.rate_wire import REDIS_AWAY, RateWire
+from billing.quotas.rate_wire import REDIS_AWAY, Caller, Command, RateTeam, RateWire, unpack
 
 DEADLINE = 0.25  # seconds that a call waits at the most
 TELL = 0.23  # seconds until what is free again is told; a slice has ended by then, and a busy team asked for another

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from billing.core.edges import Clock
-from billing.core.holds import HoldRequest, LimitName, RefusedHold, headroom_of
+from billing.core.holds import HoldRequest, LimitName, RefusedHold
 from billing.core.ids import date_of
 from billing.quotas.lease_store import NANOUSD, TOKENS, LeaseStore, Need
-from billing.quotas.leases import limit_of, refused_hold
+from billing.quotas.refusals import lasting, limit_of, refused_hold
 
 
 class ReservationEnded(Exception):
@@ -52,15 +50,14 @@ class Reservations:
         for scope, (tokens, nanousd) in zip(request.scopes, request.amounts, strict=True):
             for balance in (each for each in capped if each.scope == scope.name):
                 wanted = tokens if balance.unit == TOKENS else nanousd
-                limit, room = limit_of(balance), balance.cap - max(0, balance.drawn + balance.corrected)
-                left.append((limit, room))
+                room = balance.cap - max(0, balance.drawn + balance.corrected)
+                left.append((limit_of(balance), room))
                 if wanted > room:
                     used = (balance.spent or 0) + balance.corrected
-                    found.append(refused_hold(scope, limit, balance, used, 0, wanted))
+                    found.append(refused_hold(scope, balance, used, 0, wanted))
         if not found:
             raise ConnectionError("room came back while it was refused: ask again")
-        last = max(found, key=lambda one: (one.alone_exceeds, one.is_settled))
-        return replace(last, headroom=headroom_of(left))
+        return lasting(found, left)
 
     async def keep_alive(self, name: str) -> bool:
         """Say that a process looks after a reservation; False where it has ended."""

@@ -17,7 +17,8 @@ from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.journal.owner_files import OWNER, bury, claim, dead, ended, note_told
 from billing.quotas.lease_store import Beat, LeaseStore
-from billing.quotas.leases import GIVE_UP_AFTER, Leases
+from billing.quotas.leases import Leases
+from billing.quotas.standing import GIVE_UP_AFTER
 from billing.upkeep.flusher import Flusher
 
 EVERY = 1.0  # seconds between beats

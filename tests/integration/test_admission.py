@@ -251,7 +251,7 @@ async def test_calls_that_are_made_to_fit_never_pass_a_cap_together(parts: Parts
     calls = [call_of(parts, chat(), team=Limits(nanousd_per_day=cap)) for _ in range(30)]
 
     ended = await asyncio.gather(*(parts.admission.admit(*one) for one in calls), return_exceptions=True)
-    rooms = [rooms["team:a"] for rooms in parts.quotas.leases._rooms.values() if "team:a" in rooms]
+    rooms = [rooms["team:a"] for rooms in parts.quotas.leases.rooms.by_day.values() if "team:a" in rooms]
     limits = sorted(one[0].fitted_output or 0 for one in ended if isinstance(one, tuple))
 
     assert [of_money.held for _, of_money in rooms] == [cap]
@@ -274,7 +274,7 @@ async def test_a_caller_that_leaves_while_it_waits_takes_nothing_along(
 
     monkeypatch.setattr(rates, "release", note)
     is_there: Callable[[], object] = {
-        "for Postgres": lambda: leases._waiting,
+        "for Postgres": lambda: leases.callers.waiting,
         "held": lambda: leases.running,
         "for Redis": lambda: rates._unheard,
         "counted": lambda: rates._counted,
@@ -313,7 +313,7 @@ async def test_without_postgres_a_capped_call_is_told_to_come_again(parts: Parts
         await set_limits(database, "b", scope := Scope(kind, one, of))
         quotas.limits[scope.name] = of
     away = Database(make_url(database.url).set(host="127.0.0.1", port=1, query={}).render_as_string(False))
-    store, quotas.leases._store = quotas.leases._store, PostgresLeases(away, parts.clock)
+    store, quotas.leases.store = quotas.leases.store, PostgresLeases(away, parts.clock)
 
     with pytest.raises(LimitUnknown) as caught:
         await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
@@ -324,7 +324,7 @@ async def test_without_postgres_a_capped_call_is_told_to_come_again(parts: Parts
     assert (error.status, error.code, error.headers["retry-after"]) == (503, "overloaded", "1")
     assert "cannot be checked just now" in error.message and "x-should-retry" not in error.headers
     assert quotas.leases.running == len(parts.open_calls) == len({known, inside, uncapped})
-    quotas.leases._store, quotas.leases.is_away = store, False  # as the next beat finds
+    quotas.leases.store, quotas.leases.is_away = store, False  # as the next beat finds
     await parts.admission.admit(*call_of(parts, team=limits, of=("b", "l")))
     await away.close()
 

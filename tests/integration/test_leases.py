@@ -17,8 +17,9 @@ import pytest
 from sqlalchemy import event, text
 
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
+from billing.quotas.callers import WAIT_FOR_ROOM
 from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
-from billing.quotas.leases import WAIT_FOR_ROOM, Leases
+from billing.quotas.leases import Leases
 from gateway.storage.database import Database
 from tests.support.clock import SetClock
 
@@ -173,7 +174,7 @@ async def test_a_lease_is_an_hour_of_spending_and_never_more_than_its_share(hous
     rate = 100 / 60  # a second, of late: one second of a minute
     assert modest < await house.drawn() <= modest + 600 + rate * 3600
     rich = await house.drawn()
-    leases._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0].rate = 1e6
+    leases.rooms.by_day[int(house.clock.now() // 86_400)]["team:team_a"][0].rate = 1e6
     await house.hold(leases, tokens=rich)
     assert rich + 0.03 * (1_000_000 - rich) < await house.drawn() <= rich + 0.05 * (1_000_000 - rich) + rich
 
@@ -270,20 +271,20 @@ async def test_a_bell_that_rings_while_an_answer_is_on_its_way_is_heard(house: H
     """The answer was given before the balance became tight: what it brought beyond the need goes back all the same."""
     await house.limit(team=Limits(tokens_per_day=1000))
     rich, poor = await house.process("a"), await house.process("b")
-    take, answered = rich._store.take, asyncio.Event()
+    take, answered = rich.store.take, asyncio.Event()
 
     async def take_late(*asked: Any, **more: Any) -> Any:
         taken = await take(*asked, **more)
         await answered.wait()
         return taken
 
-    rich._store.take = take_late  # type: ignore[method-assign]
+    rich.store.take = take_late  # type: ignore[method-assign]
     async with house.bell(rich, poor):
         holding = asyncio.create_task(house.hold(rich, tokens=100))
         while await house.drawn() <= 100:
             await asyncio.sleep(0.005)
         asking = asyncio.create_task(house.hold(poor, tokens=900))
-        while not rich._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0].is_tight:
+        while not rich.rooms.by_day[int(house.clock.now() // 86_400)]["team:team_a"][0].is_tight:
             await asyncio.sleep(0.001)
         answered.set()
         await asyncio.gather(holding, asking)
@@ -296,10 +297,10 @@ async def test_room_that_comes_back_while_an_answer_is_written_is_asked_for_agai
     await house.limit(team=Limits(tokens_per_day=1000))
     one, other = await house.process("a"), await house.process("b")
     running = await house.hold(one, tokens=1000)
-    take = other._store.take
+    take = other.store.take
 
     async def take_slowly(owner: str, day: str, asks: Any, share: float, **said: Any) -> Any:
-        other._store.take = take  # type: ignore[method-assign]
+        other.store.take = take  # type: ignore[method-assign]
         refused = await take(owner, day, asks, share, **said)
         one.release(running.request_id)
         one.return_idle()
@@ -309,7 +310,7 @@ async def test_room_that_comes_back_while_an_answer_is_written_is_asked_for_agai
         later = await take(owner, day, nothing, share, **said)
         return msgspec.structs.replace(refused, balances=later.balances)
 
-    other._store.take = take_slowly  # type: ignore[method-assign]
+    other.store.take = take_slowly  # type: ignore[method-assign]
     await house.hold(other, tokens=900)
 
     assert await house.drawn() == 900
@@ -341,14 +342,14 @@ async def test_first_come_first_served(house: House) -> None:
         await leases.hold(house.ask(tokens=400))
         order.append(number)
 
-    store, leases._store = leases._store, Slow(leases._store)
+    store, leases.store = leases.store, Slow(leases.store)
     calls = [asyncio.create_task(call(number)) for number in range(5)]
     await asyncio.sleep(0.02)
     leases.settle(running.request_id, 0, 0)
     await comes(lambda: len(order) == 2)
 
     assert order == [0, 1]
-    leases._store = store
+    leases.store = store
     await asyncio.gather(*calls)
     assert order == list(range(5))
 
@@ -438,7 +439,7 @@ async def test_a_call_settles_once(house: House) -> None:
     for used in (70, 80, 0):
         leases.settle(request.request_id, used, used)
     leases.release(request.request_id)
-    of_tokens = leases._rooms[int(house.clock.now() // 86_400)]["team:team_a"][0]
+    of_tokens = leases.rooms.by_day[int(house.clock.now() // 86_400)]["team:team_a"][0]
 
     assert (of_tokens.used, of_tokens.held, leases.running) == (70, 0, 0)
 
@@ -455,10 +456,10 @@ async def test_a_caller_who_leaves_while_waiting_leaks_nothing(house: House) -> 
         await asyncio.wait([asking])
         if not asking.cancelled():
             leases.release(request.request_id)
-        await comes(partial(operator.not_, leases._waiting))
+        await comes(partial(operator.not_, leases.callers.waiting))
 
         assert leases.running == 0
-        assert all(room.held == 0 for rooms in leases._rooms.values() for pair in rooms.values() for room in pair)
+        assert all(room.held == 0 for room in leases.rooms)
         leases.return_idle()
         await leases.tell()
         assert await house.drawn() == 0
@@ -536,9 +537,9 @@ async def outage(leases: Leases) -> AsyncIterator[list[int]]:
 
         give_back = take
 
-    store, leases._store = leases._store, Silent()  # type: ignore[assignment]
+    store, leases.store = leases.store, Silent()  # type: ignore[assignment]
     yield asked
-    leases._store = store
+    leases.store = store
 
 
 async def test_calls_go_on_inside_leases_while_postgres_is_away(house: House) -> None:
@@ -562,8 +563,8 @@ async def test_a_process_that_was_stopped_does_not_take_the_database_for_lost(
     """Its deadlines are over when it goes on: however long it stood still, the answer that came meanwhile is heard."""
     await house.limit(team=Limits(tokens_per_day=1000))
     leases = await house.process("a")
-    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.4)
-    take = leases._store.take
+    monkeypatch.setattr("billing.quotas.draws.ASK_WITHIN", 0.4)
+    take = leases.store.take
     asks: list[float] = []
 
     async def take_slowly(*args: Any) -> Any:
@@ -572,7 +573,7 @@ async def test_a_process_that_was_stopped_does_not_take_the_database_for_lost(
         await asyncio.sleep(0.15)
         return await take(*args)
 
-    monkeypatch.setattr(leases._store, "take", take_slowly)
+    monkeypatch.setattr(leases.store, "take", take_slowly)
     await house.hold(leases)
 
     assert len(asks) == 1
@@ -605,8 +606,8 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     """A statement given up would cost a slow database its connection, and another look at what was drawn after all."""
     await house.limit(team=Limits(tokens_per_day=1000))
     leases = await house.process("a")
-    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.1)
-    take = leases._store.take
+    monkeypatch.setattr("billing.quotas.draws.ASK_WITHIN", 0.1)
+    take = leases.store.take
     asks: list[float] = []
 
     async def take_late(*args: Any) -> Any:
@@ -615,7 +616,7 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
         await asyncio.sleep(0.4)
         return taken
 
-    monkeypatch.setattr(leases._store, "take", take_late)
+    monkeypatch.setattr(leases.store, "take", take_late)
     refused = await house.refused(leases)
     assert refused.is_unknown
     assert leases.is_away
@@ -623,7 +624,7 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     await asyncio.sleep(0.5)
     await house.hold(leases)
     assert len(asks) == 1
-    assert not leases._unread
+    assert not leases.draws.unread
 
 
 async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other(
@@ -632,14 +633,14 @@ async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other
     """Its callers are refused after their time; who asks for another scope is answered, as long as anything is."""
     await house.limit(team=Limits(tokens_per_day=1000))
     leases = await house.process("a")
-    monkeypatch.setattr("billing.quotas.leases.ASK_WITHIN", 0.2)
+    monkeypatch.setattr("billing.quotas.draws.ASK_WITHIN", 0.2)
     async with house.database.begin() as connection:
         await connection.execute(text("UPDATE teams SET name = 'open' WHERE id = 'team_a'"))
         await connection.execute(text("SELECT FROM teams WHERE id = 'team_a' FOR UPDATE"))
         refusal = asyncio.create_task(house.refused(leases))
         await asyncio.sleep(0.1)
         await leases.set_again()
-        beat = await leases._store.give_back("a", [])
+        beat = await leases.store.give_back("a", [])
         leases.heard(leases.acknowledged, beat)
 
         assert (await refusal).is_unknown

@@ -154,7 +154,7 @@ class _Gateway:
             "accounts": len(get(OpenCalls)),
             "holds": quotas.leases.running,
             "counted against rates": len(quotas.rates._counted),
-            "waits for room": sum(map(len, quotas.leases._waiting.values())),
+            "waits for room": sum(map(len, quotas.leases.callers.waiting.values())),
             "slots": sum(len(pool.held) for pool in limiter.slot_pools()),
             "queued": sum(limiter._queues.waiting.values()),
             "open in the journal": len(get(Books).journal._open),

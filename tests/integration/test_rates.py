@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from redis.asyncio import Connection, Redis
 
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, Scope
-from billing.quotas.rate_team import Command
-from billing.quotas.rate_wire import SHA
+from billing.quotas.rate_wire import SHA, Command
 from billing.quotas.rates import RENEW, TELL, RateLimits
 from gateway.core.clock import Clock
 from tests.support.clock import SetClock

@@ -175,7 +175,7 @@ async def test_no_more_scopes_are_made_than_a_team_may_have(
     assert [why.limit for why in refused[20:] if why is not None] == [LimitName.SCOPES_PER_DAY] * 30
     assert refused[:20] == [None] * 20 and again == [None, None] and None not in other
     assert len(await deployment.scopes()) == 20 and len(await deployment.scopes("leases")) == 20
-    kept = [scope for leases in (first, second) for rooms in leases._rooms.values() for scope in rooms]
+    kept = [scope for leases in (first, second) for rooms in leases.rooms.by_day.values() for scope in rooms]
     assert len([scope for scope in kept if scope.startswith("user:")]) == 21
     error = refusal_error(cast(RefusedHold, refused[-1]))
     assert error.code == "insufficient_quota" and "others again at 00:00 UTC" in error.message
@@ -206,7 +206,7 @@ async def test_idle_scopes_are_swept_and_those_that_a_month_counts_are_not(deplo
     await deployment.book(leases, request)
     leases.leave()
     await leases.tell()
-    await leases._store.end("host:1")
+    await leases.store.end("host:1")
     user, tag = request.scopes[2].name, request.scopes[3].name
     before, now = await deployment.scopes(), deployment.clock.moment()
     clock = SetClock((now + timedelta(days=3)).timestamp())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from billing.core.records import Status
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
-from billing.quotas.leases import GIVE_UP_AFTER, LONGEST_PACE
+from billing.quotas.standing import GIVE_UP_AFTER, LONGEST_PACE
 from billing.upkeep.owner import EVERY
 from tests.simulation.sql_model import (
     MISSED,
@@ -253,6 +253,4 @@ def check_rest(world: World) -> None:
 
 def rooms_of(process: Process) -> Iterator[Any]:
     """Yield all rooms of a process."""
-    for rooms in process.leases._rooms.values():
-        for pair in rooms.values():
-            yield from pair
+    yield from process.leases.rooms

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from billing.core.records import UsageRecord
+from billing.quotas.draws import DONE_WITHIN, LOOK_AGAIN
 from billing.quotas.lease_store import Beat, Need, Taken, Told
-from billing.quotas.leases import DONE_WITHIN, LOOK_AGAIN
 from tests.simulation.sql_model import SqlModel, today_at
 
 if TYPE_CHECKING:

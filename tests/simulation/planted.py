@@ -13,7 +13,12 @@ from msgspec.structs import replace
 
 from billing.core.holds import HoldRequest
 from billing.journal.owner_files import bury, dead
-from billing.quotas.leases import Leases, Room
+from billing.quotas.callers import Callers
+from billing.quotas.draws import Draws
+from billing.quotas.holding import Holding
+from billing.quotas.leases import Leases
+from billing.quotas.returns import Returns
+from billing.quotas.rooms import Room, Rooms
 from billing.upkeep.owner import Owner
 from tests.simulation.network import Trouble
 from tests.simulation.sql_model import BalanceRow, Lease, SqlModel, day_in, spent_by
@@ -75,18 +80,16 @@ def _setting_again_lowers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _grants_are_added(patch: pytest.MonkeyPatch) -> None:
-    take_in = Leases._take_in
+    take_in = Rooms.take_in
 
-    def add(self: Leases, taken: Any, day: int, *rest: Any) -> None:
-        pairs = [pair for rooms in self._rooms.values() for pair in rooms.values()]
-        before = {id(room): room.granted for pair in pairs for room in pair}
+    def add(self: Rooms, taken: Any, day: int, *rest: Any) -> None:
+        before = {room: room.granted for room in self}
         take_in(self, taken, day, *rest)
-        for pair in pairs:
-            for room in pair:
-                if room.granted > before.get(id(room), 0) > 0:
-                    room.granted += before[id(room)]
+        for room, granted in before.items():
+            if room.granted > granted > 0:
+                room.granted += granted
 
-    patch.setattr(Leases, "_take_in", add)
+    patch.setattr(Rooms, "take_in", add)
 
 
 def _returned_stays_in_use(patch: pytest.MonkeyPatch) -> None:
@@ -158,17 +161,17 @@ def _ended_owners_are_served(patch: pytest.MonkeyPatch) -> None:
 
 def _idle_room_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "recall", lambda *_: None)
-    patch.setattr(Leases, "_return_tight", lambda self: setattr(self, "_returning", None))
+    patch.setattr(Returns, "return_tight", lambda self: setattr(self, "_next", None))
     patch.setattr(Room, "give_back", lambda *_: False)
 
 
 def _callers_wait_on(patch: pytest.MonkeyPatch) -> None:
-    async def ask(self: Leases, line: Any) -> bool:
+    async def ask(self: Callers, line: Any) -> float:
         await asyncio.sleep(0.6)
         return await once(self, line)
 
-    once = Leases._ask
-    patch.setattr(Leases, "_ask", ask)
+    once = Callers.ask
+    patch.setattr(Callers, "ask", ask)
 
 
 def _share_is_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -199,21 +202,21 @@ def _failovers_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unheard_grants_are_not_read(patch: pytest.MonkeyPatch) -> None:
-    async def read_nothing(self: Leases) -> None:
-        self._unread = {}
+    async def read_nothing(self: Draws) -> None:
+        self.unread = {}
 
-    patch.setattr(Leases, "read_again", read_nothing)
+    patch.setattr(Draws, "read_again", read_nothing)
 
 
 def _answers_overwrite_the_bell(patch: pytest.MonkeyPatch) -> None:
-    def take_in(self: Leases, taken: Any, day: int, asked: Iterable[Room]) -> None:
+    def take_in(self: Rooms, taken: Any, day: int, asked: Iterable[Room]) -> None:
         rooms = list(asked)
         for room in rooms:
             room.is_recalled = False
         take_in_once(self, taken, day, rooms)
 
-    take_in_once = Leases._take_in
-    patch.setattr(Leases, "_take_in", take_in)
+    take_in_once = Rooms.take_in
+    patch.setattr(Rooms, "take_in", take_in)
 
 
 def _limits_leave_balances_as_tight_as_they_were(patch: pytest.MonkeyPatch) -> None:
@@ -249,16 +252,16 @@ def _the_next_failover_is_not_found(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_users_need_no_room(patch: pytest.MonkeyPatch) -> None:
-    def try_hold(self: Leases, request: HoldRequest) -> bool:
+    def try_hold(self: Holding, request: HoldRequest) -> bool:
         others = tuple(scope for scope in request.scopes if scope.kind != "user")
-        rooms = self._rooms_of(replace(request, scopes=others))
+        rooms = self._rooms.of(replace(request, scopes=others))
         amounts = request.tokens, request.cost_nanousd
         if any(room.free < amount for pair in rooms for room, amount in zip(pair, amounts, strict=True)):
             return False
-        self._enter(request, self._rooms_of(request), request.amounts)
+        self.enter(request, self._rooms.of(request), request.amounts)
         return True
 
-    patch.setattr(Leases, "_try", try_hold)
+    patch.setattr(Holding, "try_hold", try_hold)
 
 
 def _rows_leave_end_users_out(patch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ class Process:
         self.is_leaving = False
         self.bells: dict[str, float] = {}  # by scope: when its bell was last heard, by the database's time
         self.excess: dict[Any, int] = {}  # by room: what was billed beyond its hold, or held of no cap without asking
-        self._force, self.leases.force = self.leases.force, self._force_open  # type: ignore[method-assign]
+        self._force, self.leases.holding.force = self.leases.holding.force, self._force_open  # type: ignore[method-assign]
         self._loops: list[asyncio.Task[None]] = []
 
     @property
@@ -216,7 +216,7 @@ class Process:
             self._settle(record, used, cost)
 
     def _settle(self, record: UsageRecord, used: int, cost: int) -> None:
-        held = self.leases._held.get(record.request_id)
+        held = self.leases.holding.calls.get(record.request_id)
         parts = () if held is None else zip(held.rooms, held.amounts, held.models, strict=True)
         for pair, amounts, only in parts:
             for room, more in zip(pair, (used - amounts[0], cost - amounts[1]), strict=True):
@@ -226,7 +226,7 @@ class Process:
 
     def _force_open(self, request: HoldRequest) -> None:
         self._force(request)
-        for of_tokens, of_money in self.leases._held[request.request_id].rooms:
+        for of_tokens, of_money in self.leases.holding.calls[request.request_id].rooms:
             self.excess[of_tokens] = self.excess.get(of_tokens, 0) + request.tokens
             self.excess[of_money] = self.excess.get(of_money, 0) + request.cost_nanousd
 

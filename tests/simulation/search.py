@@ -17,8 +17,11 @@ from msgspec.structs import replace
 from billing.core.holds import HoldRequest, Leg, Limits, Scope
 from billing.core.ids import uuid7
 from billing.core.records import Status, UsageRecord
+from billing.quotas.callers import Waiting
+from billing.quotas.holding import Held
 from billing.quotas.lease_store import NANOUSD, Need, Taken, Told
-from billing.quotas.leases import Held, Leases, Room, _Waiting
+from billing.quotas.leases import Leases
+from billing.quotas.rooms import Room
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken
 from tests.simulation.sql_model import SqlModel, day_text
@@ -193,8 +196,8 @@ class Search:
         elif kind == "taken" and state.owners[at].is_alive:
             number = message[2]
             leases, call = self._leases(state, at), state.calls[number]
-            leases._take_in(Taken(leases=message[3]), DAY, ())
-            held = call.state == ASKING and leases._try(self.requests[number])
+            leases.rooms.take_in(Taken(leases=message[3]), DAY, ())
+            held = call.state == ASKING and leases.holding.try_hold(self.requests[number])
             after = _with_owner(rest, at, replace(state.owners[at], rooms=_rooms_in(leases, state.owners[at])))
             if call.state == ASKING:
                 after = _with_call(after, number, replace(call, state=HELD if held else OVER))
@@ -214,10 +217,10 @@ class Search:
     def _ask(self, state: State, number: int, at: int) -> State:
         leases, call = self._leases(state, at), replace(state.calls[number], owner=at)
         request = self.requests[number]
-        if leases._try(request):
+        if leases.holding.try_hold(request):
             after = _with_owner(state, at, replace(state.owners[at], rooms=_rooms_in(leases, state.owners[at])))
             return _with_call(after, number, replace(call, state=HELD))
-        needs = next(leases._asks([_Waiting(request, None, 0.0)]))  # type: ignore[arg-type]
+        needs = next(leases.callers.asks([Waiting(request, None, 0.0)]))  # type: ignore[arg-type]
         needs = tuple(replace(need, want=need.need + WANT) for need in needs if need.unit == NANOUSD)
         after = _with_call(state, number, replace(call, state=ASKING, asked=call.asked + 1))
         return _sent(after, ("take", at, number, needs))
@@ -302,16 +305,16 @@ class Search:
             of_money = Room(scope.name, NANOUSD, DAY_TEXT)
             of_money.granted, of_money.returned, of_money.used, of_money.held = granted, returned, used, held
             pairs.append((Room(scope.name, "tokens", DAY_TEXT), of_money))
-            leases._rooms.setdefault(DAY, {})[scope.name] = pairs[-1]
+            leases.rooms.by_day.setdefault(DAY, {})[scope.name] = pairs[-1]
         for number, call in enumerate(state.calls):
             if call.owner == at and call.state == HELD:
                 request_id = self.requests[number].request_id
-                leases._held[request_id] = Held("t", tuple(pairs), ((0, CALLS[number][0]),) * 2, ("", ""))
+                leases.holding.calls[request_id] = Held("t", tuple(pairs), ((0, CALLS[number][0]),) * 2, ("", ""))
         return leases
 
 
 def _money(leases: Leases) -> list[Room]:
-    return [leases._rooms[DAY][scope.name][1] for scope in SCOPES]
+    return [leases.rooms.by_day[DAY][scope.name][1] for scope in SCOPES]
 
 
 def _rooms_in(leases: Leases, before: Owner) -> tuple[tuple[int, int, int, int, int], ...]:

@@ -15,8 +15,10 @@ from typing import Any
 from billing.core.holds import HoldRequest, RefusedHold
 from billing.core.ids import EPOCH, day_of
 from billing.core.records import UsageRecord
+from billing.quotas.callers import ASK_AGAIN, LEAST_ASKS, WAIT_FOR_ROOM
+from billing.quotas.draws import ASK_WITHIN
 from billing.quotas.lease_store import NANOUSD, TOKENS, Need
-from billing.quotas.leases import ASK_AGAIN, ASK_WITHIN, LEAST_ASKS, LONGEST_PACE, WAIT_FOR_ROOM
+from billing.quotas.standing import LONGEST_PACE
 from tests.simulation import invariants
 from tests.simulation.invariants import Broken, Idle
 from tests.simulation.loop import VirtualLoop
@@ -180,7 +182,7 @@ class World:
             return
         leases, _ = invariants.changes(self.model)
         for _, scope, unit, day in leases:
-            pair = process.leases._rooms.get(_days(day), {}).get(scope)
+            pair = process.leases.rooms.by_day.get(_days(day), {}).get(scope)
             if pair is not None:
                 invariants.check_room(process, pair[unit == NANOUSD])
 
@@ -217,7 +219,7 @@ class World:
         self._refused_since.pop((process.name, request.scopes[1].name), None)
         if process.is_unsure:
             return
-        held = process.leases._held.get(request.request_id)
+        held = process.leases.holding.calls.get(request.request_id)
         if held is not None:
             for pair in held.rooms:
                 for room in pair:
@@ -275,7 +277,7 @@ class World:
             for unit, wanted in ((TOKENS, request.tokens), (NANOUSD, request.cost_nanousd)):
                 idle = 0
                 for process in self.living():
-                    pair = process.leases._rooms.get(_days(day), {}).get(scope.name)
+                    pair = process.leases.rooms.by_day.get(_days(day), {}).get(scope.name)
                     if pair is not None:
                         room = pair[unit == NANOUSD]
                         lease = self.model.leases.get((process.name, scope.name, unit, day))

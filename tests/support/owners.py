@@ -87,7 +87,7 @@ class Process:
 
     async def die(self) -> None:
         """End as a killed process does: nothing more is said; its locks are free."""
-        tasks = (self.leases._telling, self.owner._delivering)
+        tasks = (self.leases.returns.telling, self.owner._delivering)
         await stop_all([task for task in tasks if task is not None])
         self.journal.close()
         if self.owner._claim is not None:

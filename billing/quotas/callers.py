@@ -1,0 +1,167 @@
+# The callers of one process that wait for room: one ask for all of a team's, first come, first served, and a quarter of
+# a second for what others hold unused.
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from billing.core.holds import HoldRequest, RefusedHold
+from billing.core.ids import day_of
+from billing.quotas.draws import Draws
+from billing.quotas.holding import Holding
+from billing.quotas.lease_store import Need, Taken
+from billing.quotas.refusals import is_capped, refusal, too_many, unknown
+from billing.quotas.returns import Returns
+from billing.quotas.rooms import Room, Rooms
+from billing.quotas.standing import Standing
+
+WAIT_FOR_ROOM = 0.25  # seconds that a caller waits for room which other owners hold unused
+ROOM_IS_THERE = 2.0  # seconds more, for room that came back while the answer was written, or is on its way
+LEAST_ASKS = 3  # for the same
+ASK_AGAIN = 0.05  # seconds between asks for what was refused
+
+
+class Waiting(Struct, eq=False):
+    """A call that waits. ``answer`` gives the refusal, or None when it is held."""
+
+    request: HoldRequest
+    answer: asyncio.Future[RefusedHold | None]
+    until: float  # loop time
+    asked: int = 0  # times
+
+
+class Callers:
+    """Those who wait, by team."""
+
+    def __init__(self, standing: Standing, rooms: Rooms, holding: Holding, draws: Draws, returns: Returns) -> None:
+        self.waiting: dict[str, deque[Waiting]] = {}  # by team, first come, first served
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._standing = standing
+        self._rooms = rooms
+        self._holding = holding
+        self._draws = draws
+        self._returns = returns
+
+    async def hold(self, request: HoldRequest) -> RefusedHold | None:
+        """Hold a call with room that the database gives, or return why there is none."""
+        loop = asyncio.get_running_loop()
+        waiting = Waiting(request, loop.create_future(), loop.time() + WAIT_FOR_ROOM)
+        self.waiting.setdefault(request.team_id, deque()).append(waiting)
+        self.serve(request.team_id)
+        if request.team_id not in self._asking:
+            self._asking[request.team_id] = asyncio.create_task(self._ask_for(request.team_id))
+        return await waiting.answer
+
+    def serve(self, team_id: str) -> None:
+        """Let callers in that wait, as far as what has just become free reaches; first come, first served."""
+        line = self.waiting.get(team_id)
+        while line and (line[0].answer.done() or self._holding.try_hold(line[0].request)):
+            served = line.popleft()
+            if not served.answer.done():
+                served.answer.set_result(None)
+
+    async def _ask_for(self, team_id: str) -> None:
+        """Ask for all callers of a team that wait, until none does."""
+        line = self.waiting[team_id]
+        try:
+            while line:
+                if pause := await self.ask(line):  # calls that come within it share the next answer
+                    await asyncio.sleep(pause)
+        except BaseException as exc:
+            for waiting in line:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(exc if isinstance(exc, Exception) else RuntimeError("leases ended"))
+            raise
+        finally:
+            del self.waiting[team_id], self._asking[team_id]
+
+    async def ask(self, line: deque[Waiting]) -> float:
+        """Ask once; return how long not to ask again, in seconds."""
+        self.serve(line[0].request.team_id)
+        if not line:
+            return 0.0
+        day = day_of(line[0].request.request_id)
+        asked = [one for one in line if not one.answer.done() and day_of(one.request.request_id) == day]
+        rooms = {room for one in asked for pair in self._rooms.of(one.request) for room in pair}
+        for room in rooms:
+            room.is_recalled = False
+        taken, before = await self._draws.take(day, list(self.asks(asked))), sum(room.granted for room in rooms)
+        if taken is None or taken.refused is not None:
+            for waiting in asked:
+                self._end_without(waiting, taken)
+            return 0.0
+        self._rooms.take_in(taken, day, rooms)
+        if taken.beyond:
+            self._refuse_beyond(asked, taken.beyond)
+        has_grown = sum(room.granted for room in rooms) > before
+        now = asyncio.get_running_loop().time()
+        refused = []
+        for waiting in asked:
+            if waiting.answer.done():
+                continue
+            if self._holding.try_hold(waiting.request):
+                waiting.answer.set_result(None)
+            else:
+                refused.append(waiting)
+        pace = self._standing.pace
+        for waiting in refused:
+            of = self._rooms.of(waiting.request)
+            why, may_come = refusal(waiting.request, of, taken, is_slow=pace > ASK_AGAIN)
+            waiting.asked += 1
+            # Where the room is there it is asked for again, however late it is: this process may have been stopped.
+            is_there = why is None and (waiting.until + ROOM_IS_THERE > now or waiting.asked < LEAST_ASKS)
+            if may_come and (is_there or waiting.until > now):
+                continue
+            self._refuse(waiting, why or unknown(waiting.request))
+        tight = [room for room in rooms if room.is_tight]
+        self._rooms.give_back(tight)
+        if self._rooms.untold:
+            self._returns.tell_soon()
+        if refused and not has_grown:
+            return max(ASK_AGAIN, pace)
+        return pace if tight else 0.0
+
+    def asks(self, asked: Sequence[Waiting]) -> Iterator[list[Need]]:
+        """Yield what each call lacks after those before it; the first asks for as much as is worth having."""
+        free: dict[Room, int] = {}
+        for waiting in asked:
+            request, needs = waiting.request, []
+            for pair, amounts in zip(self._rooms.of(request), request.amounts, strict=True):
+                for room, amount in zip(pair, amounts, strict=True):
+                    is_first = room not in free
+                    room.hold = max(room.hold, amount)
+                    left = free.get(room, room.free)
+                    need = max(0, amount - left)
+                    free[room] = left + need - amount
+                    want = need + (room.size if is_first and not room.is_tight else 0)
+                    needs.append(Need(room.scope, room.unit, need, want, amount, room.granted == 0))
+            yield needs
+
+    def _end_without(self, waiting: Waiting, taken: Taken | None) -> None:
+        """Answer a caller to whom the database gave nothing: who has no cap needs none, others cannot be let in."""
+        if waiting.answer.done():
+            return
+        request = waiting.request
+        if self._holding.try_hold(request):
+            waiting.answer.set_result(None)
+        elif not any(map(is_capped, request.scopes)) and (taken is None or taken.refused != "ended"):
+            self._holding.force(request)
+            waiting.answer.set_result(None)
+        else:
+            self._refuse(waiting, unknown(request))
+
+    def _refuse_beyond(self, asked: Iterable[Waiting], beyond: Collection[str]) -> None:
+        """Refuse the calls of end users or tags of whom their team has too many."""
+        for waiting in asked:
+            scope = next((scope for scope in waiting.request.scopes if scope.name in beyond), None)
+            if scope is not None and not waiting.answer.done():
+                self._refuse(waiting, too_many(scope))
+
+    def _refuse(self, waiting: Waiting, why: RefusedHold) -> None:
+        waiting.answer.set_result(why)
+        if not self._draws.late:
+            self._rooms.let_go(waiting.request, {need.scope for _, needs in self._draws.unread for need in needs})

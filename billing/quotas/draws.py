@@ -1,0 +1,113 @@
+# Drawing room from the database. A caller waits for two seconds, the statement goes on for two more, and what it may
+# have drawn unheard is looked for until it is known: room comes in only as read back from the lease.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import structlog
+from msgspec import Struct
+
+from billing.core.deadlines import running_timeout
+from billing.core.ids import EPOCH
+from billing.core.store_errors import POSTGRES_AWAY
+from billing.quotas.lease_store import Need, Taken
+from billing.quotas.returns import Returns
+from billing.quotas.rooms import Rooms
+from billing.quotas.standing import GIVE_UP_AFTER, Standing
+
+ASK_WITHIN = 2.0  # seconds that a caller waits for the database
+DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all
+LOOK_AGAIN = 1.0  # seconds until the first look at what it has drawn; each further one after twice as long
+
+log = structlog.get_logger(__name__)
+
+
+class _Look(Struct):
+    next: float  # monotonic seconds
+    until: float
+    pause: float = LOOK_AGAIN
+
+
+class Draws:
+    """Asks for room, one statement at a time for each of those who ask."""
+
+    def __init__(self, standing: Standing, rooms: Rooms, returns: Returns) -> None:
+        self.unread: dict[tuple[int, tuple[Need, ...]], _Look] = {}  # asks that were given up
+        self.late: set[asyncio.Task[None]] = set()  # asks under way whose callers were answered without them
+        self._standing = standing
+        self._rooms = rooms
+        self._returns = returns
+
+    async def take(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken | None:
+        """Ask for callers that wait; ``None`` when the database does not answer them in time."""
+        standing = self._standing
+        if not standing.may_ask or day <= self._rooms.forgotten:
+            return Taken(refused="clock")
+        if standing.is_away:  # until the next beat is answered: each caller would wait for the deadline
+            return None
+        asking, began = asyncio.create_task(self.draw(day, asks)), standing.clock.monotonic()
+        try:
+            async with running_timeout(ASK_WITHIN):
+                taken = await asyncio.shield(asking)
+        except POSTGRES_AWAY as exc:
+            if not asking.done():
+                late = asyncio.create_task(self._hear_late(asking, day))
+                self.late.add(late)
+                late.add_done_callback(self.late.discard)
+            standing.miss(began, exc)
+            return None
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        standing.is_away = False
+        return taken
+
+    async def draw(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken:
+        """Ask once. Raises what the database raises."""
+        standing, text = self._standing, (EPOCH + timedelta(days=day)).isoformat()
+        sent, share, loop = standing.acknowledged, standing.share / standing.living, asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with running_timeout(GIVE_UP_AFTER):
+                taken = await standing.store.take(standing.owner, text, asks, share)
+        except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
+            holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
+            needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
+            now = standing.clock.monotonic()
+            self.unread[day, needs] = _Look(now + LOOK_AGAIN, now + DONE_WITHIN)
+            raise
+        finally:
+            standing.took = loop.time() - began
+        standing.heard(sent, taken.beat)
+        return taken
+
+    async def read_again(self) -> None:
+        """Learn what asks that were not answered have drawn after all, or it stays with us, unused and unknown. Raises
+        what the database raises."""
+        now = self._standing.clock.monotonic()
+        for (day, needs), look in tuple(self.unread.items()):
+            if now < look.next:
+                continue
+            is_over = now > look.until
+            taken = await self.draw(day, [needs])
+            if taken.refused is None:
+                asked = {(need.scope, need.unit) for need in needs}
+                rooms = self._rooms.known(day, {scope for scope, _ in asked})
+                self._rooms.take_in(taken, day, [room for room in rooms if (room.scope, room.unit) in asked])
+                self._returns.return_tight()
+            look.pause *= 2
+            look.next = min(now + look.pause, look.until)
+            if is_over:
+                del self.unread[day, needs]
+
+    async def _hear_late(self, asking: asyncio.Task[Taken], day: int) -> None:
+        """Take in what an ask brings whose callers have been answered without it."""
+        try:
+            taken = await asking
+            self._rooms.take_in(taken, day, self._rooms.known(day, {row.scope for row in taken.leases or ()}))
+            self._returns.return_tight()
+        except POSTGRES_AWAY as exc:
+            log.info("ask_given_up", error=repr(exc))
