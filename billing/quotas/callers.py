@@ -40,6 +40,7 @@ class Callers:
     def __init__(self, standing: Standing, rooms: Rooms, holding: Holding, draws: Draws, returns: Returns) -> None:
         self.waiting: dict[str, deque[Waiting]] = {}  # by team, first come, first served
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._left: dict[str, list[HoldRequest]] = {}  # by team: whose callers left while they waited
         self._standing = standing
         self._rooms = rooms
         self._holding = holding
@@ -56,6 +57,12 @@ class Callers:
             self._asking[request.team_id] = asyncio.create_task(self._ask_for(request.team_id))
         return await waiting.answer
 
+    def leave(self, request: HoldRequest) -> None:
+        """Forget what a caller wanted that left while it waited, as soon as no answer for its team is on its way."""
+        self._left.setdefault(request.team_id, []).append(request)
+        if request.team_id not in self._asking:
+            self._let_go_of_left(request.team_id)
+
     def serve(self, team_id: str) -> None:
         """Let callers in that wait, as far as what has just become free reaches; first come, first served."""
         line = self.waiting.get(team_id)
@@ -69,7 +76,9 @@ class Callers:
         line = self.waiting[team_id]
         try:
             while line:
-                if pause := await self.ask(line):  # calls that come within it share the next answer
+                pause = await self.ask(line)
+                self._let_go_of_left(team_id)
+                if pause:  # calls that come within it share the next answer
                     await asyncio.sleep(pause)
         except BaseException as exc:
             for waiting in line:
@@ -78,6 +87,7 @@ class Callers:
             raise
         finally:
             del self.waiting[team_id], self._asking[team_id]
+            self._let_go_of_left(team_id)
 
     async def ask(self, line: deque[Waiting]) -> float:
         """Ask once; return how long not to ask again, in seconds."""
@@ -163,5 +173,12 @@ class Callers:
 
     def _refuse(self, waiting: Waiting, why: RefusedHold) -> None:
         waiting.answer.set_result(why)
+        self._let_go(waiting.request)
+
+    def _let_go_of_left(self, team_id: str) -> None:
+        for request in self._left.pop(team_id, ()):
+            self._let_go(request)
+
+    def _let_go(self, request: HoldRequest) -> None:
         if not self._draws.late:
-            self._rooms.let_go(waiting.request, {need.scope for _, needs in self._draws.unread for need in needs})
+            self._rooms.let_go(request, {need.scope for _, needs in self._draws.unread for need in needs})

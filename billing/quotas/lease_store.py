@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -92,34 +91,9 @@ class Beat(Struct, frozen=True):
     server: float = 0.0
 
 
-class LeaseStore(Protocol):
-    """The verbs. Each raises what the database raises; whether it was done is then unknown."""
-
-    async def begin(self, owner: str, version: str) -> None:
-        """List an owner."""
-
-    async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
-        """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
-
-    async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
-        """Draw room: for each ask all it needs or nothing."""
-
-    async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
-        """Set what an owner has given back; returns its beat, 0 if it was not counted, or ``None`` if it has ended."""
-
-    async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
-        """Tell all leases of an owner anew, after the database forgot."""
-
-    async def found_failover(self, known: float | None) -> float:
-        """Note that the database forgot: nothing is granted until every living owner has told its leases again. Returns
-        when that was found, which may be by another owner, if later than ``known``."""
-
-    async def end(self, owner: str) -> bool:
-        """End an owner that is wholly in the ledger; false where it had ended, or never was."""
-
-
 class PostgresLeases:
-    """The same, on Postgres. Who beats, asks or gives back has a deadline of his own.
+    """What owners ask of Postgres about leases. Each verb raises what the database raises; whether it was done is then
+    unknown. Who beats, asks or gives back has a deadline of his own.
 
     ``uses_server_time`` False: by the clock, for tests.
     """
@@ -135,7 +109,7 @@ class PostgresLeases:
             await connection.execute(BEGIN, {"owner": owner, "version": version, "moment": self._moment()})
 
     async def beat(self, owner: str, watermark: float, backlog: int) -> Beat | None:
-        """Say that an owner lives."""
+        """Say that an owner lives, and how far its journal is carried. ``None``: it is not listed, or has ended."""
         values = {
             "owner": owner,
             "watermark": datetime.fromtimestamp(watermark, UTC),
@@ -152,8 +126,11 @@ class PostgresLeases:
         return Beat(row.beat, float(row.now), row.living, found_at, list(row.tight or ()), float(row.server))
 
     async def take(self, owner: str, day: str, asks: Sequence[Sequence[Need]], share: float) -> Taken:
-        """Draw room. Of a tight balance the statement commits before the disk has it, so that all owners who want it
-        do not wait for the disk one after the other; then this one waits for the disk, beside them."""
+        """Draw room: for each ask all it needs or nothing.
+
+        Of a tight balance the statement commits before the disk has it, so that all owners who want it do not wait for
+        the disk one after the other; then this one waits for the disk, beside them.
+        """
         beyond = await self._beyond(day, {need.scope for ask in asks for need in ask if need.is_first})
         if beyond:
             asks = [ask for ask in asks if not any(need.scope in beyond for need in ask)]
@@ -188,11 +165,11 @@ class PostgresLeases:
             return (await connection.execute(BEYOND, values)).scalars().all()
 
     async def give_back(self, owner: str, returns: Sequence[Told]) -> int | None:
-        """Set what an owner has given back."""
+        """Set what an owner has given back; return its beat, 0 if it was not counted, or ``None`` if it has ended."""
         return await self._tell(owner, returns, is_all=False)
 
     async def set_again(self, owner: str, leases: Sequence[Told]) -> int | None:
-        """Tell all leases of an owner anew."""
+        """Tell all leases of an owner anew, after the database forgot."""
         return await self._tell(owner, leases, is_all=True)
 
     async def _tell(self, owner: str, leases: Sequence[Told], *, is_all: bool) -> int | None:
@@ -210,7 +187,8 @@ class PostgresLeases:
             return (await connection.execute(TELL, values)).scalar_one()
 
     async def found_failover(self, known: float | None) -> float:
-        """Note that the database forgot."""
+        """Note that the database forgot: nothing is granted until every living owner has told its leases again. Return
+        when that was found, which may be by another owner, if later than ``known``."""
         values = {
             "moment": self._moment(),
             "known": None if known is None else datetime.fromtimestamp(known, UTC),
@@ -220,7 +198,7 @@ class PostgresLeases:
             return float((await connection.execute(FOUND, values)).scalar_one())
 
     async def end(self, owner: str) -> bool:
-        """End an owner."""
+        """End an owner that is wholly in the ledger; false where it had ended, or never was."""
         async with self._database.at_once() as connection:
             return bool((await connection.execute(END, {"owner": owner, "moment": self._moment()})).scalar_one())
 

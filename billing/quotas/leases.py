@@ -13,7 +13,7 @@ from billing.core.holds import HoldRequest, RefusedHold
 from billing.quotas.callers import Callers
 from billing.quotas.draws import Draws
 from billing.quotas.holding import Holding
-from billing.quotas.lease_store import LeaseStore, Need
+from billing.quotas.lease_store import Need, PostgresLeases
 from billing.quotas.returns import Returns
 from billing.quotas.rooms import NOON, Rooms
 from billing.quotas.standing import Standing
@@ -25,7 +25,7 @@ class Leases(Standing):
     """The leases of one process; single-threaded. Only ``hold``, ``read_again``, ``take_tomorrow``, ``set_again`` and
     ``tell`` do I/O; all but the first raise what the database raises."""
 
-    def __init__(self, store: LeaseStore, clock: Clock, owner: str, *, share: float) -> None:
+    def __init__(self, store: PostgresLeases, clock: Clock, owner: str, *, share: float) -> None:
         super().__init__(store, clock, owner, share=share)
         self.rooms = Rooms()
         self.holding = Holding(self.rooms)
@@ -44,6 +44,7 @@ class Leases(Standing):
             return await self.callers.hold(request)
         except asyncio.CancelledError:
             self.release(request.request_id)
+            self.callers.leave(request)
             raise
 
     def settle(self, request_id: str, tokens: int, nanousd: int, model: str = "") -> None:
@@ -70,6 +71,11 @@ class Leases(Standing):
     def running(self) -> int:
         """Calls that hold something."""
         return len(self.holding.calls)
+
+    @property
+    def exceeded(self) -> int:
+        """Calls whose upstream billed more than was held."""
+        return self.holding.exceeded
 
     def recall(self, scopes: Iterable[str]) -> None:
         """Keep nothing unused for these scopes: their balances have become tight."""

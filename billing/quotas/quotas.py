@@ -28,7 +28,7 @@ class Quotas:
     @property
     def exceeded(self) -> int:
         """Calls whose upstream billed more than was held."""
-        return self.leases.holding.exceeded
+        return self.leases.exceeded
 
     def follow(self, standalone_share: float) -> None:
         """Take another share of what is left into leases from now on."""

@@ -36,27 +36,24 @@ def refusal(
             # What is on its way back counts; below zero where calls cost more than was drawn and no row says so.
             ours = room.free + max(0, room.returned - lease.returned)
             headroom = balance.cap - max(0, balance.drawn + balance.corrected) + ours
-            left.append((limit_of(balance), headroom))
+            left.append((_limit_of(balance), headroom))
             if wanted <= headroom:
                 continue
             used = (balance.spent or 0) + balance.corrected + max(0, room.used - lease.spent)  # by rows, or before one
             is_moving = (balance.tight_for or 0.0) < TIGHT_LATELY or is_slow
             may_come = may_come and is_moving and wanted <= headroom + (balance.unused or 0)
-            found.append(refused_hold(scope, balance, used, ours, wanted))
-    return (lasting(found, left), may_come) if found else (None, True)
+            found.append(_refused(scope, balance, used, ours, wanted))
+    if not found:
+        return None, True
+    last = max(found, key=lambda one: (one.alone_exceeds, one.is_settled))
+    return replace(last, headroom=headroom_of(left)), may_come
 
 
-def lasting(found: Iterable[RefusedHold], left: Iterable[tuple[LimitName, int]]) -> RefusedHold:
-    """Return the refusal that lasts longest, with the headroom of all limits of which so much is left."""
-    return replace(max(found, key=lambda one: (one.alone_exceeds, one.is_settled)), headroom=headroom_of(left))
-
-
-def refused_hold(scope: Scope, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
-    """Return the refusal by one balance, of which so much is used, and free in our own lease."""
+def _refused(scope: Scope, balance: Balance, used: int, ours: int, wanted: int) -> RefusedHold:
     is_settled, alone = max(0, used) + wanted > balance.cap, wanted > balance.cap
     return RefusedHold(
         scope=scope,
-        limit=limit_of(balance),
+        limit=_limit_of(balance),
         cap=balance.cap,
         used=used,
         held=max(0, balance.drawn + balance.corrected - used - ours),
@@ -94,8 +91,7 @@ def is_capped(scope: Scope) -> bool:
     return any(cap is not None for cap in _caps(scope).values())
 
 
-def limit_of(balance: Balance) -> LimitName:
-    """Return which limit a balance is of."""
+def _limit_of(balance: Balance) -> LimitName:
     if balance.unit == TOKENS:
         return LimitName.TOKENS_PER_DAY
     return LimitName.USD_PER_DAY if len(balance.period) == len("2026-11-22") else LimitName.USD_PER_MONTH

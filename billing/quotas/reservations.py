@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from billing.core.edges import Clock
-from billing.core.holds import HoldRequest, LimitName, RefusedHold
+from billing.core.holds import HoldRequest, RefusedHold
 from billing.core.ids import date_of
-from billing.quotas.lease_store import NANOUSD, TOKENS, LeaseStore, Need
-from billing.quotas.refusals import lasting, limit_of, refused_hold
+from billing.quotas.lease_store import NANOUSD, TOKENS, Need, PostgresLeases
+from billing.quotas.refusals import refusal
+from billing.quotas.rooms import Rooms
 
 
 class ReservationEnded(Exception):
@@ -18,7 +19,7 @@ class ReservationEnded(Exception):
 class Reservations:
     """Opens, fills and ends reservations. Each verb is a statement that may be repeated, but for ``hold``."""
 
-    def __init__(self, store: LeaseStore, clock: Clock, *, version: str = "") -> None:
+    def __init__(self, store: PostgresLeases, clock: Clock, *, version: str = "") -> None:
         self._store = store
         self._clock = clock
         self._version = version
@@ -43,21 +44,12 @@ class Reservations:
             raise ReservationEnded(name)
         if taken.refused is not None:
             raise ConnectionError(f"no room can be drawn now: {taken.refused}")
-        capped = [balance for balance in taken.balances or () if balance.spent is not None]
-        if not capped:  # what is spent is told with refusals alone
+        if all(balance.spent is None for balance in taken.balances or ()):  # what is spent is told with refusals alone
             return None
-        found, left = list[RefusedHold](), list[tuple[LimitName, int]]()
-        for scope, (tokens, nanousd) in zip(request.scopes, request.amounts, strict=True):
-            for balance in (each for each in capped if each.scope == scope.name):
-                wanted = tokens if balance.unit == TOKENS else nanousd
-                room = balance.cap - max(0, balance.drawn + balance.corrected)
-                left.append((limit_of(balance), room))
-                if wanted > room:
-                    used = (balance.spent or 0) + balance.corrected
-                    found.append(refused_hold(scope, balance, used, 0, wanted))
-        if not found:
+        refused, _ = refusal(request, Rooms().of(request), taken, is_slow=False)
+        if refused is None:
             raise ConnectionError("room came back while it was refused: ask again")
-        return lasting(found, left)
+        return refused
 
     async def keep_alive(self, name: str) -> bool:
         """Say that a process looks after a reservation; False where it has ended."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from billing.core.edges import Clock
-from billing.quotas.lease_store import LeaseStore
+from billing.quotas.lease_store import PostgresLeases
 
 GIVE_UP_AFTER = 4.0  # seconds that a statement has: one that is given up costs its connection, and so the database more
 OWNER_APART = 0.00025  # seconds between asks for each living owner: two hundred ask for one balance every 50 ms
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 class Standing:
     """One owner of leases, as it and the database know each other."""
 
-    def __init__(self, store: LeaseStore, clock: Clock, owner: str, *, share: float) -> None:
+    def __init__(self, store: PostgresLeases, clock: Clock, owner: str, *, share: float) -> None:
         self.store = store
         self.clock = clock
         self.owner = owner

@@ -16,7 +16,7 @@ from billing.core.edges import Clock
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.journal.owner_files import OWNER, bury, claim, dead, ended, note_told
-from billing.quotas.lease_store import Beat, LeaseStore
+from billing.quotas.lease_store import Beat
 from billing.quotas.leases import Leases
 from billing.quotas.standing import GIVE_UP_AFTER
 from billing.upkeep.flusher import Flusher
@@ -37,16 +37,14 @@ log = structlog.get_logger(__name__)
 class Owner:
     """The owner of one process's leases. ``start`` before anything is adopted, flushed or held."""
 
-    def __init__(
-        self, leases: Leases, flusher: Flusher, journal: Journal, store: LeaseStore, clock: Clock, *, version: str = ""
-    ) -> None:
+    def __init__(self, leases: Leases, flusher: Flusher, journal: Journal, clock: Clock, *, version: str = "") -> None:
         self.buried = 0  # dead owners that we ended
         self.recovered = 0  # times that the database was found to have forgotten something
         self.is_astray = False  # our clock and the database's differ: no new day is opened
         self._leases = leases
         self._flusher = flusher
         self._journal = journal
-        self._store = store
+        self._store = leases.store
         self._clock = clock
         self._version = version
         self._claim: int | None = None  # our file in the journal folder, locked

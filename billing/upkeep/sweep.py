@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from datetime import date, datetime, timedelta
 from functools import partial
 
@@ -112,19 +113,16 @@ class Sweeper:
 
     async def fold_leases(self) -> None:
         """Fold the leases of ended owners for closed days, and delete those of past months; a few at a time."""
-        now = await self._turns.now()
-        began = time.monotonic()
-        for chore in (fold_leases, delete_idle_values, delete_old_months, delete_owners):
-            changed = 1
-            while changed and time.monotonic() - began < CHORES_EVERY / 2:
-                async with self._database.begin() as connection:
-                    changed = await chore(connection, now)
+        await self._do_in_parts(fold_leases, delete_idle_values, delete_old_months, delete_owners)
 
     async def roll_up(self) -> None:
         """Merge the minutes of charts, make hours of them, and delete both when their time is over."""
-        now, keep = await self._turns.now(), timedelta(seconds=self.keep_rows)
-        began = time.monotonic()
-        for chore in (seal_hours, partial(forget_series, keep=keep), merge_parts):
+        await self._do_in_parts(seal_hours, partial(forget_series, keep=timedelta(seconds=self.keep_rows)), merge_parts)
+
+    async def _do_in_parts(self, *chores: Callable[[AsyncConnection, datetime], Awaitable[int]]) -> None:
+        """Do each until it changes nothing more, a few rows in a transaction."""
+        now, began = await self._turns.now(), time.monotonic()
+        for chore in chores:
             changed = 1
             while changed and time.monotonic() - began < CHORES_EVERY / 2:
                 async with self._database.begin() as connection:

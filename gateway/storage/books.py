@@ -60,7 +60,7 @@ async def open_books(settings: Settings, clock: Clock, database: Database, redis
         stack.push_async_callback(rates.close)
         prices = PriceEditions(settings.prices())
         flusher = Flusher(journal, database, clock, leases, prices)
-        owner = Owner(leases, flusher, journal, store, clock, version=VERSION)
+        owner = Owner(leases, flusher, journal, clock, version=VERSION)
         stack.push_async_callback(owner.stop)
         await asyncio.gather(owner.start(), rates.start())
         turns = Turns(database, clock)

@@ -39,7 +39,7 @@ def process(folder: Path, database: Database, clock: SetClock) -> tuple[Journal,
     store = PostgresLeases(database, clock, uses_server_time=False)
     leases = Leases(store, clock, owner_id(journal), share=0.5)
     flusher = Flusher(journal, database, clock, leases)
-    return journal, flusher, Owner(leases, flusher, journal, store, clock)
+    return journal, flusher, Owner(leases, flusher, journal, clock)
 
 
 async def test_a_day_closes_when_every_owner_has_passed_it(

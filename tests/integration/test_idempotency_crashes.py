@@ -52,7 +52,7 @@ class Scene:
         store = PostgresLeases(database, self.clock, uses_server_time=False)
         leases = Leases(store, self.clock, owner_id(journal), share=0.5)
         flusher = Flusher(journal, database, self.clock, leases)
-        return journal, Owner(leases, flusher, journal, store, self.clock), leases
+        return journal, Owner(leases, flusher, journal, self.clock), leases
 
     async def begin(self) -> None:
         """Claim, hold, open and stream a part."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from billing.core.records import UsageRecord
 from billing.quotas.draws import DONE_WITHIN, LOOK_AGAIN
-from billing.quotas.lease_store import Beat, Need, Taken, Told
+from billing.quotas.lease_store import Beat, Need, PostgresLeases, Taken, Told
 from tests.simulation.sql_model import SqlModel, today_at
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class Receipt:
         self.was_forgotten = False
 
 
-class SimStore:
-    """The verbs of a LeaseStore, by one process's way."""
+class SimStore(PostgresLeases):
+    """The same verbs, by one process's way."""
 
     def __init__(self, line: Line, now: Callable[[], float]) -> None:
         self._line = line

@@ -97,7 +97,7 @@ class Process:
         cast(SimJournal, self.journal).name(token)
         self.leases = Leases(self.store, self.clock, self.journal.token, share=SHARE)
         self.flusher = SimFlusher(self)
-        self.owner = Owner(self.leases, self.flusher, self.journal, self.store, self.clock, version="sim")
+        self.owner = Owner(self.leases, self.flusher, self.journal, self.clock, version="sim")
         self.went_on_at = -1e9  # loop time at which it last went on after it had stood still
         self.is_unsure = False  # the database forgot something that it had told us
         self.forgotten = 0  # times that it did

@@ -105,6 +105,6 @@ async def open_process(data_dir: Path, database: Database, redis: Redis, *, dead
     leases = Leases(store, clock, owner_id(journal), share=0.25)
     rates = RateLimits(redis, clock, owner=leases.owner, deadline=deadline)
     flusher = Flusher(journal, database, clock, leases)
-    owner = Owner(leases, flusher, journal, store, clock)
+    owner = Owner(leases, flusher, journal, clock)
     await owner.start()
     return Process(clock, leases, rates, Quotas(leases, rates), journal, flusher, owner)
