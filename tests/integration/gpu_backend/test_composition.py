@@ -73,11 +73,12 @@ ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy
 MORE = ("sliding window", "swap", "graphs")
 KINDS = ("experts", "sinks")  # of models, in engines of a model without windows
 WAYS: tuple[tuple[str, ...], ...] = (("ngram", "overlap"), ("draft", "overlap"))
-ENGINES = [*((method, *ALWAYS, *KINDS) for method in METHODS), *((*ways, *ALWAYS, *MORE) for ways in WAYS)]
+ENGINES: list[tuple[str, ...]] = [(method, *ALWAYS, *KINDS) for method in ("ngram", "draft")]
+ENGINES += [("overlap", *ALWAYS, *KINDS, "graphs"), *((*ways, *ALWAYS, *MORE) for ways in WAYS)]
 RANKS = ("tensor parallel", "pipeline parallel")
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 ENGINES_OF_RANKS.append(("overlap", *ALWAYS, *KINDS, *RANKS))
-WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS)]
+WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs")]
 KINDS_OF_RANKS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 64}
 BUSY: dict[str, Any] = PLAIN | {
