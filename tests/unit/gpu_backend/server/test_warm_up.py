@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
+from gpu_backend.server.app import create_app
 from gpu_backend.server.checkpoint.checkpoint import load_checkpoint
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.server.client.engine_client import EngineClient
@@ -14,10 +18,11 @@ from gpu_backend.server.front import Front, build_front
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.warm_up import read_warm_up, warm_up
 from gpu_backend.step.config import engine_config
-from gpu_backend.step.messages import Generate
+from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sequence import FinishReason
-from tests.support.fake_engine import FakeEngine, speaking
-from tests.support.front import token_ids
+from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
+from tests.support.front import CHAT, token_ids
+from tests.support.waiting import until_found
 
 FLEET = FleetSettings(pool="own", redis_url="redis://127.0.0.1:1", secret="a secret of the fleet 0123")
 
@@ -50,6 +55,35 @@ async def test_a_prompt_without_an_answer_is_an_error(folder: Path) -> None:
     with pytest.raises(EngineFailed):
         await warm_up(front)
     await front.engine.close()
+
+
+async def test_a_heartbeat_counts_what_the_engine_failed(folder: Path) -> None:
+    """Whole answers and streams that it broke off; not what a client got wrong. A rollout is judged by it."""
+    engine = FakeEngine(speaking([70, 71], FinishReason.ERROR))
+    front = front_before(engine, folder)
+    app = create_app(front)
+    app.state.front = front
+    await front.engine.open()
+    await warm_up(replace(front, settings=replace(front.settings, warm_up=())))
+    statuses = []
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        for body in (CHAT, CHAT | {"model": "other"}, CHAT | {"n": 0}):
+            statuses.append((await client.post("/v1/chat/completions", json=body)).status_code)
+        engine.script = speaking([70, 71])
+        statuses.append((await client.post("/v1/chat/completions", json=CHAT)).status_code)
+        engine.script = lambda command: speaking([70, 71])(command)[:1]  # and then it breaks off
+        stream = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+        heard = front.engine.num_heard
+        await until_found(lambda: asyncio.sleep(0, front.engine.num_heard > heard))
+        await asyncio.sleep(0.05)  # its first chunk is out
+        last = [each for each in engine.process.commands if isinstance(each, Generate)][-1]
+        engine.process.say(NewTokens(last.request_id, 0, (), finish_reason=FinishReason.ERROR, timings=TIMINGS))
+        statuses.append((await stream).status_code)
+    await front.engine.close()
+    said = front.announcement("http://127.0.0.1/v1", 1, 5.0)
+
+    assert statuses == [500, 404, 400, 200, 200]
+    assert (said.failed, said.answered) == (2, 1)
 
 
 def test_prompts_are_a_list_of_texts() -> None:
