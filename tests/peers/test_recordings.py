@@ -13,16 +13,22 @@ from typing import Any
 
 import pytest
 
-from gateway.upstreams.registry import FORMATS
+from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatReply
+from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
-from tests.support.recordings import ENDS, Recorded, read_recorded, recorded_in
+from tests.support.recordings import ASKED, ENDS, WIRES, Recorded, read_recorded, recorded_in
+from tests.support.response_stream import events_in
+from tests.unit.gateway.dialects.test_responses_writer import REPLY
+from tests.wire.traffic import read_stream
 
 PEERS = Path(os.environ.get("PEERS", "."))
 FOLDERS = [folder for name in ("pydantic-ai", "openllmetry") if (folder := PEERS / name).exists()]
 # What providers really answered and is no answer: a call that the model got wrong, a prompt that a filter blocked, an
-# error inside of a stream, a page that is none of the format, a stream that never says why it ended.
+# error inside of a stream, a page that is none of the format, a response that still runs, a stream that never says why
+# it ended.
+BEGUN = ("response.created", "response.queued", "response.in_progress")
 NO_ANSWERS = {"malformed", "filtered", "error_frame", "cut"}
 
 pytestmark = [
@@ -54,6 +60,8 @@ def test_every_recorded_answer_is_read(name: str) -> None:
         outcomes["read"] += 1
         if name == "gemini":
             _check_gemini(one, said, usage)
+        elif name == "responses":
+            _check_response(one, said, usage)
 
     assert outcomes["read"] > 300, outcomes
     assert sum(outcomes.values()) - outcomes["read"] <= 10, outcomes
@@ -64,9 +72,28 @@ def test_every_recorded_failure_is_told_honestly(name: str) -> None:
     """The caller's fault is the caller's 400; a model that is not there is the gateway's."""
     for one in recorded(name):
         if one.status >= 400:
-            failure = FORMATS[name].read_error(one.status, {}, one.body)
+            failure = WIRES[name].read_error(one.status, {}, one.body)
 
             assert failure.outcome == {404: "not_found", 429: "rate_limited"}.get(one.status, "refused"), one
+
+
+def _check_response(one: Recorded, said: ChatReply, usage: Usage | None) -> None:
+    """Its items are told as they came, but for their ids, and so are their counts; a stream's events are as many."""
+    writer = ResponsesWriter(ResponsesRequest(model="m", input="Hi"), "0-" + "1" * 31, 1)
+    if one.is_stream:
+        theirs = [json.loads(line[5:]) for line in one.body.decode().splitlines() if line.startswith("data: {")]
+        told, _ = read_stream(WIRES["responses"].open_events(ASKED), [one.body])
+        events = events_in((writer.pieces(REPLY, told)).decode())
+        kinds = [[each["type"] for each in some if each["type"] not in BEGUN] for some in (events, theirs)]
+        assert kinds[0] == kinds[1], one.file
+        response, recorded_response = events[-1]["response"], theirs[-1]["response"]
+    else:
+        response = json.loads(writer.whole(REPLY, said, usage or Usage()))
+        recorded_response = json.loads(one.body)
+    items = [[item | {"id": ""} for item in some["output"]] for some in (response, recorded_response)]
+    assert items[0] == items[1], one.file
+    if usage is not None:
+        assert usage.total_tokens == recorded_response["usage"]["total_tokens"], one.file
 
 
 def _check_gemini(one: Recorded, said: ChatReply, usage: Usage | None) -> None:

@@ -13,7 +13,7 @@ import yaml
 from msgspec import Struct
 
 from gateway.calls.accumulate import Collector
-from gateway.upstreams.registry import FORMATS
+from gateway.upstreams.registry import FORMATS, RESPONSES
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatReply, ChatRequest
 from protocol.events import Delta, UsageReport
@@ -21,7 +21,13 @@ from protocol.usage import Usage
 from tests.wire.traffic import read_stream
 
 ASKED = ChatRequest(model="m", messages=())
-ENDS = {"openai": "/chat/completions", "anthropic": "/v1/messages", "gemini": "enerateContent"}
+ENDS = {
+    "openai": "/chat/completions",
+    "responses": "/responses",
+    "anthropic": "/v1/messages",
+    "gemini": "enerateContent",
+}
+WIRES = FORMATS | {"responses": RESPONSES}
 GZIP = b"\x1f\x8b"
 
 
@@ -57,7 +63,7 @@ def recorded_in(file: Path, name: str) -> Iterator[Recorded]:
 
 def read_recorded(name: str, one: Recorded) -> tuple[ChatReply, Usage | None]:
     """Return what an answer says, and its count. A stream means the same in single bytes. Raises UpstreamFailure."""
-    wire = FORMATS[name]
+    wire = WIRES[name]
     if not one.is_stream:
         reply, usage = wire.read_reply(ASKED, one.body)
         assert isinstance(reply, ChatReply)
@@ -78,6 +84,6 @@ def read_recorded(name: str, one: Recorded) -> tuple[ChatReply, Usage | None]:
 
 def told_wrongly(name: str, one: Recorded) -> Any:
     """Return what is wrong with how a failing answer is read, if anything: the caller's fault is the caller's 400."""
-    failure = FORMATS[name].read_error(one.status, {}, one.body)
+    failure = WIRES[name].read_error(one.status, {}, one.body)
     right = {401: "refused_key", 403: "refused_key", 404: "not_found", 429: "rate_limited"}.get(one.status, "refused")
     return None if failure.outcome == right else (failure.outcome, one)

@@ -187,7 +187,7 @@ class _Details(Struct, frozen=True):
 
 class _Ended(Struct, frozen=True):
     output: tuple[Raw, ...]
-    status: str = "completed"
+    status: str | None = None  # where none is said, it has an answer
     incomplete_details: _Details | None = None
     usage: Raw = NOTHING
     service_tier: Raw = NOTHING
@@ -221,7 +221,7 @@ def _ended(told: dict[str, Raw], data: bytes | Raw) -> _Ended:
     if text_in(told.get("status", NOTHING)) == "failed":
         raise _failed(data)
     ended = _read(data, _Ended)
-    if ended.status not in ENDS:
+    if ended.status not in (*ENDS, None):
         raise UpstreamError("The upstream's answer is not what its format promises.", outcome="malformed")
     return ended
 
