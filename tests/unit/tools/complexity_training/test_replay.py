@@ -11,7 +11,6 @@ import pytest
 from router.complexity.judging import HeldOut
 from router.complexity.text_stats import STATS_NAMES
 from tools.complexity_training.dataset import outcomes_of
-from tools.complexity_training.replay import alone_figures, drift_figures, main, mixed_figures
 from tools.complexity_training.streams import Work, alone, drifting, routed, works_of
 
 
@@ -53,6 +52,9 @@ def test_calls_that_are_routed_by_what_was_learned_lose_less() -> None:
 
 def test_figures_have_a_line_for_each_kind_of_work_and_each_stream() -> None:
     """The tables are whole: heads, lines and means."""
+    # It brings scikit-learn, which takes a second that only the process that runs these tests should spend.
+    from tools.complexity_training.replay import alone_figures, drift_figures, mixed_figures
+
     table = [*alone_figures(WORKS, (0,)), *drift_figures(WORKS, (0,)), *mixed_figures(WORKS, (0,), (0, 100))]
 
     assert [line.split(" | ")[0] for line in table if line.startswith("| mostly")] == [
@@ -81,6 +83,8 @@ def test_without_outcomes_the_replay_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says so, and writes nothing."""
+    from tools.complexity_training.replay import main
+
     page = tmp_path / "page.md"
     page.write_text("kept")
     absent = str(tmp_path / "none.csv.gz")

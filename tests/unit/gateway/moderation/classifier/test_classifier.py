@@ -109,7 +109,7 @@ def test_weights_that_are_not_the_manifests_are_refused(fitted: FittedSafety, tm
         Classifier.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", " ", "\ud800", "\0", "🙂" * 5000, "a" * 100_000, "\n" * 3000, "مرحبا بالعالم"])
+@pytest.mark.parametrize("text", ["", " ", "\ud800", "\0", "🙂" * 5000, "a" * 40_000, "\n" * 3000, "مرحبا بالعالم"])
 def test_any_text_has_scores(judge: Judge, text: str) -> None:
     """From 0 to 1, whatever it is."""
     scores = judge.score(text)
