@@ -16,7 +16,7 @@ from sqlalchemy import text
 from billing.ledger.instance_samples import Look, book_look
 from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling
 from gateway.fleet.autoscaler import EVERY
-from gateway.fleet.autoscaling import Autoscaler, PoolTarget
+from gateway.fleet.autoscaling import TURN, Autoscaler, PoolTarget
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.instances import EngineLoad
 from gateway.fleet.queue_model import StepCost
@@ -86,6 +86,7 @@ async def test_gateways_decide_once(database: Database, redis: Redis, tmp_path: 
     await scene.count(100, prompt=110_000, reply=20_000)
     await scene.report(1, running=6, requests_per_second=1.0)
     await one.look_once()
+    await redis.persist(TURN)  # however long this machine takes
     await scene.report(1, running=60, requests_per_second=20.0)
     await other.look_once()  # it is not its turn
     before = told(await other.read())
