@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -18,36 +17,24 @@ from typing import Literal, TypeVar
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from billing.core.edges import Clock
 from billing.core.errors import JournalFull
 from billing.core.ids import moment_of
 from billing.core.records import Served, UsageRecord, bounded, bounded_cost, bounded_usage
-from billing.journal.adoption import Progress, close_at, closes_in, seize_segments, settle_segment
+from billing.journal.adoption import Progress, closes_in, seize_segments, settle_segment
+from billing.journal.backlog import CLOSE_ROOM, TAKEN_BYTES, Backlog, Closed
 from billing.journal.kept import Kept
+from billing.journal.rejected import put_aside, quarantined
 from billing.journal.segments import HEAD, KEPT, SUFFIX, TOO_OLD, UNREADABLE, Fsync, Kind, Segment
 from protocol.usage import Usage
 
 SEGMENT_BYTES = 8 * 1024 * 1024
-TAKEN_BYTES = 8 * 1024 * 1024  # of records in one flush
-FRESH = 1000  # closes whose records stay in memory until they are flushed
-REJECTED = "rejected.jsonl"  # records that the ledger does not take
 FULL = (errno.ENOSPC, errno.EDQUOT)
-CLOSE_ROOM = 2048  # bytes a close may need beyond what its open took: names, times, attempts
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-
-class Closed(Struct, frozen=True):
-    """A closed call that waits to be flushed, and where its close lies; ``place`` is None if the disk failed."""
-
-    record: UsageRecord
-    segment: Segment | None
-    place: int | None
-    size: int  # bytes, about
 
 
 class Journal:
@@ -57,17 +44,16 @@ class Journal:
         self.directory = directory
         self.fsync: Fsync = fsync
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"  # in the name of every segment that we make
-        self.damaged = 0  # segments found with gaps
         self.on_closed: Callable[[], None] = lambda: None  # called whenever something waits to be flushed
         self.on_record: Callable[[UsageRecord], None] | None = None  # is told how calls end, while something listens
+        self._damaged = 0  # segments found with gaps
         self._clock = clock
         self._kept = Kept(directory, clock)
         self._segment_bytes = segment_bytes
         self._current: Segment | None = None
         self._segments: dict[Segment, None] = {}  # in the order in which they came
         self._open: dict[str, Segment] = {}  # calls that run, and where their records go
-        self._in_memory: dict[str, Closed] = {}  # closes that the disk did not take
-        self._fresh: dict[tuple[Segment, int], Closed] = {}  # closes in segments, some that need not be read again
+        self._waiting = Backlog(directory, self._segments, self._free)
         self._numbers = count()
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -139,7 +125,7 @@ class Journal:
             self._write_close(record, segment)
         except (OSError, JournalFull, ValueError, TypeError, OverflowError) as exc:  # the disk's, or a value's
             log.error("journal_close_in_memory", request_id=record.request_id, error=str(exc))
-            self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM)
+            self._waiting.keep(record, segment)
         self.on_closed()
         if self.on_record is not None:
             self.on_record(record)
@@ -156,7 +142,7 @@ class Journal:
             except msgspec.DecodeError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
                 segment.put_away(UNREADABLE, self._clock.now())
-                self.damaged += 1
+                self._damaged += 1
                 continue
             except OSError as exc:
                 log.error("journal_unreadable", path=str(segment.path), error=str(exc))
@@ -164,8 +150,8 @@ class Journal:
                 continue
             for record in without_room:
                 segment.calls[record.request_id] = 0
-                self._in_memory[record.request_id] = Closed(record, segment, None, CLOSE_ROOM)
-            self.damaged += segment.gaps > 0
+                self._waiting.keep(record, segment)
+            self._damaged += segment.gaps > 0
             self._segments[segment] = None
             adopted = len(segment.waiting) + len(without_room)
             self._free(segment)
@@ -174,53 +160,20 @@ class Journal:
             yield adopted
 
     def take_closed(self, limit: int, most_bytes: int = TAKEN_BYTES) -> list[Closed]:
-        """Return closed calls, oldest first: up to ``limit``, and up to ``most_bytes`` of records, but at least one.
-
-        They stay until ``mark_flushed``. A close that the disk no longer gives back is logged and left out, and its
-        segment is kept for operators.
-        """
-        taken: list[Closed] = []
-        size = 0
-        for closed in self._each_closed():
-            if taken and size + closed.size > most_bytes:
-                break
-            taken.append(closed)
-            size += closed.size
-            if len(taken) == limit or size >= most_bytes:
-                break
-        return taken
+        """Return closed calls, oldest first; they stay until ``mark_flushed`` (Backlog.take)."""
+        return self._waiting.take(limit, most_bytes)
 
     def mark_flushed(self, flushed: Iterable[Closed]) -> None:
         """Forget calls that are safe in the ledger, and free the segments that hold nothing else."""
-        places: dict[Segment, set[int]] = defaultdict(set)
-        for closed in flushed:
-            if closed.segment is not None and closed.place is not None:
-                places[closed.segment].add(closed.place)
-            else:
-                self._in_memory.pop(closed.record.request_id, None)
-                if closed.segment is not None:
-                    closed.segment.promised -= closed.segment.calls.pop(closed.record.request_id, 0)
-                    self._free(closed.segment)
-        for segment, some in places.items():
-            self._forget(segment, some)
+        self._waiting.mark_flushed(flushed)
 
     def quarantine(self, refused: Sequence[Closed]) -> int:
-        """Let go of calls that the ledger refuses because they are too old; return how many. Their segments are kept
-        once all else in them is flushed; a record that is in no segment is moved to the rejected ones, and stays
-        unflushed if the disk does not take it."""
-        calls: dict[Segment, list[Closed]] = defaultdict(list)
-        gone: list[Closed] = []
-        for closed in refused:
-            if (closed.segment is None or closed.place is None) and self.put_aside(closed.record) is None:
-                continue
-            gone.append(closed)
-            if closed.segment is not None:
-                calls[closed.segment].append(closed)
-                closed.segment.is_too_old = True
-        for segment, some in calls.items():
-            log.error("journal_too_old", path=str(segment.path.with_suffix(TOO_OLD)), calls=len(some))
-        self.mark_flushed(gone)
-        return len(gone)
+        """Let go of calls that the ledger refuses because they are too old; return how many (Backlog.quarantine)."""
+        return self._waiting.quarantine(refused)
+
+    def put_aside(self, record: UsageRecord) -> Path | None:
+        """Keep a record that the ledger will never take; return the file, or None if the disk does not take it."""
+        return put_aside(self.directory, record)
 
     def kept(self, since: float = 0.0) -> Iterator[Iterator[UsageRecord]]:
         """Yield again, a segment at a time, every closed call that was flushed at ``since`` (unix seconds) or later;
@@ -238,37 +191,25 @@ class Journal:
         """Delete kept segments that are older than a day, or too many for the disk; those of neighbours, too."""
         self._kept.prune()
 
-    def put_aside(self, record: UsageRecord) -> Path | None:
-        """Keep a record that the ledger will never take where operators find it; return the file, or None if the disk
-        does not take it."""
-        path = self.directory / REJECTED
-        try:
-            with path.open("ab") as file:
-                file.write(_line(record) + b"\n")
-        except OSError as exc:
-            log.error("journal_not_put_aside", request_id=record.request_id, file=str(path), error=str(exc))
-            return None
-        return path
-
     @property
     def quarantined(self) -> int:
         """Files kept for operators: with damage, with calls too old for the ledger, or with records that it refuses."""
-        try:
-            names = [path.name for path in self.directory.iterdir()]
-        except OSError:  # ``check`` says so
-            return 0
-        return sum(name == REJECTED or name.endswith((UNREADABLE, TOO_OLD)) for name in names)
+        return quarantined(self.directory)
+
+    @property
+    def damaged(self) -> int:
+        """Segments found with gaps."""
+        return self._damaged + self._waiting.damaged
 
     @property
     def backlog(self) -> int:
         """Closed calls that wait to be flushed."""
-        return len(self._in_memory) + sum(len(segment.waiting) for segment in self._segments)
+        return len(self._waiting)
 
     @property
     def oldest(self) -> float | None:
         """When the oldest call that is not flushed yet began, running or closed; unix seconds."""
-        moments = [min(segment.waiting.moments) for segment in self._segments if segment.waiting]
-        moments += [moment_of(min(calls)) for calls in (self._open, self._in_memory) if calls]
+        moments = [*self._waiting.moments, *([moment_of(min(self._open))] if self._open else ())]
         return min(moments) / 1000 if moments else None
 
     def sync(self) -> None:
@@ -295,35 +236,6 @@ class Journal:
         names = [path.with_suffix(suffix) for suffix in (path.suffix, KEPT, UNREADABLE, TOO_OLD)]
         yield from closes_in(next(filter(Path.exists, names), path), waiting)  # it may have been put away meanwhile
 
-    def _each_closed(self) -> Iterator[Closed]:
-        """Yield what waits, as it lies on the disk; leave out for good what it no longer gives back."""
-        yield from tuple(self._in_memory.values())
-        for segment in tuple(self._segments):
-            unreadable = set()
-            try:
-                for place in tuple(segment.waiting.places):
-                    if (fresh := self._fresh.get((segment, place))) is not None:
-                        yield fresh
-                        continue
-                    try:
-                        record, size = close_at(segment, place)
-                    except (OSError, msgspec.DecodeError) as exc:
-                        log.error("journal_close_unreadable", path=str(segment.path), place=place, error=str(exc))
-                        unreadable.add(place)
-                    else:
-                        yield Closed(record, segment, place, size)
-            finally:
-                if unreadable:
-                    self.damaged += segment.gaps == 0
-                    segment.gaps += len(unreadable)
-                    self._forget(segment, unreadable)
-
-    def _forget(self, segment: Segment, places: set[int]) -> None:
-        segment.waiting.forget(places)
-        for place in places:
-            self._fresh.pop((segment, place), None)
-        self._free(segment)
-
     def _write_close(self, record: UsageRecord, segment: Segment | None) -> None:
         body = self._encode(record)
         size = HEAD.size + len(body)
@@ -336,9 +248,7 @@ class Journal:
             body = self._encode(msgspec.structs.replace(record, attempts=(), metadata=None))
         place = segment.append(Kind.CLOSED, body)
         segment.calls.pop(record.request_id, None)
-        segment.waiting.add(place, moment_of(record.request_id))
-        if len(self._fresh) < FRESH and len(body) <= CLOSE_ROOM:
-            self._fresh[segment, place] = Closed(record, segment, place, len(body))
+        self._waiting.add(record, segment, place, len(body))
 
     def _segment_for(self, size: int) -> Segment:
         """Return the current segment if ``size`` more bytes fit, else the next one."""
@@ -381,13 +291,6 @@ class Journal:
             self._current = None
         del self._segments[segment]
         segment.free(self._clock.now())
-
-
-def _line(record: UsageRecord) -> bytes:
-    try:
-        return msgspec.json.encode(record)
-    except (ValueError, TypeError, OverflowError):  # not even JSON: as Python shows it
-        return msgspec.json.encode({"request_id": ascii(record.request_id), "record": ascii(record)})
 
 
 def _full(exc: OSError) -> JournalFull:

@@ -13,7 +13,8 @@ from sqlalchemy.exc import StatementError
 from billing.core.edges import Clock, Database
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
-from billing.journal.journal import Closed, Journal
+from billing.journal.backlog import Closed
+from billing.journal.journal import Journal
 from billing.journal.kept import KEPT_FOR
 from billing.ledger.ledger import TooOld, write_records
 from billing.ledger.partitions import ensure_partitions

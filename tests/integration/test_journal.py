@@ -152,7 +152,7 @@ def test_a_full_disk_refuses_new_calls_and_loses_none_that_runs(small_disk: Path
         journal.progress(record.request_id, Usage(100, output_tokens=number), 5)
         journal.closed(record)
     assert [closed.record for closed in journal.take_closed(1000)] == running
-    assert not journal._in_memory  # all of them are on the disk
+    assert not journal._waiting.in_memory  # all of them are on the disk
     filler.unlink()
     assert journal.check() == "ok"
     journal.opened(make_record(clock.new_id()))

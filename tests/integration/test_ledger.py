@@ -14,7 +14,8 @@ from sqlalchemy import text
 
 import migrations
 from billing.core.records import CHARGED, MOST_NANOUSD, MOST_TOKENS, Attempt, Status, UsageRecord
-from billing.journal.journal import Closed, Journal
+from billing.journal.backlog import Closed
+from billing.journal.journal import Journal
 from billing.ledger.ledger import insert_records
 from billing.upkeep.flusher import Flusher
 from gateway.core.background import stop_all
@@ -230,7 +231,7 @@ async def test_a_record_that_cannot_be_made_a_row_holds_up_no_other(
     flusher = Flusher(journal, database, clock)
     good, bad = make_record(clock.new_id()), make_record(clock.new_id(), **fault)
     for record in (bad, good):
-        journal._in_memory[record.request_id] = Closed(record, None, None, 1)
+        journal._waiting.in_memory[record.request_id] = Closed(record, None, None, 1)
 
     while await flusher.flush_once():
         pass

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import gateway.cli
 from billing.core.records import Status
-from billing.journal.journal import Closed, Journal
+from billing.journal.backlog import Closed
+from billing.journal.journal import Journal
 from billing.ledger.ledger import TooOld, forget_days, insert_records, memory_begins
 from billing.ledger.statements import period
 from billing.upkeep.flusher import Flusher
@@ -107,7 +108,7 @@ async def test_a_segment_keeps_only_what_is_too_old_from_the_ledger(
         journal.closed(records[-1])
         clock.move(20 * DAY)
     lost = make_record(records[0].request_id[:-4] + "ffff")
-    journal._in_memory[lost.request_id] = Closed(lost, None, None, 1)
+    journal._waiting.in_memory[lost.request_id] = Closed(lost, None, None, 1)
     await sweeper.do_chores()
     await flush(journal, database, clock)
     journal.close()
@@ -123,7 +124,7 @@ async def test_what_is_too_old_and_cannot_be_put_aside_waits_alone(
     """On a full disk the other calls of the batch are written all the same; the record is tried again later."""
     journal = Journal.open(tmp_path, clock=clock)
     old = make_record(clock.new_id())
-    journal._in_memory[old.request_id] = Closed(old, None, None, 1)
+    journal._waiting.in_memory[old.request_id] = Closed(old, None, None, 1)
     clock.move(60 * DAY)
     await sweeper.do_chores()
     fresh = make_record(clock.new_id())

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from billing.core.errors import JournalFull
 from billing.core.records import MOST_NANOUSD, MOST_TOKENS, Attempt, Served, Status, UsageRecord
 from billing.journal.adoption import Progress
-from billing.journal.journal import FRESH, Journal
+from billing.journal.backlog import FRESH
+from billing.journal.journal import Journal
 from billing.journal.segments import HEAD, SUFFIX, Fsync, Kind, Segment
 from protocol.usage import Usage
 from tests.support.clock import SetClock
@@ -311,7 +312,7 @@ def test_a_full_disk_refuses_the_open_and_never_the_close(
         journal.closed(replace(record, status=Status.ANSWERED, output_tokens=7, attempts=wide))
 
     assert len(running) > 10
-    assert not journal._in_memory
+    assert not journal._waiting.in_memory
     assert size_of(journal) <= SMALL
     assert [record.output_tokens for record in take(journal)] == [7] * len(running)
 
@@ -423,7 +424,7 @@ def test_the_first_of_a_long_wait_need_not_be_read_again(journal: Journal, clock
         *range(FRESH + 1, len(taken)),
     ]
     journal.mark_flushed(taken)
-    assert not journal._fresh
+    assert not journal._waiting._fresh
     run(journal, records[0])
     assert journal.take_closed(1)[0] is journal.take_closed(1)[0]
 
