@@ -118,7 +118,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Redis]:
     """A client of an empty Valkey."""
-    client: Redis = Redis.from_url(redis_url, socket_timeout=1.0)
+    client: Redis = Redis.from_url(redis_url, socket_timeout=10.0)
     await client.flushall()
     yield client
     await client.aclose()

@@ -80,17 +80,20 @@ async def working(house: House) -> AsyncIterator[None]:
     """Run a worker; it ends in the middle of what it does."""
     async with open_process(house.settings, Clock(), Drain()) as parts:
         worker = batch_runner_of(parts, 8, pace=FAST)
-        running = [asyncio.create_task(each) for each in (worker.run(), no_more_come(parts.get(Database)))]
+        running, ended = asyncio.create_task(worker.run()), asyncio.Event()
+        telling = asyncio.create_task(no_more_come(parts.get(Database), ended))
         try:
             yield
         finally:
-            await stop_all(running)
+            ended.set()
+            await telling
+            await stop_all([running])
             await worker.finish(5.0, asyncio.Event())
 
 
-async def no_more_come(database: Database) -> None:
+async def no_more_come(database: Database, ended: asyncio.Event) -> None:
     """Have it look as if no line had come for long to what gathers, once all lines of its batch are there."""
-    while True:
+    while not ended.is_set():
         async with database.begin() as connection:
             await connection.execute(text(ALL_ARE_THERE))
         await asyncio.sleep(0.05)
