@@ -67,7 +67,8 @@ class NativeItems:
             self.take_whole(_fields(told["response"]))
             return []
         if (theirs := told.get("item_id")) is not None:
-            told["item_id"] = self._ids.get(bytes(theirs), theirs)
+            by_place = {} if _text(theirs) else self._items.get(_place(told), {})
+            told["item_id"] = self._ids.get(bytes(theirs)) or by_place.get("id", theirs)
         if kind in ("response.output_item.added", "response.output_item.done"):
             self._note(told, is_whole=kind == "response.output_item.done")
         elif kind in SAID:
@@ -88,7 +89,7 @@ class NativeItems:
         """Return an item with its id here."""
         theirs = bytes(item.get("id", b""))
         own = self._ids.get(theirs) or item_id(PREFIX, self._suffix, place, _text(theirs))
-        if theirs:
+        if _text(theirs):  # null and "" name nothing: items that have these have nothing in common
             self._ids[theirs] = own
         return dict(item, id=own)
 

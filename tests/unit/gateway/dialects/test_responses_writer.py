@@ -179,5 +179,21 @@ def test_what_the_upstream_has_ended_is_whole() -> None:
     assert len(items.all()) == 1
 
 
+@pytest.mark.parametrize("nameless", [b"null", b'""'])
+def test_items_that_their_upstream_names_by_nothing_are_told_apart(nameless: bytes) -> None:
+    """By their places; events of such an item name it as it is named here."""
+    items, item = NativeItems("a" * 32), b'{"type":"message","id":' + nameless + b"}"
+    for place in (b"0", b"1"):
+        items.add(Delta(told=_told("response.output_item.added", output_index=place, item=item)))
+    (said,) = items.add(
+        Delta(text="x", told=_told("response.output_text.delta", output_index=b"1", item_id=nameless, delta=b'"x"'))
+    )
+    items.add(Delta(told=_told("response.completed", response=b'{"output":[' + item + b"," + item + b"]}")))
+    ids = [each["id"] for each in items.all()]
+
+    assert ids == [f"item_{'a' * 32}{place:04}" for place in (0, 1)]
+    assert said["item_id"] == ids[1]
+
+
 def _told(kind: str, **fields: bytes) -> dict[str, Raw]:
     return {"type": Raw(msgspec.json.encode(kind)), **{name: Raw(data) for name, data in fields.items()}}
