@@ -43,7 +43,8 @@ class Connection(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None  # one for many waits: it is moved when it rings, not before
         self._rings = math.inf
         self._grace = loop.time() + A_LOOK  # before then nothing is late: it may lie in the socket, unread
-        self._is_forgiven = False  # what is waited for has had such a time already
+        self._asked = math.inf  # the loop's seconds: when it is late by what was asked, such a time left out
+        self._forgave_at = -math.inf  # the loop's seconds: what was due before has had such a time already
         self._late = LATE
         self._is_paused = False
         self._takes_no_more = False  # its buffer for writing is full
@@ -122,7 +123,8 @@ class Connection(asyncio.Protocol):
         self._pieces.clear()
         self._is_idle = True
         self._delivery = None
-        self._wait_until(self._loop.time() + KEPT_IDLE)
+        self._asked = self._loop.time() + KEPT_IDLE
+        self._wait_until(self._asked)
         return True
 
     def abort(self) -> None:
@@ -223,7 +225,7 @@ class Connection(asyncio.Protocol):
         """Wait until something has come. Raises UpstreamFailure when it will not, or has not by ``due``."""
         if self._failure is not None:
             raise self._failure
-        self._late, self._is_forgiven = late, False
+        self._late, self._asked = late, due
         self._wait_until(due)
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -244,9 +246,10 @@ class Connection(asyncio.Protocol):
         now, rang = self._loop.time(), self._rings
         self._alarm, self._rings = None, math.inf
         # The loop sees to alarms before sockets: what came while this process stood still is not late, and an upstream
-        # on the same machine stood still with it. Once for each wait, or a loop that is always late never gave up.
-        if (late := now - rang) > STOOD_STILL and not self._is_forgiven:
-            self._is_forgiven, self._grace = True, now + max(late, A_LOOK)
+        # on the same machine stood still with it. Once for each deadline, however many waits it has, or a loop that is
+        # always late never gave up.
+        if (late := now - rang) > STOOD_STILL and self._asked > self._forgave_at:
+            self._forgave_at, self._grace = now, now + max(late, A_LOOK)
             self._due = max(self._due, self._grace)
         if self._due > now:
             if self._due < math.inf:

@@ -141,6 +141,27 @@ async def test_a_process_that_stood_still_does_not_wait_for_ever(
     others.cancel()
 
 
+async def test_an_answer_in_drops_ends_in_a_loop_that_is_always_late(
+    upstream: ScriptedUpstream, client: UpstreamClient
+) -> None:
+    """What is due once is forgiven once, however many waits it has."""
+
+    async def busy() -> None:
+        while True:
+            time.sleep(0.4)
+            await asyncio.sleep(0.01)
+
+    answer = await send(client, asking(upstream, "pings-only", stream=True))
+    await answer.next_piece()
+    answer.due = asyncio.get_running_loop().time() + 0.1
+    others = asyncio.create_task(busy())
+    with pytest.raises(UpstreamTimeout):
+        for _ in range(15):
+            await answer.next_piece()
+    others.cancel()
+    answer.close()
+
+
 @pytest.mark.parametrize("size", [1, 100_000, 3_000_000])
 async def test_a_body_of_any_size_arrives_whole(upstream: ScriptedUpstream, client: UpstreamClient, size: int) -> None:
     """A body that the connection takes in one go and one that it does not are the same to the upstream."""
