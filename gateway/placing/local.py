@@ -24,7 +24,10 @@ class LocalPlacer:
     def __init__(self, folder: Path, program: Sequence[str] = PROGRAM) -> None:
         self._folder, self._program = folder, program
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise CannotPlace(f"{folder} cannot be made: {exc.strerror or exc}") from exc
         ours = {log.stem for log in folder.glob("*.log")}
         self._pids = {name: pid for pid in _own_processes() if (name := _name_at(pid)) in ours and name is not None}
 
@@ -33,8 +36,12 @@ class LocalPlacer:
         running = self.names()
         environment = {**os.environ, **order.environment, DEVICES: self._free_devices(order.gpus)}
         environment.pop("TOLLGATE_DIE_WITH_PARENT", None)
-        self._forget_logs(running)
-        log = os.open(self._folder / f"{order.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        place = self._folder / f"{order.name}.log"
+        try:
+            self._forget_logs(running)
+            log = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as exc:
+            raise CannotPlace(f"{place} cannot be written: {exc.strerror or exc}") from exc
         try:
             child = subprocess.Popen(
                 [*self._program, *order.arguments],

@@ -59,6 +59,17 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
         LocalPlacer(tmp_path, ("/nowhere/python",)).start(order("own.0", 0))
 
 
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """At the opening, and before a start: a controller then keeps what runs, and tries again."""
+    (tmp_path / "file").touch()
+    placer = LocalPlacer(tmp_path / "logs", SLEEPS)
+    (tmp_path / "logs").rmdir()
+    with pytest.raises(CannotPlace, match=r"own\.0\.log cannot be written: No such file"):
+        placer.start(order("own.0", 0))
+    with pytest.raises(CannotPlace, match="file cannot be made: File exists"):
+        LocalPlacer(tmp_path / "file", SLEEPS)
+
+
 def test_an_engine_is_told_its_name_and_its_pool() -> None:
     """The engine understands all that it is told; no argument shows a secret."""
     engine = EngineSpec(model="m", arguments=("--max-model-len", "512"), warm_up=("Hi.",))
