@@ -70,6 +70,9 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
         "item_reference",
         "compaction",
         "web_search_call",
+        "tool_search_call",
+        "tool_search_output",
+        "additional_tools",
     ] = "message"
     id: str | None = None
     status: ItemStatus | None = None
@@ -78,13 +81,15 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     call_id: str | None = None  # of a call and of its output
     name: str | None = None  # of a call, as are the next three
     namespace: str | None = None
-    arguments: str | None = None  # of a function
+    arguments: str | dict[str, Any] | None = None  # of a function, a JSON text; of a search of tools, an object
     input: str | None = None  # of a custom tool
     output: ItemContent = None  # of a call's output
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
     encrypted_content: str | None = None  # of reasoning, and of a compaction
     phase: str | None = None  # of a model's message: whether more comes
     action: dict[str, Any] | None = None  # of a search of the web
+    execution: str | None = None  # of a search of tools
+    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # that it found
 
 
 class GrammarFormat(Struct, frozen=True, tag="grammar"):
@@ -111,6 +116,7 @@ class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
     search_context_size: Literal["low", "medium", "high"] | None = None
     search_content_types: tuple[str, ...] | None = None
     external_web_access: bool | None = None
+    execution: str | None = None  # of a search of tools: who makes it
 
     @property
     def is_search(self) -> bool:
@@ -118,6 +124,8 @@ class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.type in SEARCHES
 
 
+TOOL_SEARCH = "tool_search"  # the type of a tool by which others are found, which costs nothing but tokens
+OF_TOOL_SEARCH = ("tool_search_call", "tool_search_output", "additional_tools")  # types of items
 SEARCHES = ("web_search", "web_search_2025_08_26")  # types; older ones have another price
 
 
@@ -156,6 +164,7 @@ class ReasoningConfig(Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the older name of that
+    context: str | None = None  # of which turns the thinking is shown
 
 
 class ResponseStreamOptions(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -234,9 +243,11 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         items = () if isinstance(self.input, str) else self.input
         parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
         of_parts = [getattr(part, name, None) for part in parts for name in ("annotations", "filename")]
-        of_items = [said for item in items for said in (upstreams_id(item.id), item.phase)]
-        found = [said for tool in self.tools or () for said in (tool.filters, tool.user_location)]
-        return [said for said in (*of_items, *of_parts, *found) if said]
+        searched = [item.call_id for item in items if item.type in OF_TOOL_SEARCH]
+        of_items = [said for item in items for said in (upstreams_id(item.id), item.phase, item.execution)]
+        found = [said for tool in self.tools or () for said in (tool.filters, tool.user_location, tool.execution)]
+        context = None if self.reasoning is None else self.reasoning.context
+        return [said for said in (*searched, *of_items, *of_parts, *found, context) if said]
 
     @property
     def place_of_its_own(self) -> str | None:
@@ -246,9 +257,11 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def _place_of_its_own(self) -> tuple[str | None, str | None]:
         for place, tool in enumerate(self.tools or ()):
-            if tool.is_search:
+            if tool.is_search or tool.type == TOOL_SEARCH:
                 return f"tools[{place}].type", tool.type
         for place, item in enumerate(() if isinstance(self.input, str) else self.input):
+            if item.type in OF_TOOL_SEARCH:
+                return f"input[{place}]", item.type
             for content in (item.content, item.output):
                 if isinstance(content, tuple) and any(isinstance(part, InputFile) for part in content):
                     return f"input[{place}]", "input_file"

@@ -34,6 +34,7 @@ from protocol.errors import BadRequest, invalid_param
 from protocol.messages import MOST_SEARCHES
 from protocol.response_tools import OfferedTool, as_arguments, as_function, function_name, offered_tools
 from protocol.responses import (
+    OF_TOOL_SEARCH,
     AllowedTools,
     CustomChoice,
     FunctionChoice,
@@ -132,7 +133,7 @@ class _Turns:
                 self._end()
             self._thoughts += thoughts_of(item, where)
             self._messages += _for_its_own_api(item)
-        elif item.type == "web_search_call":
+        elif item.type in ("web_search_call", *OF_TOOL_SEARCH):
             self._messages += _for_its_own_api(item)
         elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
@@ -211,10 +212,11 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
 
 
 def _for_its_own_api(item: InputItem) -> list[ItemMessage]:
-    """Return what stands for an item that other APIs have no words for: a search of the upstream's own, or thinking
-    that it sealed."""
-    if item.type == "web_search_call":
-        return [ItemMessage("assistant", msgspec.json.encode(item.action).decode(), told_as="input.web_search_call")]
+    """Return what stands for an item that other APIs have no words for: a search, of the web or of tools, or thinking
+    that the upstream sealed."""
+    if item.type != "reasoning":
+        said = msgspec.json.encode((item.action, item.arguments, item.tools)).decode()
+        return [ItemMessage("assistant", said, told_as=f"input.{item.type}")]
     if not is_sealed_elsewhere(item):
         return []
     words = "\n".join([part.text for part in item.summary or ()])
@@ -244,6 +246,8 @@ def _call(item: InputItem, where: str) -> ToolCall:
     if item.call_id is None or item.name is None or given is None:
         said = {"call_id": item.call_id, "name": item.name, "input" if is_custom else "arguments": given}
         raise _missing(f"{where}.{next(name for name, value in said.items() if value is None)}")
+    if not isinstance(given, str):
+        raise invalid_param(f"{where}.arguments", f"'{where}.arguments' must be a JSON text.")
     called = function_name(item.namespace, item.name)
     return ToolCall(item.call_id, FunctionCall(called, as_arguments(given) if is_custom else given))
 

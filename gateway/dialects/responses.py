@@ -17,6 +17,7 @@ from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import BadRequest, ServiceError, UnsupportedParameter
 from protocol.response_tools import offered_tools
 from protocol.responses import (
+    TOOL_SEARCH,
     AllowedTools,
     Compaction,
     CompactRequest,
@@ -63,8 +64,9 @@ def check_response(asked: ResponsesRequest) -> None:
     require_between(asked.top_p, 0, 1, "top_p")
     require_between(asked.top_logprobs, 0, 20, "top_logprobs")
     require(asked.stream_options is None or bool(asked.stream), "stream_options", "'stream_options' needs 'stream'.")
+    can_load = any(tool.type == TOOL_SEARCH for tool in asked.tools or ())
     for place, tool in enumerate(asked.tools or ()):
-        _check_tool(tool, f"tools[{place}]")
+        _check_tool(tool, f"tools[{place}]", can_load=can_load)
     names = [offered.called for offered in offered_tools(asked)]
     require(len(names) <= MOST_TOOLS, "tools", f"'tools' holds more than {MOST_TOOLS} tools. Send fewer.")
     require(len(names) == len(set(names)), "tools", "Two of 'tools' have one name. Give each its own.")
@@ -75,17 +77,18 @@ def check_response(asked: ResponsesRequest) -> None:
     require(not (asked.background and asked.conversation), "background", words)
     words = "A response goes on from a conversation or from a response. Send 'conversation' or 'previous_response_id'."
     require(not (asked.previous_response_id and asked.conversation), "previous_response_id", words)
-    said = "".join(item.arguments or "" for item in asked.input if not isinstance(item, str))
+    items = () if isinstance(asked.input, str) else asked.input
+    said = "".join([item.arguments for item in items if isinstance(item.arguments, str)])
     is_short = not has_more_values(said.encode("utf-8", "replace"), MAX_VALUES)
     require(is_short, "input", f"'input' holds calls whose arguments have more than {MAX_VALUES} values.")
 
 
-def _check_tool(tool: ResponsesTool, where: str) -> None:
+def _check_tool(tool: ResponsesTool, where: str, *, can_load: bool) -> None:
     if tool.type == "namespace" and "." not in where:
         require(bool(tool.tools), f"{where}.tools", f"'{where}' needs 'tools'.")
         for place, inner in enumerate(tool.tools or ()):
-            _check_tool(inner, f"{where}.tools[{place}]")
-    elif tool.is_search and "." not in where:
+            _check_tool(inner, f"{where}.tools[{place}]", can_load=can_load)
+    elif (tool.is_search or tool.type == TOOL_SEARCH) and "." not in where:
         return
     elif tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
@@ -94,8 +97,8 @@ def _check_tool(tool: ResponsesTool, where: str) -> None:
             param=f"{where}.type",
         )
     require(bool(tool.name), f"{where}.name", f"'{where}' needs a 'name'.")
-    words = f"'{where}' cannot be loaded later: there is no tool search here. Leave 'defer_loading' out."
-    require(not tool.defer_loading, f"{where}.defer_loading", words)
+    words = f"'{where}' cannot be loaded later: there is no tool of type 'tool_search'. Leave 'defer_loading' out."
+    require(can_load or not tool.defer_loading, f"{where}.defer_loading", words)
 
 
 def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
@@ -186,6 +189,8 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
         yield "truncation", "auto"
     if asked.reasoning is not None and (asked.reasoning.summary or asked.reasoning.generate_summary):
         yield "reasoning.summary", asked.reasoning.summary or asked.reasoning.generate_summary
+    if asked.reasoning is not None and asked.reasoning.context:
+        yield "reasoning.context", asked.reasoning.context
     thoughts = [item for item in asked.input if not isinstance(item, str) and item.type == "reasoning"]
     if not all(item.encrypted_content for item in thoughts):
         yield "input.reasoning", True

@@ -31,7 +31,8 @@ from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
 
-SAID_IN_RESPONSES = ("truncation", "reasoning.summary")  # which a response asks for, and a chat cannot
+# What a response asks for, and a chat cannot.
+SAID_IN_RESPONSES = ("truncation", "reasoning.summary", "reasoning.context")
 TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its model's own limit has no room for the call
 
 

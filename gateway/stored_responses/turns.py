@@ -27,6 +27,9 @@ PREFIXES = {  # of an item's id, by its type
     "reasoning": "rs",
     "compaction": "cmp",
     "web_search_call": "ws",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
 }
 T = TypeVar("T")
 

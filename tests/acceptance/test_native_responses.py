@@ -243,6 +243,21 @@ def test_thinking_that_another_account_sealed_is_left_out(client: httpx.Client, 
     assert "could not be verified" in refusal and [item["type"] for item in sent(upstream)["input"]] == ["message"]
 
 
+def test_tools_are_searched_where_the_upstream_can(client: httpx.Client, upstream: ScriptedUpstream) -> None:
+    """What was searched and found goes back as it came; a model that is asked for a chat refuses it by name."""
+    searched = {"execution": "client", "call_id": "c", "status": "completed"}
+    asked = searched | {"type": "tool_search_call", "arguments": {"queries": ["weather"]}}
+    found = searched | {"type": "tool_search_output", "tools": [WEATHER]}
+    body = {"input": [{"role": "user", "content": "a"}, asked, found], "reasoning": {"context": "all_turns"}}
+    body |= {"tools": [{"type": "tool_search", "execution": "client"}, WEATHER | {"name": "x", "defer_loading": True}]}
+    answers = [client.post(URL, json=ASK | body | {"model": name}) for name in ("native", "small")]
+    seen, error = sent(upstream), answers[1].json()["error"]
+
+    assert answers[0].status_code == 200 and DROPPED not in answers[0].headers
+    assert (seen["input"][1:], seen["tools"], seen["reasoning"]) == ([asked, found], body["tools"], body["reasoning"])
+    assert (answers[1].status_code, error["param"], error["code"]) == (400, "tools[0].type", "unsupported_parameter")
+
+
 def test_a_pdf_is_read_where_the_upstream_can(client: httpx.Client, house: House, upstream: ScriptedUpstream) -> None:
     """Held for its pages; a model that is asked for a chat refuses it by name."""
     pdf = {"type": "input_file", "filename": "toll.pdf", "file_data": "data:application/pdf;base64,JVBERi0xLjQK"}

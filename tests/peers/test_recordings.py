@@ -7,27 +7,33 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from msgspec.structs import replace
 
+from gateway.dialects.responses import ENDPOINT
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatReply
+from protocol.errors import ServiceError
 from protocol.responses import ResponsesRequest
 from protocol.usage import Usage
 from tests.support.recordings import ASKED, ENDS, WIRES, Recorded, read_recorded, recorded_in
 from tests.support.response_stream import events_in
 from tests.unit.gateway.dialects.test_responses_writer import REPLY
-from tests.wire.traffic import read_stream
+from tests.wire.traffic import TARGET, asking, read_stream
 
 PEERS = Path(os.environ.get("PEERS", "."))
 FOLDERS = [folder for name in ("pydantic-ai", "openllmetry") if (folder := PEERS / name).exists()]
 # What providers really answered and is no answer: a call that the model got wrong, a prompt that a filter blocked, an
 # error inside of a stream, a page that is none of the format, a response that still runs, a stream that never says why
 # it ended.
+OURS = ("model", "store", "include", "max_output_tokens", "previous_response_id", "background", "conversation")
 BEGUN = ("response.created", "response.queued", "response.in_progress")
 NO_ANSWERS = {"malformed", "filtered", "error_frame", "cut"}
 
@@ -75,6 +81,52 @@ def test_every_recorded_failure_is_told_honestly(name: str) -> None:
             failure = WIRES[name].read_error(one.status, {}, one.body)
 
             assert failure.outcome == {404: "not_found", 429: "rate_limited"}.get(one.status, "refused"), one
+
+
+def test_every_recorded_request_for_a_response_goes_as_it_came() -> None:
+    """But for what is this gateway's (`store`, ids), and what is told or refused by name: no field of it is lost."""
+    outcomes, lost = Counter[str](), Counter[str]()
+    for body in _requests_for_responses():
+        try:
+            asked = ENDPOINT.read(json.dumps(body).encode())
+        except ServiceError:
+            outcomes["refused"] += 1
+            continue
+        if asked.goes_on or asked.shown is None:
+            continue
+        target = replace(TARGET, model=replace(TARGET.model, price=replace(TARGET.model.price, web_search=1)))
+        asking_of = asking(asked.request, response=asked.shown, target=target, streams=bool(body.get("stream")))
+        built = WIRES["responses"].build_request(asking_of)
+        sent = json.loads(built.body) | {name: body.get(name) for name in (*OURS, *asked.extra)}
+        outcomes["sent"] += 1
+        lost.update(set(_lost(body, sent, "")) - ({"input"} if built.dropped else set()))
+
+    assert outcomes["sent"] > 200 and outcomes["refused"] < 50, outcomes
+    assert lost.keys() <= {"input[].content[].prompt_cache_breakpoint"}, lost
+
+
+def _requests_for_responses() -> Iterator[dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for file in (file for folder in FOLDERS for file in sorted(folder.rglob("cassettes/**/*.yaml"))):
+        text = file.read_text()
+        for one in (yaml.load(text, loader) or {}).get("interactions", ()) if "/responses" in text else ():
+            asked = one.get("request") or {}
+            if str(asked.get("uri", "")).endswith("/responses") and asked.get("parsed_body"):
+                yield asked["parsed_body"]
+
+
+def _lost(theirs: Any, ours: Any, path: str) -> Iterator[str]:
+    """Yield where something was said that was not passed on."""
+    match theirs, ours:
+        case dict(), dict():
+            for name, value in theirs.items():
+                if value not in (None, [], {}, False) and not (name == "id" and path.startswith("input")):
+                    yield from _lost(value, ours.get(name), f"{path}.{name}".removeprefix("."))
+        case list(), list() if len(theirs) == len(ours):
+            for one, other in zip(theirs, ours, strict=True):
+                yield from _lost(one, other, f"{path}[]")
+        case _ if theirs != ours:
+            yield path
 
 
 def _check_response(one: Recorded, said: ChatReply, usage: Usage | None) -> None:

@@ -95,11 +95,34 @@ class Searched(Strict, tag="web_search_call", kw_only=True, frozen=True):
     status: str
 
 
+class ToolSearched(Strict, tag="tool_search_call", kw_only=True, frozen=True):
+    arguments: dict[str, Any]
+    call_id: str | None
+    execution: Literal["client", "server"]
+    status: Status | None = None
+    id: str | None = None
+
+
+class ToolsFound(Strict, tag="tool_search_output", kw_only=True, frozen=True):
+    tools: list[dict[str, Any]]
+    call_id: str | None
+    execution: Literal["client", "server"]
+    status: Status | None = None
+    id: str | None = None
+
+
 class Function(Strict, tag="function", kw_only=True, frozen=True):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class ToolSearch(Strict, tag="tool_search", kw_only=True, frozen=True):
+    execution: Literal["client", "server"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 class Custom(Strict, tag="custom", kw_only=True, frozen=True):
@@ -129,20 +152,20 @@ class Text(Strict, frozen=True):
 class Thinking(Strict, frozen=True):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
 
 
 class StreamOptions(Strict, frozen=True):
     include_obfuscation: bool | None = None
 
 
+Offered = Function | Custom | Namespace | Search | ToolSearch
+Item = Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched | ToolSearched | ToolsFound
+
+
 class Asked(Strict, kw_only=True, frozen=True):
     model: Words
-    input: (
-        Words
-        | Annotated[
-            list[Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched], Meta(min_length=1)
-        ]
-    )
+    input: Words | Annotated[list[Item], Meta(min_length=1)]
     store: Literal[False]  # nothing of a team's is to stay there
     instructions: str | None = None
     stream: bool | None = None
@@ -153,7 +176,7 @@ class Asked(Strict, kw_only=True, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Annotated[list[Function | Custom | Namespace | Search], Meta(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Offered], Meta(min_length=1, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: Text | None = None

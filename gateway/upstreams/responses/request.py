@@ -71,6 +71,8 @@ def _item(item: InputItem) -> dict[str, Any]:
     told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id)))
     if item.type == "reasoning":
         told.setdefault("summary", [])
+    elif item.type in ("tool_search_call", "tool_search_output"):
+        told.setdefault("call_id", None)  # of one that the upstream made
     return told
 
 

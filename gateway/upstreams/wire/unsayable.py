@@ -101,9 +101,8 @@ def without_items(request: ChatRequest, asked: ResponsesRequest) -> tuple[ChatRe
     """Return the chat that a response is without items that other APIs cannot read, and the names of those. Raises
     UpstreamUnable for tools and parts that only its own API has."""
     if (kind := asked.kind_of_its_own) is not None:
-        what = "takes no part of type" if kind == "input_file" else "does not know the tool"
         right = "Send its text" if kind == "input_file" else "Send tools of type 'function' or 'custom'"
-        words = f"The model that answers here {what} '{kind}'. {right}, or ask a model whose provider has this API."
+        words = f"The model that answers here does not know '{kind}'. {right}, or ask one whose provider has this API."
         raise UpstreamUnable(words, param=asked.place_of_its_own)
     gone = dict.fromkeys(message.told_as for message in request.messages if isinstance(message, ItemMessage))
     if not gone:
