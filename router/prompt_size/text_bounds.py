@@ -8,7 +8,8 @@
 #     tokens at the most;
 #   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes; where that is one for
 #     three bytes, a space before it may take its first byte, and leaves two. A few tokens join the last byte of one
-#     character to the next one's first: each leaves one token more. Claude's normalizer (NFKC) writes some out;
+#     character to the next one's first: each leaves one token more. Claude's normalizer (NFKC) writes some out, and puts
+#     marks into letters and takes others out, so that a letter and its marks are its bytes taken apart;
 #   - runs of spaces are few tokens; digits, punctuation and other white space are one each.
 #
 # Merges across those borders can cost a token more than either side alone: MARGIN is for that.
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+import unicodedata
+from functools import cache, lru_cache
 from importlib.resources import files
 from string import ascii_letters
 from typing import NamedTuple
@@ -28,7 +30,9 @@ SPACES = re.compile(r"  +")
 SPACES_A_TOKEN = 12  # in a run of them, beyond its first two tokens
 RUNS = re.compile(r" ?[A-Za-z]+")  # words of a text in ASCII,
 MIXED = re.compile(r" ?[A-Za-z\x80-\U0010ffff]+")  # and of any other: what touches another script is no known word
-OTHERS = re.compile(r"[^\x00-\x7f]+")
+MARKS = "\u0300-\u036f"  # that NFKC puts into letters: "é" and a dot below are "ẹ" and an acute, of a byte more
+MARKED = re.compile(f"[^{MARKS}]?[{MARKS}]+")
+OTHERS = re.compile(f"(?:[A-Za-z](?=[{MARKS}])|[^\x00-\x7f])+")
 BLANKS = " \xa0\u2000-\u200a\u202f\u205f\u3000"  # the space, and what NFKC makes one
 # The first byte of a character that some token joins to the last one before it, and both characters are fewer tokens by
 # themselves: a Hebrew letter after what is none, and some Hangul and ideographs.
@@ -96,8 +100,9 @@ def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
         others = "".join(pieces)
         encoded = others.encode("utf-8", "surrogatepass")
         tokens = len(encoded) + len(JOINED.findall(encoded)) + _written_out(others, shared)
+        unmarked = MARKED.sub("", others)
         for characters, saved in shared.cheap:
-            tokens -= saved * sum(map(len, characters.findall(others)))
+            tokens -= saved * sum(map(len, characters.findall(unmarked)))
         tokens += len(shared.torn.findall(words))
         letters, parts = letters - len(others), parts + len(pieces)
     strange = len(shared.strange.findall(words))
@@ -105,5 +110,14 @@ def _tokens_of_words(words: str, count: int, shared: Shared) -> int:
 
 
 def _written_out(text: str, shared: Shared) -> int:
-    """Return how many bytes more a text has once NFKC has written its characters out."""
-    return sum([shared.longer[character] for character in shared.is_longer.findall(text)])
+    """Return how many bytes more a text may have once NFKC has written its characters out."""
+    longer = sum([shared.longer[character] for character in shared.is_longer.findall(text)])
+    return longer + sum([_taken_apart(marked[0]) for marked in MARKED.findall(text)])
+
+
+@lru_cache(maxsize=1024)
+def _taken_apart(letter: str) -> int:
+    """Return how many bytes more a letter has, once a mark after it has taken its own marks out of it."""
+    forms = (letter, unicodedata.normalize("NFKC", letter), unicodedata.normalize("NFKD", letter))
+    *together, apart = (len(form.encode("utf-8", "surrogatepass")) for form in forms)
+    return max(0, apart - max(together))

@@ -43,6 +43,7 @@ pieces = st.one_of(
     st.text(max_size=6),
     st.text(st.characters(min_codepoint=0x10000), max_size=3),
     st.text("абвгдежзиклмнопр我们的网关いろはにほ안녕하세요مرحبا בשלוםนี้कि", max_size=8),
+    st.text("eéǖṩậẇ가\u0301\u0308\u031b\u0323\u0345", max_size=6),
     st.sampled_from(["'s", "'LL", "<|endoftext|>", "==", "IGHT", "zzq"]),
     st.sampled_from(["\u200b", "\u3000", "\xa0", "\ufeff", "👩‍👩‍👧", "🏳️‍🌈", "é"]),
 )  # fmt: skip
@@ -72,6 +73,7 @@ def test_no_sign_before_a_character_makes_more_tokens(before: str) -> None:
 
 @given(texts)
 @example("𝅘𝅥𝅯 ﷺ ﬞ ½ ᾧ")
+@example("\xe9\u0323")  # the dot goes into the letter, and its acute out
 def test_no_normalizer_writes_more_bytes(text: str) -> None:
     """Claude's tokenizer begins with NFKC, for which one character may be eighteen others; then they are tokens."""
     written_out = unicodedata.normalize("NFKC", text).encode()
@@ -87,6 +89,8 @@ def test_tokens_across_a_border_are_held_for() -> None:
     assert text_tokens_most("无线" * 20) >= 60
     assert text_tokens_most("ﷺ" * 20) >= 420
     assert text_tokens_most("\xa0意" * 20) >= 60
+    assert text_tokens_most("\xe9\u0323" * 20) >= 100
+    assert text_tokens_most("w\u0323" * 20) >= 60
 
 
 @given(st.lists(texts, max_size=4))
