@@ -8,8 +8,8 @@
 #     tokens at the most;
 #   - a character beyond ASCII has the most tokens that any of them makes of it, else its bytes; where that is one for
 #     three bytes, a space before it may take its first byte, and leaves two. A few tokens join the last byte of one
-#     character to the next one's first: each leaves one token more. Claude's normalizer (NFKC) writes some out, and puts
-#     marks into letters and takes others out, so that a letter and its marks are its bytes taken apart;
+#     character to the next one's first: each leaves one token more. Claude's normalizer (NFKC) writes some out, and
+#     puts marks into letters and takes others out, so that a letter and its marks are its bytes taken apart;
 #   - runs of spaces are few tokens; digits, punctuation and other white space are one each.
 #
 # Merges across those borders can cost a token more than either side alone: MARGIN is for that.
