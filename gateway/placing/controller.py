@@ -179,10 +179,16 @@ class Controller:
         for name, replicas in placed.items():
             pool = self._pools.get(name, Pool())
             seen = self._observation(name, pool, replicas, targets.get(name))
-            actions, state = decide(seen, self._states.get(name, PoolState()), pool.rollout)
-            self._states[name] = state
-            for action in actions:
-                await self._act(name, pool, action)
+            before = self._states.get(name, PoolState())
+            actions, self._states[name] = decide(seen, before, pool.rollout)
+            try:
+                for action in actions:
+                    if not await self._takes_turn():  # a look may take longer than the lease lasts
+                        return
+                    await self._act(name, pool, action)
+            except REDIS_AWAY:
+                self._states[name] = before  # it is decided again; an engine may be told twice to end
+                raise
 
     def _observation(self, name: str, pool: Pool, replicas: Mapping[str, str], target: int | None) -> Observation:
         """Return a pool as it is; one that the file does not have any more is to have no replica."""

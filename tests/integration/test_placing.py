@@ -7,13 +7,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec
@@ -22,7 +25,8 @@ from gateway.fleet.discovery import announced_in
 from gateway.placing import records
 from gateway.placing.controller import Controller, _control
 from gateway.placing.local import LocalPlacer
-from gateway.placing.placer import revision_of
+from gateway.placing.placer import Order, revision_of
+from gateway.placing.plan import PoolState, Proved
 from tests.support.placing import NEW, OLD, SECRET, WORDS, Scene, settled
 from tests.support.waiting import until_found
 
@@ -104,6 +108,58 @@ async def test_a_record_that_the_secret_did_not_sign_is_no_command(redis: Redis)
 
     assert known == {"own": OLD}
     assert await records.read_proved(redis, ["own"], [SECRET]) == {}
+
+
+class Recorded:
+    """A placer that notes what it is told. ``meanwhile`` happens during the first start."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.started: list[str] = []
+        self._meanwhile = meanwhile
+
+    def start(self, order: Order) -> None:
+        """Note it."""
+        self.started.append(order.name)
+        if len(self.started) == 1:
+            self._meanwhile()
+
+    def names(self) -> list[str]:
+        """Return what was started."""
+        return self.started
+
+    def stop(self, name: str) -> None:
+        """Do nothing."""
+
+    def kill(self, name: str) -> None:
+        """Do nothing."""
+
+
+async def test_a_controller_whose_turn_ends_while_it_acts_does_no_more(scene: Scene, redis_url: str) -> None:
+    """Its start took longer than the lease lasts: another acts, and would not know of replicas started now."""
+
+    def taken_over() -> None:
+        with SyncRedis.from_url(redis_url) as sync:
+            sync.set(records.LEASE, "another")
+
+    placer = Recorded(taken_over)
+    controller = Controller(scene.settings(), lambda: placer, scene.redis, Clock())
+    assert await controller._takes_turn()
+    await controller._act_in_all({"own": 3})
+
+    assert (len(placer.started), controller.acts) == (1, False)
+
+
+async def test_what_could_not_be_written_down_is_decided_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revision that proved itself while Redis was away would else never be known to the next controller."""
+    controller = Controller(scene.settings(), Recorded, scene.redis, Clock())
+    assert await controller._takes_turn()
+    proved, away = [Proved(revision_of(OLD))], AsyncMock(side_effect=RedisConnectionError)
+    with monkeypatch.context() as patched, pytest.raises(RedisConnectionError):
+        patched.setattr("gateway.placing.controller.keep_proved", away)
+        patched.setattr("gateway.placing.controller.decide", lambda *_: (proved, PoolState(good=revision_of(OLD))))
+        await controller._act_in_all({"own": 0})
+
+    assert away.await_count == 1 and controller._states["own"].good is None
 
 
 async def _kept(redis: Redis, engine: EngineSpec) -> bool:
