@@ -99,7 +99,7 @@ class Callers:
         rooms = {room for one in asked for pair in self._rooms.of(one.request) for room in pair}
         for room in rooms:
             room.is_recalled = False
-        taken, before = await self._draws.take(day, list(self.asks(asked))), sum(room.granted for room in rooms)
+        taken, before = await self._draws.take(day, self.asks(asked)), sum(room.granted for room in rooms)
         if taken is None or taken.refused is not None:
             for waiting in asked:
                 self._end_without(waiting, taken)
@@ -181,4 +181,4 @@ class Callers:
 
     def _let_go(self, request: HoldRequest) -> None:
         if not self._draws.late:
-            self._rooms.let_go(request, {need.scope for _, needs in self._draws.unread for need in needs})
+            self._rooms.let_go(request, self._draws.is_unread)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import structlog
@@ -32,7 +32,7 @@ class _Look(Struct):
 
 
 class Draws:
-    """Asks for room, one statement at a time for each of those who ask."""
+    """Asks for room, and hears late what callers no longer wait for."""
 
     def __init__(self, standing: Standing, rooms: Rooms, returns: Returns) -> None:
         self.unread: dict[tuple[int, tuple[Need, ...]], _Look] = {}  # asks that were given up
@@ -41,14 +41,21 @@ class Draws:
         self._rooms = rooms
         self._returns = returns
 
-    async def take(self, day: int, asks: Sequence[Sequence[Need]]) -> Taken | None:
-        """Ask for callers that wait; ``None`` when the database does not answer them in time."""
+    def is_unread(self, scope: str) -> bool:
+        """Whether something may have been drawn of a scope that was not told yet."""
+        return any(need.scope == scope for _, needs in self.unread for need in needs)
+
+    async def take(self, day: int, asks: Iterable[Sequence[Need]]) -> Taken | None:
+        """Ask for callers that wait; ``None`` when the database does not answer them in time.
+
+        ``asks`` are reckoned only if they are made: a call that is not asked for leaves no trace in its rooms.
+        """
         standing = self._standing
         if not standing.may_ask or day <= self._rooms.forgotten:
             return Taken(refused="clock")
         if standing.is_away:  # until the next beat is answered: each caller would wait for the deadline
             return None
-        asking, began = asyncio.create_task(self.draw(day, asks)), standing.clock.monotonic()
+        asking, began = asyncio.create_task(self.draw(day, list(asks))), standing.clock.monotonic()
         try:
             async with running_timeout(ASK_WITHIN):
                 taken = await asyncio.shield(asking)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
 
@@ -193,15 +193,15 @@ class Rooms:
             is_used = is_used or bool(room.rate or room.held or room.free > 0 or room.returned > room.told)
         return is_used
 
-    def let_go(self, request: HoldRequest, unread: Collection[str]) -> None:
+    def let_go(self, request: HoldRequest, is_unread: Callable[[str], bool]) -> None:
         """Forget rooms of end users and tags that nothing was drawn of, or names that callers make up would fill the
-        memory. Not those of which an answer is on its way: the scopes ``unread``."""
+        memory. Not those of which an answer is on its way: ``is_unread``."""
         day = day_of(request.request_id)
         rooms = self.by_day.get(day, {})
         for scope in request.scopes:
             pair = rooms.get(scope.name, ())
             is_idle = not any(room.granted or room.held or room.used for room in pair)
-            if scope.name.startswith(OF_VALUES) and scope.name not in unread and is_idle:
+            if scope.name.startswith(OF_VALUES) and is_idle and not is_unread(scope.name):
                 rooms.pop(scope.name, None)
                 self._looked_at.pop((day, scope.name), None)
                 for room in pair:

@@ -648,15 +648,17 @@ async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other
 
 
 async def test_a_capped_scope_without_room_hears_so_at_once(house: House) -> None:
-    """The first caller waits for the database's deadline; those after it are told without asking again."""
+    """The first caller waits for the database's deadline; those after it are told without asking again, and what they
+    wanted makes no later lease larger."""
     await house.limit(team=Limits(tokens_per_day=100_000))
     leases = await house.process("a")
     async with outage(leases) as asked:
         first = await house.refused(leases)
         assert leases.is_away
-        more = [await house.refused(leases) for _ in range(20)]
+        more = [await house.refused(leases, tokens=2000) for _ in range(20)]
 
         assert asked == [1]
+        assert max(room.hold for room in leases.rooms if room.unit == "tokens") == 100
         assert all(refused.is_unknown for refused in (first, *more))
     leases.is_away = False  # as the next beat finds
     await house.hold(leases)
