@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import DROPPABLE
@@ -10,6 +13,7 @@ from gateway.upstreams.responses.wire_format import ResponsesFormat
 from gateway.upstreams.wire.quirks import Quirks
 from gateway.upstreams.wire.unsayable import without_fields
 from protocol.chat import ThinkingBlock
+from protocol.events import Delta
 from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
 from protocol.responses_to_chat import seal_of, to_chat
 from tests.wire.traffic import asking
@@ -69,3 +73,37 @@ def test_only_what_an_upstream_sealed_goes_back_to_it() -> None:
     message = {"type": "message", "role": "user", "content": "Hi"}
 
     assert told == [[{"type": "reasoning", "encrypted_content": "gAAA", "summary": []}, message], [message]]
+
+
+TEXT = {"type": "output_text", "text": "words", "annotations": []}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("response.output_item.added", {"item": {"type": "message", "id": "msg_1", "content": [TEXT]}}),
+        ("response.content_part.added", {"part": TEXT}),
+        ("response.output_text.done", {"text": "words"}),
+        ("response.reasoning_summary_text.done", {"text": "words"}),
+        ("response.refusal.done", {"refusal": "words"}),
+        ("response.output_item.added", {"item": CALL | {"arguments": "words"}}),
+        ("response.function_call_arguments.done", {"arguments": "words"}),
+        ("response.custom_tool_call_input.done", {"input": "words"}),
+    ],
+)
+def test_what_comes_at_once_is_read_before_it_goes_out(kind: str, more: dict[str, Any]) -> None:
+    """An upstream need not say its answer in pieces: what is counted and judged is then the first event that has it,
+    and it alone."""
+    reader = ResponsesFormat().open_events(to_chat(ASKED))
+    at = {"output_index": 0, **more}
+    again = {"type": "response.content_part.done", "output_index": 0, "part": TEXT}
+    found = [
+        event
+        for told in ({"type": kind} | at, {"type": kind} | at, again)
+        for event in reader.feed(b"data: " + msgspec.json.encode(told) + b"\n\n")
+        if isinstance(event, Delta)
+    ]
+    said = [each.text + each.refusal + each.reasoning + "".join(c.arguments for c in each.tool_calls) for each in found]
+
+    assert said == ["words", "", ""]

@@ -89,7 +89,22 @@ class ResponsesEvents(SseEvents):
         elif kind in ("response.completed", "response.incomplete"):
             self._finish(told, events)
         else:
-            events.append(Delta(told=told))
+            events.append(Delta(**self._at_once(kind, told), told=told))
+
+    def _at_once(self, kind: str, told: dict[str, Raw]) -> dict[str, Any]:
+        """Return what an event says of a part at once, where no piece of its item has come before."""
+        place = _place(told)
+        if place in self._heard:
+            return {}
+        fields = told | (_fields(told["part"]) if bytes(told.get("part", NOTHING))[:1] == b"{" else {})
+        names = ("text", "refusal", "arguments", "input")
+        text, refusal, *calls = (text_in(fields.get(name, NOTHING)) or "" for name in names)
+        said: dict[str, Any] = {"reasoning" if "reasoning" in kind else "text": text, "refusal": refusal}
+        if any(calls):
+            said["tool_calls"] = (ToolCallDelta(place, "".join(calls)),)
+        if any(said.values()):
+            self._heard.add(place)
+        return said
 
     def _of_item(self, told: dict[str, Raw], *, is_whole: bool) -> Delta:
         """Return what an item's begin or end says: a call's name; what no piece has said before; a search."""
@@ -97,9 +112,14 @@ class ResponsesEvents(SseEvents):
         has_begun = place in self._begun
         if isinstance(item, _Call) and not is_whole and not has_begun:
             self._begun.add(place)
-            return Delta(tool_calls=(ToolCallDelta(place, "", item.call_id, item.name),), told=told)
+            if item.arguments or item.input:
+                self._heard.add(place)
+            return Delta(**item.words(place, has_begun=False), told=told)
         if not is_whole:
-            return Delta(told=told)
+            said = {} if place in self._heard else item.words(place, has_begun=True)
+            if said:
+                self._heard.add(place)
+            return Delta(**said, told=told)
         self._searches += item.is_search
         said = {} if place in self._heard else item.words(place, has_begun=has_begun)
         self._heard.add(place)
