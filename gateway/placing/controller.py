@@ -130,7 +130,9 @@ class Controller:
                     await asyncio.to_thread(placer.kill if is_late else placer.stop, name)
                 asked.update(names)
                 with suppress(*REDIS_AWAY):
-                    await self._lease.take()
+                    if (owner := await self._lease.take()) != self._lease.owner:
+                        log.warning("replicas_left", acts=owner)  # where it starts replicas these are never at an end
+                        break
                 await asyncio.sleep(EVERY)
         await self.leave()
 

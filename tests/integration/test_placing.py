@@ -149,6 +149,19 @@ async def test_a_controller_whose_turn_ends_while_it_acts_does_no_more(scene: Sc
     assert (len(placer.started), controller.acts) == (1, False)
 
 
+async def test_what_another_controller_starts_is_not_ended(scene: Scene, redis: Redis) -> None:
+    """Where Redis lost the lease during a drain, another may act before the end: its replicas are its own."""
+    placer = Recorded()
+    placer.started = ["own.0"]
+    controller = Controller(scene.settings(), lambda: placer, redis, Clock())
+    assert await controller._takes_turn()
+    await redis.set(records.LEASE, "another")
+    async with asyncio.timeout(5):
+        await controller.end(lambda: False)
+
+    assert not controller.acts and await redis.get(records.LEASE) == b"another"
+
+
 async def test_what_could_not_be_written_down_is_decided_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A revision that proved itself while Redis was away would else never be known to the next controller."""
     controller = Controller(scene.settings(), Recorded, scene.redis, Clock())
