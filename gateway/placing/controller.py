@@ -42,7 +42,7 @@ from gateway.placing.plan import (
 from gateway.placing.records import Lease, keep_proved, read_proved
 from gateway.run.reload import Read, read_again
 from gateway.telemetry.logging import configure_logging
-from protocol.serving.announcements import ACTIVE
+from protocol.serving.announcements import ACTIVE, DRAINING
 from protocol.serving.redis_client import open_redis
 
 EVERY = 0.25  # seconds between looks
@@ -61,6 +61,7 @@ class Controller:
         self._placer: Placer | None = None  # None: it is another's turn
         self._owner: str | None = None
         self._states: dict[str, PoolState] = {}
+        self._targets: dict[str, int] = {}  # as they were known last
         self._engines: dict[str, EngineSpec] = {}  # by revision
         self._members: dict[str, Membership] = {}
         self._is_away = False
@@ -157,7 +158,7 @@ class Controller:
             if self._placer is None:
                 proved = await read_proved(self._redis, tuple(self._pools), self._secrets)
                 self._engines |= {revision_of(engine): engine for engine in proved.values()}
-                self._forgets = True
+                self._forgets, self._targets = True, {}
                 self._states = {name: PoolState(good=revision_of(engine)) for name, engine in proved.items()}
                 self._placer = self._open_placer()  # in the main thread: it may have to set signals back
                 adopted = sorted(await asyncio.to_thread(self._placer.names))
@@ -210,8 +211,10 @@ class Controller:
         rules, engine = pool.scaling, pool.engine
         if rules is None or engine is None:
             target = 0
-        else:  # until a gateway has decided, as many as are there
-            target = min(max(len(seen) if target is None else target, rules.min), rules.max)
+        else:  # until a gateway has decided, what one decided before, or as many as were there first and did not drain
+            known = self._targets.get(name, sum(one.state != DRAINING for one in seen)) if target is None else target
+            self._targets[name] = known
+            target = min(max(known, rules.min), rules.max)
         wanted = revision_of(engine) if engine is not None else ""
         return Observation(now=self._clock.monotonic(), target=target, wanted=wanted, replicas=seen, others=others)
 

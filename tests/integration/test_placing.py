@@ -149,6 +149,17 @@ async def test_a_controller_whose_turn_ends_while_it_acts_does_no_more(scene: Sc
     assert (len(placer.started), controller.acts) == (1, False)
 
 
+async def test_what_drains_is_no_reason_for_more(scene: Scene) -> None:
+    """While nothing in Redis says how many there should be, there are as many as there should have been."""
+    placer = Recorded()  # whose replicas never end
+    controller = Controller(scene.settings(), lambda: placer, scene.redis, Clock())
+    assert await controller._takes_turn()
+    for targets in ({"own": 3}, {"own": 2}, {}, {}):
+        await controller._act_in_all(targets)
+
+    assert len(placer.started) == 3
+
+
 async def test_what_another_controller_starts_is_not_ended(scene: Scene, redis: Redis) -> None:
     """Where Redis lost the lease during a drain, another may act before the end: its replicas are its own."""
     placer = Recorded()
