@@ -62,6 +62,7 @@ class Controller:
         self._owner: str | None = None
         self._states: dict[str, PoolState] = {}
         self._targets: dict[str, int] = {}  # as they were known last
+        self._rollouts: dict[str, Rollout] = {}  # of pools that the file has, or had: their replicas drain by these
         self._engines: dict[str, EngineSpec] = {}  # by revision
         self._members: dict[str, Membership] = {}
         self._is_away = False
@@ -84,8 +85,9 @@ class Controller:
         for admission in admissions(settings):
             member = self._members[admission.pool] = known.get(admission.pool) or Membership(admission)
             member.follow(admission)
-        for pool in self._pools.values():
+        for name, pool in self._pools.items():
             assert pool.engine is not None
+            self._rollouts[name] = pool.rollout
             self._engines[revision_of(pool.engine)] = pool.engine
         self._forgets = True
         self._states = {name: replace(state, given_up={}, tries=0) for name, state in self._states.items()}
@@ -124,7 +126,7 @@ class Controller:
         """Let all replicas drain, and wait until they have ended; then another controller may begin."""
         if (placer := self._placer) is not None:
             began, asked = self._clock.monotonic(), set[str]()
-            drain = max((pool.rollout.drain for pool in self._pools.values()), default=Rollout().drain)
+            drain = max((each.drain for each in self._rollouts.values()), default=Rollout().drain)
             while names := await self._names(placer):
                 is_late = is_hurried() or self._clock.monotonic() - began > drain + GRACE
                 for name in [each for each in names if is_late or each not in asked]:
@@ -183,7 +185,7 @@ class Controller:
             pool = self._pools.get(name, Pool())
             seen = self._observation(name, pool, replicas, targets.get(name))
             before = self._states.get(name, PoolState())
-            actions, self._states[name] = decide(seen, before, pool.rollout)
+            actions, self._states[name] = decide(seen, before, self._rollouts.get(name, pool.rollout))
             try:
                 for action in actions:
                     if not await self._takes_turn():  # a look may take longer than the lease lasts

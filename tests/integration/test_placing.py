@@ -26,7 +26,8 @@ from gateway.placing import records
 from gateway.placing.controller import Controller, _control
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
-from gateway.placing.plan import PoolState, Proved
+from gateway.placing.plan import GRACE, PoolState, Proved
+from tests.support.clock import SetClock
 from tests.support.placing import NEW, OLD, SECRET, WORDS, Scene, settled
 from tests.support.waiting import until_found
 
@@ -115,6 +116,7 @@ class Recorded:
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.started: list[str] = []
+        self.killed: list[str] = []
         self._meanwhile = meanwhile
 
     def start(self, order: Order) -> None:
@@ -131,7 +133,8 @@ class Recorded:
         """Do nothing."""
 
     def kill(self, name: str) -> None:
-        """Do nothing."""
+        """Note it."""
+        self.killed.append(name)
 
 
 async def test_a_controller_whose_turn_ends_while_it_acts_does_no_more(scene: Scene, redis_url: str) -> None:
@@ -158,6 +161,23 @@ async def test_what_drains_is_no_reason_for_more(scene: Scene) -> None:
         await controller._act_in_all(targets)
 
     assert len(placer.started) == 3
+
+
+async def test_replicas_of_a_pool_that_is_gone_drain_as_they_were_told(scene: Scene) -> None:
+    """When the file has the pool no more, its running replies have the time that its engines give them."""
+    clock, placer = SetClock(), Recorded()
+    controller = Controller(scene.settings(), lambda: placer, scene.redis, clock)
+    assert await controller._takes_turn()
+    await controller._act_in_all({"own": 1})
+    controller.follow(msgspec.structs.replace(scene.settings(), fleet=None))
+    await controller._act_in_all({})
+    clock.move(5.0 + GRACE - 0.1)
+    await controller._act_in_all({})
+    within = list(placer.killed)
+    clock.move(0.2)
+    await controller._act_in_all({})
+
+    assert (within, placer.killed) == ([], placer.started)
 
 
 async def test_what_another_controller_starts_is_not_ended(scene: Scene, redis: Redis) -> None:
