@@ -44,8 +44,10 @@ from gateway.upstreams.openai.events import OpenAIEvents
 from gateway.upstreams.openai.speech import SpeechEvents
 from gateway.upstreams.openai.transcriptions import TranscriptionEvents
 from gateway.upstreams.registry import FORMATS
+from gateway.upstreams.responses.replies import ResponsesEvents
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.short_ids import names_given, short_id
+from gateway.upstreams.wire.unsayable import without_items
 from gpu_backend.server.checkpoint import harmony
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate
 from gpu_backend.server.checkpoint.harmony import HarmonyReader
@@ -64,7 +66,7 @@ from protocol.media.audio import SpeechRequest, TranscriptionRequest
 from protocol.media.images import ImageRequest
 from protocol.messages import MessagesRequest
 from protocol.messages_to_chat import to_chat
-from protocol.responses import ResponsesRequest
+from protocol.responses import ResponsesRequest, item_id
 from protocol.serving.announcements import read_signed
 from protocol.serving.prompt_marks import marks_of, tokens_of_marks
 from protocol.sse import EventReader
@@ -100,6 +102,7 @@ REPLY: Any = SimpleNamespace(
     meter=SimpleNamespace(so_far=lambda: Settlement(Usage(), 0)),
 )
 ASKED = MessagesRequest(model="m", max_tokens=1, messages=())
+RESPONSE = ResponsesRequest(model="m", input="Hi")
 RAISING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -108,6 +111,7 @@ RAISING = (
 ARRANGED: dict[str, Callable[[Any], object]] = {
     "protocol.decoding.has_more_values": lambda body: has_more_values(body, len(body) // 4),
     "protocol.serving.announcements.read_signed": lambda value: read_signed(value, ("one", "other")),
+    "protocol.responses.item_id": lambda text: item_id("item", "0", 0, text),
     "protocol.serving.prompt_marks.marks_of": lambda body: marks_of(body, "team"),
     "protocol.serving.prompt_marks.tokens_of_marks": lambda text: tokens_of_marks(text, 100),
     "router.prompt_size.bounds.output_tokens_most": lambda request: bounds.output_tokens_most(request, MODEL),
@@ -140,6 +144,7 @@ ARRANGED: dict[str, Callable[[Any], object]] = {
     ),
     "gateway.upstreams.gemini.request.content_body": lambda request: content_body(request, "gemini-3-flash", 1),
     "gateway.upstreams.gemini.wire_format.embedding_body": lambda request: embedding_body(request, "m"),
+    "gateway.upstreams.wire.unsayable.without_items": lambda request: without_items(request, RESPONSE),
     "gateway.upstreams.wire.short_ids.short_id": lambda text: short_id(text, 64),
     "gateway.upstreams.wire.short_ids.names_given": lambda request: names_given(request, str.lower),
     "gateway.moderation.rules.rules.holds_phrase": lambda text: holds_phrase(text, ["aaaaaaab", "gur gur"]),
@@ -425,6 +430,10 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "gateway.upstreams.gemini.events.GeminiEvents": (
         "stream",
         [lambda said: _fed(GeminiEvents(), _pieces(said, 99)), lambda said: _fed(GeminiEvents(), [said])],
+    ),
+    "gateway.upstreams.responses.replies.ResponsesEvents": (
+        "stream",
+        [lambda said: _fed(ResponsesEvents(), _pieces(said, 99)), lambda said: _fed(ResponsesEvents(), [said])],
     ),
     "gpu_backend.server.checkpoint.tokens.StopStrings": (
         "text",
