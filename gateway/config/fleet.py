@@ -63,7 +63,8 @@ def _argument(node: Node, faults: Faults) -> str | None:
     """Read one word of the engine's command line: a number is one, too."""
     if not isinstance(node, Scalar) or node.is_broken:
         return text(node, faults)
-    if (flag := node.text.partition("=")[0]) in GIVEN:
+    said = node.text.partition("=")[0]  # the engine takes the beginning of a flag for the flag
+    if said.startswith("--") and (flag := next((one for one in GIVEN if one.startswith(said)), None)):
         return complain(node, faults, f"{flag} is given by the controller: {GIVEN[flag]}")
     if "\0" in node.text:
         return complain(node, faults, "an argument of a program holds no zero byte")

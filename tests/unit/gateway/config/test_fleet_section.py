@@ -83,6 +83,7 @@ def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
                 ("{model: m, gpus: -1}", "fleet.pools.own.engine.gpus: expected a whole number from 0 to 64"),
                 ("{model: m, arguments: --port 1}", "fleet.pools.own.engine.arguments: expected a list of arguments"),
                 ("{model: m, arguments: [--api-key=x]}", "engine.arguments[0]: --api-key is given by the controller"),
+                ("{model: m, arguments: [--api-k=x]}", "engine.arguments[0]: --api-key is given by the controller"),
                 ("{model: m}, rollout: {max_error_rate: 2}", "rollout.max_error_rate: expected a number of at least 0"),
             )
         ),
