@@ -35,6 +35,7 @@ MOST_PARAMETERS = 128  # of a query; Litestar keeps the last thousand queries pa
 MOST_HEADERS = 256  # fields; the trailers of a body count, too
 MOST_PIPELINED = 64  # requests that wait for the answers of those before them
 SPARED = 1.0  # seconds that a connection may be idle where idle ones make room, and between two such occasions
+A_TICK = 0.001  # seconds: of less than half of it uvloop makes no timer, but a call at once that knows no due time
 STOOD_STILL = 0.1  # seconds: a timer that rings later tells that this process was stopped, or its loop busy
 OFFER = (b"upgrade", b"http2-settings")  # headers, and what the header "connection" says of them
 
@@ -196,7 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._end_when_idle_for(left)
 
     def _end_when_idle_for(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(max(seconds, A_TICK), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
         self._idle_from = math.inf
@@ -268,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait(self.body_within)
 
     def _wait(self, seconds: float) -> None:
-        self._deadline = self.loop.call_later(seconds, self._run_out)
+        self._deadline = self.loop.call_later(max(seconds, A_TICK), self._run_out)
 
     def _run_out(self) -> None:
         """Refuse a head or body whose time is over."""

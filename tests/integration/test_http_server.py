@@ -47,6 +47,12 @@ class CatchingUp(HurriedProtocol):
     catch_up = 20.0
 
 
+class InNoTime(HurriedProtocol):
+    """Gives a body less time than the loop's clock can tell."""
+
+    body_within = 0.0001
+
+
 class App:
     """Answers /open at once, /slow never, /stream never to the end, anything else when the whole body is here, /still
     after its whole loop has stood still."""
@@ -191,6 +197,12 @@ def test_a_body_that_does_not_come_is_refused_in_time(url: str, app: App, framin
 
     assert answer.startswith(b"HTTP/1.1 408 ") and "too slowly" in fault(answer)
     assert app.heard == ["/"] and app.read == []
+
+
+def test_a_body_is_refused_however_little_of_its_time_is_left(app: App) -> None:
+    """A wait that is shorter than the loop's clock can tell ends in a refusal, too."""
+    with serving(app, InNoTime) as url:
+        assert tell(url, head("content-length: 100000\r\n")).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_body_may_take_its_time_as_long_as_it_comes(url: str, app: App) -> None:
