@@ -44,7 +44,7 @@ def worker(house: House, tmp_path: Path) -> Iterator[None]:
     with (tmp_path / "worker.log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log)
     yield
-    process.kill()
+    process.terminate()  # killed, it would stay an owner of the house that does not answer
     process.wait(30)
 
 
