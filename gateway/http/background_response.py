@@ -13,7 +13,7 @@ from gateway.calls.hooks import KeepEnding
 from gateway.dialects.endpoint import ReplyWriter
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.http.inference_port import InferencePort, Keep, OpenReply
-from gateway.http.responses import JSON, ReplyResponse
+from gateway.http.reply_response import JSON, ReplyResponse
 from gateway.http.stream_sender import StreamSender
 from gateway.idempotency.stored_answers import StoredAnswer
 from gateway.stored_responses.background import BackgroundResponses, Run

@@ -18,7 +18,8 @@ from gateway.core.settings import ProviderSettings
 from gateway.upstreams.anthropic.request import CLAUDES_FIELDS, is_wish
 from gateway.upstreams.client import UpstreamResponse, read_error_body
 from gateway.upstreams.openai.request import ENGINE_FIELDS
-from gateway.upstreams.resilience.retry import Deadline, RetryBudget
+from gateway.upstreams.resilience.retry import Deadline
+from gateway.upstreams.resilience.retry_budget import RetryBudget
 from gateway.upstreams.wire.base import Asking, EventStream, Provider, Resume
 from gateway.upstreams.wire.errors import UpstreamError
 from gateway.upstreams.wire.quirks import Quirks

@@ -29,7 +29,8 @@ from gateway.upstreams.registry import RESPONSES, ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers, Permit
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.resilience.keys import TargetAway
-from gateway.upstreams.resilience.retry import OF_THE_KEY, Deadline, RetryBudgets, next_pause
+from gateway.upstreams.resilience.retry import OF_THE_KEY, Deadline, next_pause
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from gateway.upstreams.wire.base import Resume, UpstreamRequest
 from gateway.upstreams.wire.errors import (
     UpstreamFailure,

@@ -75,7 +75,7 @@ from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
-from gateway.upstreams.resilience.retry import RetryBudgets
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from protocol.serving.redis_client import open_redis
 from router.catalog.catalog import Catalog
 from router.complexity.classifier import Complexity

@@ -9,7 +9,7 @@ from gateway.overload.slots import SlotPool
 from gateway.telemetry.meters import ALL, WORST, Meters, Rises, counter, levels, make_rows
 from gateway.upstreams.resilience.breaker import State
 from gateway.upstreams.resilience.breakers import Breakers
-from gateway.upstreams.resilience.retry import RetryBudgets
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 
 STATES = (State.CLOSED, State.HALF_OPEN, State.OPEN)  # as tollgate_breaker_state counts them
 

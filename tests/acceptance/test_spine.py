@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from gateway.http.direct import Direct
-from gateway.http.responses import ReplyResponse
+from gateway.http.reply_response import ReplyResponse
 from gateway.upstreams.client import UpstreamClient
 
 ROOT = Path(__file__).parents[2]

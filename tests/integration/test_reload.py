@@ -21,7 +21,7 @@ from gateway.run.process import open_process
 from gateway.run.reload import Reloader
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.resilience.breakers import Breakers
-from gateway.upstreams.resilience.retry import RetryBudgets
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from router.catalog.targets import Endpoint
 from tests.support.house import model, settings_for
 

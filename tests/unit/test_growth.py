@@ -507,7 +507,7 @@ BESIDE = {
     "gpu_backend.server.generation.Generation": "passes on what Reply writes",
     "gateway.inference.reply.Reply": "passes on what writers write",
     "gateway.calls.parallel_replies.ParallelReplies": "passes on what the readers of its replies read",
-    "gateway.http.responses.RecordingWriter": "keeps what a writer wrote",
+    "gateway.http.reply_response.RecordingWriter": "keeps what a writer wrote",
     "gateway.calls.hooks.ReplyHook": "does nothing",
     "gateway.moderation.output_watch._Unwatched": "does nothing",
     "gateway.moderation.output_watch.OutputWatch": "test_the_content_policy",

@@ -15,7 +15,7 @@ from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import AnyRequest, part_of
 from gateway.http.inference_port import inference_of
 from gateway.http.inference_requests import read_call, turns_of
-from gateway.http.responses import ReplyResponse, WarmUp
+from gateway.http.reply_response import ReplyResponse, WarmUp
 from gateway.stored_responses.memory import ResponseMemory
 
 

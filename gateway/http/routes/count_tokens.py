@@ -14,7 +14,7 @@ from gateway.dialects.messages import with_betas
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
 from gateway.http.inference_requests import note_model
-from gateway.http.responses import names_of_fields
+from gateway.http.reply_response import names_of_fields
 from protocol.decoding import decode_with_unread
 from protocol.messages import CountRequest
 

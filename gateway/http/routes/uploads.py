@@ -22,7 +22,7 @@ from gateway.dialects.table import ENDPOINTS
 from gateway.http.exchange import LARGEST_BODY, AnyRequest, caller_of, part_of
 from gateway.http.inference_port import inference_of
 from gateway.http.inference_requests import call_of, note_model
-from gateway.http.responses import ReplyResponse
+from gateway.http.reply_response import ReplyResponse
 from gateway.overload.body_memory import BodyRoom
 from protocol.errors import BadRequest, TooLarge, invalid_value, missing_param
 from protocol.media.audio import Recording

@@ -26,7 +26,7 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.first_tokens import FirstTokens
-from gateway.upstreams.resilience.retry import RetryBudgets
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamRefused, UpstreamTimeout
 from protocol.chat import ChatRequest, Message

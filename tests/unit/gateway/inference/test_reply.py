@@ -32,7 +32,8 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.pace import Pace
 from gateway.upstreams.openai.wire_format import OpenAIFormat
 from gateway.upstreams.registry import ProviderRegistry
-from gateway.upstreams.resilience.retry import Deadline, RetryBudgets
+from gateway.upstreams.resilience.retry import Deadline
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure, UpstreamFiltered, UpstreamTimeout
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta, Event, ReplyEnd, UsageReport

@@ -13,7 +13,7 @@ from gateway.storage.tables import refused_calls
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
-from gateway.upstreams.resilience.retry import RetryBudgets
+from gateway.upstreams.resilience.retry_budget import RetryBudgets
 from gateway.upstreams.wire.errors import UpstreamError
 from router.catalog.targets import Endpoint, Target
 from tests.support.clock import SetClock
