@@ -302,7 +302,8 @@ def _sampling() -> Iterator[Variant]:
 
 
 def _products() -> Iterator[Variant]:
-    kinds = (("int8", "i8", 0), ("w8a8", "i8", 0), ("int4", "u8", 128), ("int4 from zeros", "u8", 128))
+    kinds = (("int8", "i8", 0), ("w8a8", "i8", 0), ("int4", "u8", 128), ("int4 from zeros", "u8", 128),
+             ("int8 in groups, from zeros", "i8", 128), ("float8 in blocks", "fp8e4nv", 128))  # fmt: skip
     for kind, weight, group in (*kinds, ("same sums", "bf16", 0)):
         rows = (512,) if kind == "same sums" else (8, 64, 512)
         for count in rows:
@@ -310,10 +311,11 @@ def _products() -> Iterator[Variant]:
             constants = {
                 "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": group or shape.depth,
                 "SPLIT": count == 8, "GROUP": group, "SCALED": kind != "same sums", "BIASED": False,
-                "PRECISION": "tf32", "SHIFTED": kind == "int4 from zeros", "ROUNDED": kind == "w8a8",
+                "PRECISION": "tf32", "SHIFTED": "from zeros" in kind, "ROUNDED": kind == "w8a8",
+                "PACKED": weight == "u8",
             }  # fmt: skip
             types = {"x": "*i8" if kind == "w8a8" else "*bf16", "weight": f"*{weight}", "bias": "*bf16"}
-            types |= {"scales": "*fp32", "row_scales": "*fp32", "zeros": "*u8"}
+            types |= {"scales": "*fp32", "row_scales": "*fp32", "zeros": "*i16" if weight == "i8" else "*u8"}
             types |= {"part": "*fp32" if count == 8 else "*bf16"}
             name = f"product, {kind}, tiles of {shape.rows} rows"
             yield Variant(name, quantized_linear.product_kernel, types, constants, shape.num_warps, shape.num_stages)
@@ -337,7 +339,7 @@ def _products() -> Iterator[Variant]:
     shape = quantized_linear.product_shape(1, batch_invariant=True)
     constants = {
         "ROWS": shape.rows, "COLUMNS": shape.columns, "DEPTH": shape.depth, "SPLIT": False, "GROUP": 0, "SCALED": True,
-        "BIASED": False, "PRECISION": "tf32", "SHIFTED": False, "ROUNDED": False,
+        "BIASED": False, "PRECISION": "tf32", "SHIFTED": False, "ROUNDED": False, "PACKED": False,
     }  # fmt: skip
     types |= {"row_scales": "*fp32", "zeros": "*u8"}
     name, kernel = "product, same sums, float8 weights", quantized_linear.product_kernel
@@ -372,18 +374,20 @@ def _experts() -> Iterator[Variant]:
         (1, "bf16", "bf16"), (8, "bf16", "bf16"), (64, "bf16", "bf16"), (65, "bf16", "bf16"),
         (8, "fp8e4nv", "bf16"), (65, "fp8e4nv", "bf16"), (8, "fp32", "fp32"), (65, "fp32", "fp32"),
         (1, "mxfp4", "bf16"), (8, "mxfp4", "bf16"), (64, "mxfp4", "bf16"), (65, "mxfp4", "bf16"), (8, "mxfp4", "fp32"),
+        (8, "fp8e4nv in blocks", "bf16"), (65, "fp8e4nv in blocks", "bf16"),
     ):  # fmt: skip
         shape = experts.experts_shape(pairs * number, number)
+        group = 128 if "blocks" in weight else 0
         for name, gated in (("gate and up", True), ("down", False)):
             constants = {
                 "EXPERTS": number, "ROWS": shape.rows, "COLUMNS": shape.columns,
-                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2, weight == "mxfp4"),
-                "SORTED": pairs > 1, "GATED": gated,
+                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2, weight == "mxfp4", group),
+                "GROUP": group, "SORTED": pairs > 1, "GATED": gated,
                 "SCALED": weight == "fp8e4nv", "PACKED": weight == "mxfp4", "BIASED": weight == "mxfp4",
                 "CLAMPED": weight == "mxfp4" and gated, "PRECISION": "tf32x3" if what == "fp32" else "tf32",
             }  # fmt: skip
             types = whole | {"x": f"*{what}", "out": f"*{what}", "bias": f"*{what}"}
-            types |= {"weight": "*u8", "scales": "*u8"} if weight == "mxfp4" else {"weight": f"*{weight}"}
+            types |= {"weight": "*u8", "scales": "*u8"} if weight == "mxfp4" else {"weight": f"*{weight.split()[0]}"}
             kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
             kernel = experts.grouped_product_kernel
             yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)

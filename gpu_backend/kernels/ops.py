@@ -155,17 +155,19 @@ def quantized_linear(
 
     With weights of float8 the input is rounded to it, too, where the device multiplies such rows; it does so for more
     than a few of them, sizes in multiples of 16, and in an order of its own. With ``rounds_input`` both sides are int8.
-    ``zeros`` (out, groups) are what four bits count from; 8 if not given.
+    Where ``scales`` are of groups of inputs (out, groups), the input stays whole, and ``zeros`` (out, groups) are what
+    whole numbers count from: if not given, 8 of four bits and 0 of eight.
     """
     if not uses_triton(x.device):
         return reference.quantized_linear(x, weight, scales, bias, zeros, rounds_input)
-    if not (rounds_input or batch_invariant) and _is_small_batch(x, weight):
+    if not (rounds_input or batch_invariant or scales.dim() > 1) and _is_small_batch(x, weight):
         from gpu_backend.kernels.triton_ops import small_batch
 
         return small_batch.linear(x, weight, bias, scales)
     from gpu_backend.kernels.triton_ops import quantized_linear as triton_linear
 
-    if weight.dtype != FP8 or batch_invariant or weight.shape[0] % 16 or weight.shape[1] % 16:
+    is_odd = weight.shape[0] % 16 or weight.shape[1] % 16
+    if weight.dtype != FP8 or batch_invariant or scales.dim() > 1 or is_odd:
         return triton_linear.linear(x, weight, scales, bias, batch_invariant, zeros, rounds_input)
     rounded, row_scales = triton_linear.quantize_rows(x, FP8)
     product = torch._scaled_mm(

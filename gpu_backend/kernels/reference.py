@@ -124,25 +124,35 @@ def quantized_linear(
     zeros: Tensor | None = None,
     rounds_input: bool = False,
 ) -> Tensor:
-    """Return x · weightᵀ + bias for float8 (both sides rounded, a scale for each row), int8 or packed int4 weights.
+    """Return x · weightᵀ + bias for float8 (both sides rounded, a scale for each row), int8 or packed int4 weights; or
+    for such as have a scale for each group of inputs.
 
     Shapes and packing as in ``models.quantization``. ``rounds_input`` says that x is rounded to int8, too.
     """
-    if weight.dtype == torch.float8_e4m3fn:
+    if scales.dim() > 1:
+        product = F.linear(x.float(), grouped_numbers(weight, scales, zeros))
+    elif weight.dtype == torch.float8_e4m3fn:
         rounded, row_scales = quantize_rows(x, weight.dtype)
         product = F.linear(rounded.float(), weight.float()) * row_scales * scales
     elif rounds_input:
         rounded, row_scales = quantize_rows(x, torch.int8)
         product = (F.linear(rounded.double(), weight.double()) * row_scales * scales).float()
-    elif weight.dtype == torch.int8:
-        product = F.linear(x, weight.to(x.dtype)).float() * scales
     else:
-        packed = weight.view(len(weight), scales.shape[1], 1, -1)
-        numbers = torch.cat([packed & 15, packed >> 4], dim=2).flatten(2).float()
-        numbers -= 8 if zeros is None else zeros[:, :, None].float()
-        product = F.linear(x.float(), (numbers * scales[:, :, None]).flatten(1))
+        product = F.linear(x, weight.to(x.dtype)).float() * scales
     product = product if bias is None else product + bias
     return product.to(x.dtype)
+
+
+def grouped_numbers(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+    """Return the weights (out, in), float32, that have ``scales`` (out, groups) and maybe ``zeros`` of their own."""
+    grouped = weight.view(*scales.shape, -1)
+    if weight.dtype == torch.uint8:
+        grouped = torch.cat([grouped & 15, grouped >> 4], dim=-1)
+        zeros = torch.full_like(scales, 8) if zeros is None else zeros
+    numbers = grouped.float()
+    if zeros is not None:
+        numbers -= zeros[..., None].float()
+    return (numbers * scales[..., None]).flatten(-2)
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

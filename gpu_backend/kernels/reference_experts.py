@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_backend.kernels.layout.mxfp4 import unpack_mxfp4
-from gpu_backend.kernels.reference import silu_and_mul
+from gpu_backend.kernels.reference import grouped_numbers, silu_and_mul
 
 
 def choose_experts(
@@ -47,10 +47,10 @@ def mix_experts(
     """Return the sum of each token's gated MLPs, each times its share; x (tokens, hidden).
 
     ``gate_up`` is (experts, 2 · inner, hidden), gate above up; ``down`` (experts, hidden, inner). Both are of x's type,
-    or of float8 or int8 with float32 ``scales`` (experts, outputs), or packed as ``layout.mxfp4`` has them, with its
-    exponents. ``biases`` (experts, outputs) are added to both products; ``clamp`` is what ``clamped_swiglu`` takes.
-    ``shares`` and ``experts`` are ``choose_experts``'. The CPU is given one token at a time where a row's sum must be
-    the same to the bit (``batch_invariant``).
+    or of float8 or int8 with float32 ``scales`` (experts, outputs), or (experts, outputs, groups) of inputs, or packed
+    as ``layout.mxfp4`` has them, with its exponents. ``biases`` (experts, outputs) are added to both products;
+    ``clamp`` is what ``clamped_swiglu`` takes. ``shares`` and ``experts`` are ``choose_experts``'. The CPU is given one
+    token at a time where a row's sum must be the same to the bit (``batch_invariant``).
     """
     of_inner, of_out = scales or (None, None)
     to_inner, to_out = biases or (None, None)
@@ -82,5 +82,8 @@ def _product(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | No
         return F.linear(x, weight[expert], added)
     if weight.dtype == torch.uint8:
         return F.linear(x, unpack_mxfp4(weight[expert], scales[expert], x.dtype), added)
-    product = (F.linear(x, weight[expert].to(x.dtype)).float() * scales[expert]).to(x.dtype)
+    if scales.dim() > 2:
+        product = F.linear(x.float(), grouped_numbers(weight[expert], scales[expert], None)).to(x.dtype)
+    else:
+        product = (F.linear(x, weight[expert].to(x.dtype)).float() * scales[expert]).to(x.dtype)
     return product if added is None else product + added

@@ -29,9 +29,10 @@ class QuantizedLinear:
     """A matrix product whose weights are kept in fused bits."""
 
     weight: Tensor  # fp8 or int8 (out, in), or int4 packed (out, in / 2)
-    scales: Tensor  # float32: (out,), or (out, groups) for int4
+    scales: Tensor  # float32: (out,), or (out, groups) of inputs, as int4 always has
     bias: Tensor | None = None
-    zeros: Tensor | None = None  # uint8 (out, groups): what int4 counts from; None: 8
+    # (out, groups): what groups count from; uint8 of int4, whose None is 8, and int16 of int8, whose None is 0
+    zeros: Tensor | None = None
     order: Tensor | None = None  # (in,): which input each column is for; None: its own
     rounds_input: bool = False  # to int8, too
     batch_invariant: bool = False
@@ -61,7 +62,7 @@ class QuantizedLinear:
     @property
     def _reads_whole(self) -> bool:
         """Whether inputs may stay as they are: where rounding saves a small batch no time, nothing is rounded."""
-        return not (self.rounds_input or self.batch_invariant)
+        return not (self.rounds_input or self.batch_invariant or self.scales.dim() > 1)
 
 
 def quantize(weight: Tensor, bias: Tensor | None, method: str, batch_invariant: bool = False) -> QuantizedLinear:

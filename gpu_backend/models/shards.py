@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_backend.models.config.architectures import ARCHITECTURES
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
-from gpu_backend.models.config.packed_format import MXFP4_GROUP, PACKED_BITS
+from gpu_backend.models.config.packed_format import MXFP4_GROUP
 from gpu_backend.models.weights import WeightSource
 
 WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -31,6 +31,8 @@ STACKED = {  # of tensors of all of a GPT-OSS' experts: which dimension is their
 ADDED_ONCE = ("bias", "down_proj_bias")  # of what narrows
 BY_GROUP = ("scales", "qzeros")  # of packed weights: a row for each group of inputs
 PACKED = ("qweight", *BY_GROUP)  # these are (inputs, outputs), the other way round than weights
+BY_GROUP_BEHIND = ("weight_scale", "weight_zero_point")  # of compressed ones: a column for each
+OF_INPUTS = ("g_idx", "weight_g_idx")  # which group each is of
 
 
 def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
@@ -60,9 +62,9 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
     if is_mxfp4 and experts is not None and experts.intermediate_size % MXFP4_GROUP:
         raise UnsupportedModel(f"{ranks} ranks cut through the experts' blocks of {MXFP4_GROUP} inputs (mxfp4)")
     if model.packed is not None and model.packed.is_of_words:
-        group = max(model.packed.group_size, 32 // PACKED_BITS)  # inputs of a scale, outputs of a word
+        group = max(model.packed.group_size, model.packed.per_word)  # inputs of a scale, outputs of a word
         widths = (part.num_heads * part.head_dim, part.intermediate_size)
-        if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % (32 // PACKED_BITS):
+        if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % model.packed.per_word:
             raise UnsupportedModel(f"{ranks} ranks cut through the checkpoint's groups of {group} inputs or outputs")
     return part
 
@@ -112,7 +114,7 @@ class ShardedWeights(WeightSource):
         """Return the part of a tensor of packed or rounded numbers. Raises ``UnsupportedModel``."""
         dim = self._dim(name)
         part = self._part(lambda name, *full: self._source.get_stored(name, dtype, *full), dim, name, shape)
-        if dim is None or not name.endswith(".g_idx") or self._has_one_group:
+        if dim is None or not name.endswith(OF_INPUTS) or self._has_one_group:
             return part
         assert self.packed is not None
         groups = shape[0] // self.packed.group_size
@@ -130,7 +132,7 @@ class ShardedWeights(WeightSource):
 
     @property
     def _has_one_group(self) -> bool:
-        return self.packed is not None and self.packed.group_size == -1
+        return self.packed is not None and self.packed.is_of_words and self.packed.group_size == -1
 
     def _dim(self, name: str) -> int | None:
         """Return along which dimension a tensor is cut; None: every rank has all of it."""
@@ -138,9 +140,11 @@ class ShardedWeights(WeightSource):
         if module == "experts":
             return STACKED[kind]
         if module in self._widening or kind == "sinks":
-            return None if kind == "g_idx" else 1 if kind in PACKED else 0
+            return None if kind in OF_INPUTS else 1 if kind in PACKED else 0
         if module in NARROWING:
-            return None if kind in BY_GROUP and self._has_one_group else 0 if kind in (*PACKED, "g_idx") else 1
+            if kind in (*BY_GROUP, *BY_GROUP_BEHIND) and self._has_one_group:
+                return None
+            return 0 if kind in (*PACKED, *OF_INPUTS) else 1
         return None
 
     def _part(self, get: Callable[..., Tensor], dim: int | None, name: str, shape: tuple[int, ...]) -> Tensor:

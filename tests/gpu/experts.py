@@ -43,7 +43,7 @@ def choices_of_experts(setting: Setting) -> str:
 
 
 def mixtures_of_experts(setting: Setting) -> str:
-    """Any number of tokens, wherever they are routed, with plain weights and of eight bits."""
+    """Any number of tokens, wherever they are routed, with plain weights and of eight bits, also in groups."""
     kinds = ROUTINGS if setting.device.type == "cuda" else setting.dice.sample(ROUTINGS, 2)
     return worst_of(setting, lambda: max(_mixture_error(setting, kind) for kind in kinds))
 
@@ -109,19 +109,26 @@ def mixtures_of_gpt_oss(setting: Setting) -> str:
 
 def _inputs(setting: Setting, tokens: int, number: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     dtype, dice = dtype_of(setting), setting.dice
-    hidden, inner = dice.choice((24, 64, 200)), dice.choice((16, 40, 136))
+    in_groups = tokens != 37 and dice.random() < 0.2
+    hidden, inner = (96, 48) if in_groups else (dice.choice((24, 64, 200)), dice.choice((16, 40, 136)))
     x = setting.randn(tokens, hidden).to(dtype)
     gate_up, down = (
         (setting.randn(number, 2 * inner, hidden) / hidden**0.5).to(dtype),
         setting.randn(number, hidden, inner),
     )
     down = (down / inner**0.5).to(dtype)
-    if tokens == 37 or dice.random() < 0.7:
+    if tokens == 37 or (dice.random() < 0.7 and not in_groups):
         return x, gate_up, down, None
     kept = [[quantize(one, None, "int8") for one in stack] for stack in (gate_up, down)]
     (gate_up, of_inner), (down, of_out) = (
         (torch.stack([one.weight for one in some]), torch.stack([one.scales for one in some])) for some in kept
     )
+    if in_groups:
+        groups = [weight.shape[2] // 16 for weight in (gate_up, down)]
+        of_inner, of_out = (
+            scale[:, :, None] * (1 + setting.randn(*scale.shape, count).float().abs())
+            for scale, count in zip((of_inner, of_out), groups, strict=True)
+        )
     return x, gate_up, down, (of_inner, of_out)
 
 
@@ -144,7 +151,10 @@ def _mixture_error(setting: Setting, kind: str) -> float:
 
     wide = [weight.double() for weight in (gate_up, down)]
     if scales is not None:
-        wide = [weight * scale[:, :, None] for weight, scale in zip(wide, scales, strict=True)]
+        wide = [
+            weight * scale.view(*scale.shape[:2], -1).repeat_interleave(weight.shape[2] // scale[0, 0].numel(), 2)
+            for weight, scale in zip(wide, scales, strict=True)
+        ]
     inner = torch.einsum("th,eoh->teo", x.double(), wide[0])
     gate, up = inner.chunk(2, -1)
     each = torch.einsum("tei,ehi->teh", gate / (1 + (-gate).exp()) * up, wide[1])

@@ -506,7 +506,7 @@ def _product_error(setting: Setting) -> float:
     inputs, outputs = dice.choice((128, 1024, 4096) if large else (128, 640)), dice.choice((24, 136))
     x, weight = setting.randn(rows, inputs).to(dtype), setting.randn(outputs, inputs).to(dtype)
     bias = setting.randn(outputs).to(dtype) if dice.random() < 0.5 else None
-    method = dice.choice(("int8", "w8a8", "int4", "plain"))
+    method = dice.choice(("int8", "w8a8", "int4", "plain", "int8 in groups"))
     x = _without_ties(x)
     if method == "plain":
         with rows_one_by_one(setting):
@@ -515,9 +515,13 @@ def _product_error(setting: Setting) -> float:
         require(torch.equal(alone[0], out[-1]), "a row's product depends on the rows beside it")
         expected = x.cpu().double() @ weight.cpu().double().T + (0 if bias is None else bias.cpu().double())
         return relative_error(out, expected)
-    kept = quantize(weight, bias, method)
+    kept = quantize(weight, bias, method.split()[0])
     zeros = None
-    if method == "int4" and dice.random() < 0.7:
+    if "groups" in method:
+        groups = inputs // dice.choice((32, 128))
+        kept = replace(kept, scales=kept.scales[:, None] * (1 + setting.randn(outputs, groups).float().abs()))
+        zeros = torch.randint(-128, 129, kept.scales.shape, generator=setting.generator()).short().to(setting.device)
+    elif method == "int4" and dice.random() < 0.7:
         zeros = torch.randint(0, 17, kept.scales.shape, generator=setting.generator()).byte().to(setting.device)
     out = quantized_linear.linear(x, kept.weight, kept.scales, bias, dice.random() < 0.3, zeros, kept.rounds_input)
     zeros, wide = None if zeros is None else zeros.cpu(), None if bias is None else bias.cpu().double()

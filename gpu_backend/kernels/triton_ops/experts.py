@@ -30,9 +30,11 @@ def experts_shape(pairs: int, experts: int, batch_invariant: bool = False) -> Pr
     return FEW if pairs <= MOST_PAIRS[1] * experts else SOME if pairs <= MOST_PAIRS[2] * experts else MANY
 
 
-def depth_of(shape: ProductShape, itemsize: int, packed: bool = False) -> int:
-    """Return how many inputs are multiplied at a time: as many bytes of any type; packed, what registers hold."""
-    return min(shape.depth * 2 // itemsize, 64) if packed else shape.depth * 2 // itemsize
+def depth_of(shape: ProductShape, itemsize: int, packed: bool = False, group: int = 0) -> int:
+    """Return how many inputs are multiplied at a time: as many bytes of any type; packed, what registers hold, and no
+    more than have a scale together, where there is a ``group`` of such."""
+    depth = shape.depth * 2 // itemsize
+    return min(depth, 64) if packed else min(depth, group or depth)
 
 
 def choose_experts(
@@ -131,14 +133,17 @@ def _multiply(
 ) -> None:
     """Multiply with each pair's expert: tokens' rows into gated inner ones, or, with shares, inner ones into parts."""
     outputs, inputs, packed = out.shape[-1], x.shape[1], weight.dtype == torch.uint8
+    group = inputs // scales.shape[2] if scales is not None and scales.dim() > 2 and not packed else 0
     alpha, limit = clamp or (0.0, 0.0)
     grouped_product_kernel[(blocks.number, triton.cdiv(outputs, shape.columns))](
         x, weight, weight if scales is None else scales, x if bias is None else bias,
         x if shares is None else shares, out,
         blocks.order, blocks.owners, blocks.counts,
         tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0), alpha, limit,
-        EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth_of(shape, x.itemsize, packed),
-        SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None and not packed, PACKED=packed,
+        EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns,
+        DEPTH=depth_of(shape, x.itemsize, packed, group), GROUP=group,
+        SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None and not (packed or group),
+        PACKED=packed,
         BIASED=bias is not None, CLAMPED=clamp is not None,
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
@@ -217,7 +222,7 @@ def place_pairs_kernel(
 def grouped_product_kernel(
     x, weight, scales, bias, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
     alpha, limit,
-    EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr,
     CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -262,11 +267,10 @@ def grouped_product_kernel(
             place = begin + tl.arange(0, DEPTH)[None, :]
             inside = place < inputs
             taken = tl.load(from_x + place, mask=here & inside, other=0.0)
-            w = tl.load(weight + first[:, None] * inputs + place, mask=there & inside, other=0.0).to(taken.dtype)
-            acc = tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
+            inside &= there
+            acc = _add_tile(acc, taken, weight, scales, first, inside, place, begin, inputs, GROUP, PRECISION)
             if GATED:
-                w = tl.load(weight + second[:, None] * inputs + place, mask=there & inside, other=0.0).to(taken.dtype)
-                up = tl.dot(taken, tl.trans(w), up, input_precision=PRECISION)
+                up = _add_tile(up, taken, weight, scales, second, inside, place, begin, inputs, GROUP, PRECISION)
     if SCALED:
         acc *= tl.load(scales + first, mask=column < outputs, other=0.0)[None, :]
     if BIASED:
@@ -286,6 +290,19 @@ def grouped_product_kernel(
         acc *= tl.load(shares + pair, mask=pair < pairs, other=0.0)[:, None]
     target = out + pair.to(tl.int64)[:, None] * outputs + column[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=here & (column < outputs)[None, :])
+
+
+@triton.jit
+def _add_tile(
+    acc, taken, weight, scales, row, inside, place, begin, inputs, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of some inputs with each row, which may have a scale for each ``GROUP`` of them."""
+    w = tl.load(weight + row[:, None] * inputs + place, mask=inside, other=0.0).to(taken.dtype)
+    if GROUP > 0:
+        known = tl.max(inside.to(tl.int32), 1) > 0
+        scale = tl.load(scales + row * (inputs // GROUP) + begin // GROUP, mask=known, other=0.0)
+        return acc + tl.dot(taken, tl.trans(w), input_precision=PRECISION) * scale[None, :]
+    return tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
 
 
 @triton.jit

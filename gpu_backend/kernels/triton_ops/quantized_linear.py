@@ -49,17 +49,15 @@ def linear(
 ) -> Tensor:
     """Return x · weightᵀ + bias; x (rows, in) of bfloat16, float16 or float32, rounded to int8 if ``rounds_input``.
 
-    ``weight`` is int8 (out, in) with ``scales`` (out,); or uint8 (out, in / 2) with ``scales`` (out, groups), packed as
-    ``models.quantization.pack_int4`` says, and ``zeros`` uint8 (out, groups) that they count from, 8 if not given; or
-    of x's own type (out, in), with none. Scales are float32.
+    ``weight`` is int8 or float8 (out, in) with ``scales`` (out,), or with some for groups of inputs (out, groups) and
+    ``zeros`` int16 (out, groups) that whole numbers count from, 0 if not given; or uint8 (out, in / 2) with ``scales``
+    (out, groups), packed as ``models.quantization.pack_int4`` says, and ``zeros`` uint8, 8 if not given; or of x's own
+    type (out, in), with none. Scales are float32.
     ``batch_invariant`` makes each row's sum the same to the bit however many rows there are.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    group = 0
-    if weight.dtype == torch.uint8:
-        assert scales is not None
-        group = inputs // scales.shape[1]
+    group = 0 if scales is None or scales.dim() == 1 else inputs // scales.shape[1]
     shape = product_shape(rows, batch_invariant)
     depth = group or shape.depth
     tiles = triton.cdiv(outputs, shape.columns) * (1 if batch_invariant else triton.cdiv(rows, shape.rows))
@@ -72,8 +70,8 @@ def linear(
         out if bias is None else bias, part,
         rows, outputs, inputs, splits, x.stride(0), weight.stride(0),
         ROWS=shape.rows, COLUMNS=shape.columns, DEPTH=depth, SPLIT=splits > 1, GROUP=group,
-        SCALED=scales is not None, SHIFTED=zeros is not None, ROUNDED=rounds_input, BIASED=bias is not None,
-        PRECISION="tf32x3" if out.dtype == torch.float32 else "tf32",
+        PACKED=weight.dtype == torch.uint8, SCALED=scales is not None, SHIFTED=zeros is not None,
+        ROUNDED=rounds_input, BIASED=bias is not None, PRECISION="tf32x3" if out.dtype == torch.float32 else "tf32",
         num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     if splits > 1:
@@ -101,7 +99,8 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def product_kernel(
     x, weight, scales, zeros, row_scales, bias, part, rows, outputs, inputs, splits, row_stride, weight_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROUNDED: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, SCALED: tl.constexpr, SHIFTED: tl.constexpr, ROUNDED: tl.constexpr, BIASED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the output, over one split of the inputs."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -116,7 +115,7 @@ def product_kernel(
     from_x = x + row.to(tl.int64)[:, None] * row_stride
     from_weight = weight + column.to(tl.int64)[:, None] * weight_stride
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if GROUP > 0:  # four bits: a group's first half lies in the low ends of its bytes, its second half in the high
+    if PACKED:  # four bits: a group's first half lies in the low ends of its bytes, its second half in the high
         HALF: tl.constexpr = GROUP // 2
         byte = tl.arange(0, HALF)[None, :]
         for step in range(begin, end):
@@ -133,6 +132,16 @@ def product_kernel(
             summed = tl.dot(high, tl.trans(second), summed, input_precision=PRECISION)
             scale = tl.load(scales + place, mask=column < outputs, other=0.0)
             acc += summed * scale[None, :]
+    elif GROUP > 0:
+        for step in range(begin, end):
+            place = step * GROUP + tl.arange(0, GROUP)[None, :]
+            taken = tl.load(from_x + place, mask=here, other=0.0)
+            w = tl.load(from_weight + place, mask=there, other=0.0).to(taken.dtype)
+            of_group = column * (inputs // GROUP) + step
+            if SHIFTED:  # whole numbers up to 256 are whole in any type
+                w -= tl.load(zeros + of_group, mask=column < outputs, other=0).to(taken.dtype)[:, None]
+            summed = tl.dot(taken, tl.trans(w), input_precision=PRECISION)
+            acc += summed * tl.load(scales + of_group, mask=column < outputs, other=0.0)[None, :]
     elif ROUNDED:
         whole = tl.zeros([ROWS, COLUMNS], tl.int32)
         for step in range(begin, end):

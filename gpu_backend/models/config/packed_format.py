@@ -8,31 +8,41 @@ from typing import Any
 
 from gpu_backend.models.config.errors import UnsupportedModel
 
-PACKED_BITS, PACKED_GROUPS = 4, 32  # the one width that is read, and what its groups are multiples of
+PACKED_GROUPS = 32  # what groups of packed weights are multiples of
 MXFP4_GROUP = 32  # inputs that share a scale
-PACKED_FORMATS = (("awq", "gemm"), ("gptq", "gptq"), ("gptq", "gptq_v2"))
+PACKED_FORMATS = (  # method, version and bits
+    ("awq", "gemm", 4),
+    ("gptq", "gptq", 4),
+    ("gptq", "gptq_v2", 4),
+    ("gptq", "gptq", 8),
+    ("gptq", "gptq_v2", 8),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
     """How a checkpoint keeps weights of few bits: ``packed.py`` loads them."""
 
-    method: str  # of four bits: awq, gptq or mxfp4; of eight: fp8 or w8a8
+    method: str  # in words: awq, gptq or compressed; one by one: fp8, int8 or w8a8; of GPT-OSS: mxfp4
     group_size: int = -1  # inputs that share a scale; -1: all
+    bits: int = 4  # of a weight
     zeros_are_one_less: bool = False  # as GPTQ's first format stores them
+    has_zeros: bool = True  # of words: what numbers count from; False: the middle
+    has_order: bool = False  # of compressed: inputs say which group is theirs
     kept_whole: tuple[str, ...] = ()  # parts of the names of matrices that are not packed; re: and a pattern
-    scales: str = "weight_scale"  # of eight bits: what follows a matrix's name
-    block: tuple[int, int] | None = None  # of eight bits: outputs and inputs that share a scale; None: all inputs
+    only: tuple[str, ...] = ()  # and of those that are; none: all
+    scales: str = "weight_scale"  # of those one by one: what follows a matrix's name
+    block: tuple[int, int] | None = None  # of these: outputs and inputs that share a scale; None: all inputs
 
     @property
     def is_of_words(self) -> bool:
-        """Whether numbers of four bits are packed into words."""
-        return self.method in ("awq", "gptq")
+        """Whether numbers are packed into words."""
+        return self.method in ("awq", "gptq", "compressed")
 
     @property
-    def bits(self) -> int:
-        """Bits of a weight."""
-        return 8 if self.method in ("fp8", "w8a8") else 4
+    def per_word(self) -> int:
+        """Numbers in a word."""
+        return 32 // self.bits
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
@@ -46,18 +56,25 @@ def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
         return _compressed_format(asked)
     if asked.get("quant_method") == "mxfp4":
         return _mxfp4_format(asked, config)
-    method, bits = asked.get("quant_method"), asked.get("bits", asked.get("w_bit", PACKED_BITS))
+    method, bits = asked.get("quant_method"), asked.get("bits", asked.get("w_bit", 4))
     version = asked.get("version", "gemm") if method == "awq" else asked.get("checkpoint_format", "gptq")
-    if (method, str(version).lower()) not in PACKED_FORMATS or bits != PACKED_BITS:
+    if (method, str(version).lower(), bits) not in PACKED_FORMATS:
         raise UnsupportedModel(
-            f"the checkpoint is quantized by {method} ({version}) to {bits} bits; supported: awq (gemm) and "
-            "gptq (gptq, gptq_v2) of 4 bits, mxfp4 of GPT-OSS, fp8 and compressed-tensors of 8 bits, and float32, "
-            "float16 or bfloat16"
+            f"the checkpoint is quantized by {method} ({version}) to {bits} bits; supported: awq (gemm) of 4 bits, "
+            "gptq (gptq, gptq_v2) and compressed-tensors of 4 and 8 bits, mxfp4 of GPT-OSS, fp8, and float32, float16 "
+            "or bfloat16"
         )
-    group = int(asked.get("group_size", asked.get("q_group_size", 128)))
+    if asked.get("dynamic"):
+        raise UnsupportedModel("quantization_config has dynamic rules; only one for all matrices is supported")
+    group = _group_size(int(asked.get("group_size", asked.get("q_group_size", 128))))
+    kept = tuple(asked.get("modules_to_not_convert") or ())
+    return PackedFormat(method, group, bits, version == "gptq", kept_whole=kept)
+
+
+def _group_size(group: int) -> int:
     if group != -1 and (group < 1 or group % PACKED_GROUPS):
         raise UnsupportedModel(f"quantization_config has groups of {group}; they are of a multiple of {PACKED_GROUPS}")
-    return PackedFormat(method, group, version == "gptq", tuple(asked.get("modules_to_not_convert") or ()))
+    return group
 
 
 def _fp8_format(asked: Mapping[str, Any]) -> PackedFormat:
@@ -65,8 +82,18 @@ def _fp8_format(asked: Mapping[str, Any]) -> PackedFormat:
     kept = tuple(asked.get("modules_to_not_convert") or asked.get("ignored_layers") or ())
     block = asked.get("weight_block_size")
     if not block:
-        return PackedFormat("fp8", kept_whole=kept)
-    return PackedFormat("fp8", kept_whole=kept, scales="weight_scale_inv", block=(int(block[0]), int(block[1])))
+        return PackedFormat("fp8", bits=8, kept_whole=kept)
+    return PackedFormat("fp8", bits=8, kept_whole=kept, scales="weight_scale_inv", block=_block(block))
+
+
+def _block(asked: Any) -> tuple[int, int]:
+    """Return how many outputs and inputs of a block share a scale."""
+    tall, wide = map(int, asked)
+    if wide < 16 or wide & wide - 1:
+        raise UnsupportedModel(
+            f"quantization_config has blocks of {wide} inputs; a power of two, 16 or more, is needed"
+        )
+    return tall, wide
 
 
 def _mxfp4_format(asked: Mapping[str, Any], config: Mapping[str, Any]) -> PackedFormat:
@@ -81,19 +108,32 @@ def _mxfp4_format(asked: Mapping[str, Any], config: Mapping[str, Any]) -> Packed
 
 
 def _compressed_format(asked: Mapping[str, Any]) -> PackedFormat:
-    """Read the format that llm-compressor writes: float8, or int8 weights and inputs (after SmoothQuant or GPTQ)."""
+    """Read the format that llm-compressor writes: words of int4 or int8, or float8 or int8 one by one."""
     described = (
-        "; supported of compressed-tensors: one group of symmetric 8-bit weights, float or int, each with a scale "
+        "; supported of compressed-tensors: one group of pack-quantized weights of 4 or 8 bits, a scale for a channel "
+        "or for groups of inputs; or of symmetric 8-bit weights, float or int, a scale for a channel, for all, or for "
+        "a block of float ones, with inputs rounded to the same or, of int ones, left whole"
     )
-    described += "for a channel or for all, and inputs rounded to the same"
     try:
         (group,) = asked["config_groups"].values()
-        weights, inputs = group["weights"], group["input_activations"]
+        weights, inputs, targets = group["weights"], group.get("input_activations"), group.get("targets") or ["Linear"]
         found = (weights["type"], weights["num_bits"], weights["strategy"], weights.get("symmetric", True))
         of_inputs = None if inputs is None else (inputs["type"], inputs["num_bits"], inputs.get("symmetric", True))
+        form = str(group.get("format") or asked.get("format"))
     except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedModel(f"quantization_config cannot be read: {error!r}{described}") from error
-    kind = {"float": "fp8", "int": "w8a8"}.get(found[0])
-    if kind is None or found[1:] not in ((8, "channel", True), (8, "tensor", True)) or of_inputs != (found[0], 8, True):
+    kept, only = tuple(asked.get("ignore") or ()), () if "Linear" in targets else tuple(targets)
+    kind, bits, strategy, is_symmetric = found
+    if form == "pack-quantized":
+        if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel") or inputs is not None:
+            raise UnsupportedModel(f"the checkpoint has packed weights of {found} and inputs of {of_inputs}{described}")
+        size = _group_size(int(weights["group_size"])) if strategy == "group" else -1
+        has_order = weights.get("actorder") in ("group", True)  # False, "weight", "static": as they stand
+        return PackedFormat("compressed", size, bits, False, not is_symmetric, has_order, kept, only)
+    strategies = ("channel", "tensor", "block") if kind == "float" else ("channel", "tensor")
+    method = {("float", True): "fp8", ("int", True): "w8a8", ("int", False): "int8"}.get((kind, inputs is not None))
+    is_read = bits == 8 and strategy in strategies and is_symmetric and of_inputs in (None, (kind, 8, True))
+    if method is None or not is_read:
         raise UnsupportedModel(f"the checkpoint has weights of {found} and inputs of {of_inputs}{described}")
-    return PackedFormat(kind, kept_whole=tuple(asked.get("ignore") or ()))
+    block = _block(weights["block_structure"]) if strategy == "block" else None
+    return PackedFormat(method, bits=8, kept_whole=kept, only=only, block=block)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config, parse_model_config
+from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.linear import load_linear
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.shards import ShardedWeights
@@ -24,15 +25,20 @@ CPU = torch.device("cpu")
 MODEL = TinyModel("Qwen2ForCausalLM", hidden_size=64, intermediate_size=128)
 
 
-def compressed(kind: str, strategy: str = "channel", bits: int = 8, inputs: bool = True) -> dict[str, Any]:
+def compressed(kind: str, strategy: str = "channel", bits: int = 8, inputs: bool = True, **more: Any) -> dict[str, Any]:
     """Return what llm-compressor writes into config.json."""
-    weights = {"type": kind, "num_bits": bits, "strategy": strategy, "symmetric": True, "dynamic": False}
+    weights = {"type": kind, "num_bits": bits, "strategy": strategy, "symmetric": True, "dynamic": False} | more
     of_inputs = {"type": kind, "num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": of_inputs if inputs else None}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["re:.*lm_head"]}
 
 
+BLOCKS = (
+    {"quant_method": "fp8", "weight_block_size": [32, 16]},
+    compressed("float", "block", block_structure=[32, 16]),
+)
 FORMATS = {
+    "int8 weights alone": ("int8", compressed("int", inputs=False)),
     "float8, a scale a row": ("fp8", compressed("float")),
     "int8 with its inputs": ("w8a8", compressed("int")),
     "float8, a scale a matrix": ("fp8", {"quant_method": "fp8", "activation_scheme": "static"}),
@@ -77,20 +83,51 @@ def test_every_number_is_as_it_was_stored_on_one_rank_and_on_two(name: str, tmp_
     assert torch.equal(torch.cat(down, 1), expected[f"{mlp}.down_proj"])
 
 
-def test_blocks_get_a_scale_a_row(tmp_path: Path) -> None:
-    """Float8 of blocks, as some publishers store it, is rounded once more: a sixteenth of each number at most."""
-    form = {"quant_method": "fp8", "weight_block_size": [32, 16]}
+@pytest.mark.parametrize("form", BLOCKS, ids=["transformers", "llm-compressor"])
+def test_blocks_are_as_they_were_stored(form: dict[str, Any], tmp_path: Path) -> None:
+    """Float8 with a scale for each block of outputs and inputs, on one rank and on two."""
     folder = write_rounded_model(tmp_path, "fp8", form)
     stored = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.down_proj"
-    scales = stored[f"{name}.weight_scale_inv"].repeat_interleave(32, 0).repeat_interleave(16, 1)
-    expected = stored[f"{name}.weight"].float() * scales
+    (scales,) = [tensor for key, tensor in stored.items() if key.startswith(f"{name}.weight_scale")]
+    expected = stored[f"{name}.weight"].float() * scales.repeat_interleave(32, 0).repeat_interleave(16, 1)
 
     weights = Checkpoint(folder, CPU, torch.float32, packed=load_model_config(folder).packed)
-    found = numbers_of(load_linear(weights, (name,), (64,), 128, bias=False))
+    found = load_linear(weights, (name,), (64,), 128, bias=False)(torch.eye(128))
+    parts = [
+        load_linear(ShardedWeights(weights, rank, 2), (name,), (64,), 64, bias=False)(torch.eye(64)) for rank in (0, 1)
+    ]
 
-    assert ((found - expected).norm() / expected.norm()).item() < 0.04
-    assert len(answer_all(model_loop(folder), [greedy("x", range(9), 4)])["x", 0].token_ids) == 4
+    assert torch.equal(found.T, expected)
+    assert torch.equal(torch.cat(parts), found)
+
+
+def test_engine_serves_blocks(tmp_path: Path) -> None:
+    """Its replies are those of the same numbers written out as float32."""
+    folder = write_rounded_model(tmp_path / "blocks", "fp8", BLOCKS[0])
+    plain = write_tiny_model(tmp_path / "plain", MODEL)
+    whole = load_file(folder / "model.safetensors")
+    for name in [name for name in whole if name.endswith("_scale_inv")]:
+        scales = whole.pop(name).repeat_interleave(32, 0).repeat_interleave(16, 1)
+        weight = name.removesuffix("_scale_inv")
+        whole[weight] = whole[weight].float() * scales
+    save_file(whole, plain / "model.safetensors")
+    command = greedy("x", range(40, 75), 6)
+    replies = [answer_all(model_loop(some), [command])["x", 0].token_ids for some in (folder, plain)]
+
+    assert replies[0] == replies[1] and len(replies[0]) == 6
+
+
+def test_blocks_that_are_cut_are_refused(tmp_path: Path) -> None:
+    """Whole blocks of inputs are multiplied at once, a power of two of them."""
+    form = {"quant_method": "fp8", "weight_block_size": [32, 48]}
+    with pytest.raises(UnsupportedModel, match="blocks of 48 inputs; a power of two"):
+        parse_model_config(MODEL.config() | {"quantization_config": form})
+
+    folder = write_rounded_model(tmp_path, "fp8", BLOCKS[0])
+    weights = Checkpoint(folder, CPU, torch.float32, packed=PackedFormat("fp8", block=(32, 256)))
+    with pytest.raises(UnsupportedModel, match="128 inputs, which blocks of 256 do not divide"):
+        load_linear(weights, ("model.layers.0.mlp.down_proj",), (64,), 128, bias=False)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +135,8 @@ def test_blocks_get_a_scale_a_row(tmp_path: Path) -> None:
     [
         (compressed("int", bits=4), "supported of compressed-tensors"),
         (compressed("int", strategy="group"), "supported of compressed-tensors"),
-        (compressed("int", inputs=False), "inputs of None"),
+        (compressed("float", inputs=False), "inputs of None"),
+        (compressed("int", "block"), "supported of compressed-tensors"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "cannot be read"),
     ],
 )
@@ -129,12 +167,12 @@ def write_rounded_model(folder: Path, method: str, form: dict[str, Any]) -> Path
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if "proj.weight" in name]:
         weight, prefix = tensors[name], name.removesuffix(".weight")
-        if block := form.get("weight_block_size"):
-            tall, wide = block
+        if form in BLOCKS:
+            tall, wide = 32, 16
             tiles = weight.view(weight.shape[0] // tall, tall, -1, wide)
             scales = tiles.abs().amax((1, 3)) / 448
             tensors[name] = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn).view(weight.shape)
-            tensors[f"{prefix}.weight_scale_inv"] = scales
+            tensors[f"{prefix}.weight_scale{'_inv' * (form['quant_method'] == 'fp8')}"] = scales
         elif form["quant_method"] == "fp8":
             scale = weight.abs().amax() / 448
             tensors[name], tensors[f"{prefix}.weight_scale"] = (weight / scale).to(torch.float8_e4m3fn), scale
