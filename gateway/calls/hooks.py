@@ -26,6 +26,11 @@ class ReplyHook:
         """
         return (delta,)
 
+    async def released(self, *, is_over: bool) -> Sequence[Delta]:
+        """Return what ``delta`` withheld until something was known of it; asked after each delta, and at the end, when
+        all of it goes out (``is_over``). May wait, and raises as ``delta`` does."""
+        return ()
+
     def rest(self) -> Sequence[Delta]:
         """The upstream broke in mid-stream: return what was withheld and may go out. Raises as ``delta`` does."""
         return ()

@@ -159,16 +159,29 @@ def _phrase(node: Node, faults: Faults) -> str | None:
 # What the content policy does where.
 _LEVEL = one_of("block", "flag", "off")
 _ABUSE = struct_of(AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration})
-_CHECKER = struct_of(
+_CHECKER_FIELDS = struct_of(
     CheckerSettings,
     {
         "url": url(("https", "http"), "https://checker.example.com/v1/moderations"),
+        "format": one_of("moderations", "llama_guard"),
+        "model": text,
+        "judges": one_of("input", "output", "both"),
         "api_key": secret,
         "deadline": duration,
         "on_failure": one_of("allow", "block"),
     },
     needed=("url",),
 )
+
+
+def _checker(node: Node, faults: Faults) -> CheckerSettings | None:
+    """Read what an outside checker is asked, which as Llama Guard has a model."""
+    checker: CheckerSettings | None = _CHECKER_FIELDS(node, faults)
+    if checker is not None and checker.format == "llama_guard" and checker.model is None:
+        return complain(node, faults, "format llama_guard needs a model: its name at the url")
+    return checker
+
+
 _READER = one_of("off", "safety")
 
 
@@ -189,7 +202,7 @@ _SAFETY = struct_of(
         "deny": list_of(_phrase, what="phrases"),
         "teams_may_loosen": switch,
         "abuse": _ABUSE,
-        "checker": _CHECKER,
+        "checker": _checker,
         "reader": _reader,
     },
 )

@@ -174,8 +174,15 @@ class AbuseSettings(Struct, frozen=True, kw_only=True):
     pause: float = 60.0  # for which its calls are then refused
 
 
+# What an outside checker speaks: OpenAI's moderation API, or chat completions with a model that answers as Llama Guard.
+CheckerFormat = Literal["moderations", "llama_guard"]
+
+
 class CheckerSettings(Struct, frozen=True, kw_only=True):
-    url: str  # takes {"input": text}, answers as OpenAI's moderation API
+    url: str
+    format: CheckerFormat = "moderations"
+    model: str | None = None  # its name there; a Llama Guard has one
+    judges: Literal["input", "output", "both"] = "input"
     api_key: str | None = None
     deadline: float = 0.5
     on_failure: Literal["allow", "block"] = "allow"

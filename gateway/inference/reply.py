@@ -65,6 +65,8 @@ class Reply:
         self._hooks = hooks
         self.dropped = answering.dropped  # fields of the request that change no meaning and were not passed on
         self._delta_hooks = [hook for hook in self._hooks if type(hook).delta is not ReplyHook.delta]
+        self._is_guarded = any(type(hook).released is not ReplyHook.released for hook in self._delta_hooks)
+        self._ended: set[int] = set()  # of a guarded reply: choices whose last delta may go out
         self._choices = choices_asked(call.request)
         self._finished: set[int] = set()  # choices that have said why they ended
         self._has_grown = True  # whether a token has come since events were last waited for
@@ -129,6 +131,8 @@ class Reply:
         fresh = self._source.first
         while True:
             out, is_whole = self._pass_on(fresh, held)
+            if self._is_guarded and self._violation is None:
+                is_whole = await self._release(out, held, is_over=is_whole) or is_whole
             if self._has_grown and self._pace is not None:
                 self._pace.grow()
             if is_whole and self._keep_ending is None:  # the account closes at once: all of it may go out together
@@ -147,6 +151,8 @@ class Reply:
                     self._closer.note_filtered(self.call)
                 else:
                     rest, is_forbidden = self._held_by_hooks()
+                    if self._is_guarded and not is_forbidden:
+                        is_forbidden = await self._release(rest, rest, is_over=True)
                     if is_forbidden:
                         yield [*rest, UsageReport(self.meter.usage()), ReplyEnd()]
                         return
@@ -219,6 +225,21 @@ class Reply:
             passed = [out for one in passed for out in hook.delta(one)]
         return passed
 
+    async def _release(self, out: list[Event], held: list[Event], *, is_over: bool) -> bool:
+        """Add what hooks withheld, and now know to be good, to what goes out or waits for the journal; tell whether the
+        reply ends here."""
+        passed: list[Delta] = []
+        try:
+            for hook in self._delta_hooks:
+                passed = [out for one in passed for out in hook.delta(one)]
+                passed += await hook.released(is_over=is_over)
+        except ContentPolicyViolation as exc:
+            held += self._withhold(exc)
+            return True
+        self._ended.update(delta.index for delta in passed if delta.finish_reason is not None)
+        (held if len(self._ended) >= self._choices else out).extend(passed)
+        return False
+
     def _held_by_hooks(self) -> tuple[list[Event], bool]:
         """Return what hooks withheld when the upstream broke, or how a reply ends whose rest may not go out."""
         rest: list[Event] = []
@@ -233,6 +254,8 @@ class Reply:
     def _withhold(self, violation: ContentPolicyViolation) -> list[Delta]:
         """End the reply here; return how its open choices end."""
         self._violation = violation
+        if self._is_guarded:
+            self._finished &= self._ended
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 

@@ -1,5 +1,6 @@
-# An external checker, asked over HTTP beside the call: it takes {"input": text} and answers as OpenAI's
-# moderation API does. One that fails, or is late, lets the call pass or blocks it, as the configuration says.
+# An outside checker, asked over HTTP beside the call: OpenAI's moderation API, or a model that answers as Llama Guard
+# does, on our own engine or anywhere that chat completions are. One that fails, or is late, lets the call pass or
+# blocks it, as the configuration says.
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from msgspec import Struct
 from billing.core.deadlines import running_timeout
 from gateway.core.settings import CheckerSettings
 from gateway.moderation.classifier.findings import Finding
+from gateway.moderation.rules.policy import Stage
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
@@ -20,6 +22,7 @@ from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
 
 LONGEST_ANSWER = 64 * 1024  # bytes
+VERDICT_TOKENS = 64  # of a Llama Guard: "unsafe", and a line of categories
 FAILED = Finding("checker_failed", "checker")
 
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9/_.-]")  # these become labels of metrics
@@ -32,8 +35,20 @@ class _Result(Struct, frozen=True):
     categories: dict[str, bool] = {}
 
 
-class _Answer(Struct, frozen=True):
+class _Moderation(Struct, frozen=True):
     results: list[_Result]
+
+
+class _Said(Struct, frozen=True):
+    content: str
+
+
+class _Choice(Struct, frozen=True):
+    message: _Said
+
+
+class _Chat(Struct, frozen=True):
+    choices: tuple[_Choice, ...]
 
 
 class OutsideChecker:
@@ -44,38 +59,48 @@ class OutsideChecker:
         self._metrics = metrics
         self._settings: CheckerSettings | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is one."""
-        return self._settings is not None
+    def judges(self, stage: Stage) -> bool:
+        """Whether there is one that judges requests, or answers."""
+        return self._settings is not None and self._settings.judges in (stage, "both")
 
     def follow(self, settings: CheckerSettings | None) -> None:
         """Ask another checker, or none, from now on."""
         self._settings = settings
 
-    async def check(self, texts: Sequence[str]) -> list[Finding]:
-        """Return what the checker finds. Never raises: its failure is a finding, or nothing, as the policy says."""
+    async def check(self, texts: Sequence[str], answer: str | None = None) -> list[Finding]:
+        """Return what the checker finds in what was asked, or in an ``answer`` to it. Never raises: its failure is a
+        finding, or nothing, as the policy says."""
         settings = self._settings
         if settings is None:
             return []
         try:
             async with running_timeout(settings.deadline):
-                answer = await self._ask(settings, "\n".join(texts))
+                found = await self._ask(settings, "\n".join(texts), answer)
         except (TimeoutError, UpstreamFailure, msgspec.DecodeError, UnicodeDecodeError) as exc:
             counter_of(self._metrics.safety_checker, "failed").inc()
             log.warning("safety_checker_failed", error=type(exc).__name__, calls=settings.on_failure)
             return [FAILED] if settings.on_failure == "block" else []
         counter_of(self._metrics.safety_checker, "ok").inc()
-        found = {name for result in answer.results for name, is_so in result.categories.items() if is_so}
-        if not found and any(result.flagged for result in answer.results):
-            found = {"flagged"}
         return [Finding(f"checker:{_NOT_A_NAME.sub('_', name)[:40]}", "checker") for name in sorted(found)]
 
-    async def _ask(self, settings: CheckerSettings, text: str) -> _Answer:
+    async def _ask(self, settings: CheckerSettings, asked: str, answer: str | None) -> set[str]:
+        """Return the names of what is found. Raises UpstreamFailure, or that the answer cannot be read."""
+        named = {} if settings.model is None else {"model": settings.model}
+        if settings.format == "moderations":
+            said = await self._post(settings, {"input": asked if answer is None else answer, **named})
+            return _found_by_moderation(msgspec.json.decode(said, type=_Moderation))
+        turns = [{"role": "user", "content": asked}]
+        if answer is not None:
+            turns.append({"role": "assistant", "content": answer})
+        how = {"max_tokens": VERDICT_TOKENS, "temperature": 0}
+        said = await self._post(settings, {"messages": turns, **named, **how})
+        return _found_by_guard(msgspec.json.decode(said, type=_Chat))
+
+    async def _post(self, settings: CheckerSettings, question: object) -> bytes:
         headers = {"content-type": "application/json"}
         if settings.api_key is not None:
             headers["authorization"] = f"Bearer {settings.api_key}"
-        request = UpstreamRequest("POST", settings.url, headers, msgspec.json.encode({"input": text}))
+        request = UpstreamRequest("POST", settings.url, headers, msgspec.json.encode(question))
         response = await self._client.send(request, settings.deadline, settings.deadline)
         try:
             body = await response.read(LONGEST_ANSWER)
@@ -83,4 +108,22 @@ class OutsideChecker:
             response.close()
         if response.status != 200:
             raise UpstreamFailure(f"The checker answered with status {response.status}.")
-        return msgspec.json.decode(body, type=_Answer)
+        return body
+
+
+def _found_by_moderation(answer: _Moderation) -> set[str]:
+    found = {name for result in answer.results for name, is_so in result.categories.items() if is_so}
+    return found or ({"flagged"} if any(result.flagged for result in answer.results) else set())
+
+
+def _found_by_guard(answer: _Chat) -> set[str]:
+    """Return the categories of "unsafe" and a line of them ("S1,S10"); of "safe" none. Raises UpstreamFailure for
+    anything else."""
+    for choice in answer.choices:
+        verdict, _, categories = choice.message.content.strip().partition("\n")
+        match verdict.strip().lower():
+            case "safe":
+                return set()
+            case "unsafe":
+                return {name.strip() for name in categories.split(",") if name.strip()} or {"unsafe"}
+    raise UpstreamFailure("The checker's verdict is neither safe nor unsafe.")

@@ -128,7 +128,7 @@ class InputCheck(Generic[Answer]):
         return await self._moderator.reader.find_by_form(self._call.request, self._call.extra, native)
 
     def _ask(self) -> None:
-        if self._moderator.checker.is_on and (texts := judged_texts(self._call.request)):
+        if self._moderator.checker.judges("input") and (texts := judged_texts(self._call.request)):
             self._asking = asyncio.create_task(self._moderator.checker.check(texts))
 
     def _ring(self) -> None:

@@ -42,6 +42,8 @@ PARAMS = {
     "completions": "prompt",
 }
 
+UNCHECKED_ANSWER = "The content of this answer could not be checked. Try again later."
+
 log = structlog.get_logger()
 
 
@@ -123,8 +125,8 @@ class Moderator:
             self._note(call, stage, "flagged", flagged)
         if blocked:
             self._note(call, stage, "blocked", blocked)
-            if blocked == [FAILED]:
-                raise ContentUnchecked()  # not the caller's doing: a key that meets it has tried nothing
+            if blocked == [FAILED]:  # not the caller's doing: a key that meets it has tried nothing
+                raise ContentUnchecked() if stage == "input" else ContentPolicyViolation(UNCHECKED_ANSWER)
             self._count(call)
             what = "request" if stage == "input" else "answer"
             names = ", ".join(sorted({finding.name for finding in blocked}))

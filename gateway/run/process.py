@@ -47,6 +47,7 @@ from gateway.moderation.abuse import AbuseWatch
 from gateway.moderation.checker import OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
 from gateway.moderation.moderator import Moderator
+from gateway.moderation.output_guard import output_guard_of
 from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
@@ -308,6 +309,7 @@ class _Process:
         hooks: tuple[HookMaker, ...] = (
             self.metrics.watch,
             partial(output_watch_of, self.moderator),
+            partial(output_guard_of, self.moderator),
             self.sampler.watch,
         )
         self.hooks = hooks if self.tracer is None else (*hooks, self.tracer.watch)

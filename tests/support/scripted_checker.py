@@ -1,4 +1,5 @@
-# An outside checker for tests: answers as OpenAI's moderation API does, when and how it is told.
+# An outside checker for tests: answers as OpenAI's moderation API does, or chats as a Llama Guard, when and how it is
+# told.
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ class ScriptedChecker:
     waits_for: Callable[[], object] = lambda: True  # what must hold before it answers
     delay: float = 0.0  # seconds from then on
     status: int = 200
-    texts: list[str] = field(default_factory=list)
+    verdict: str = ""  # of a Llama Guard, in place of what ``flags`` says
+    texts: list[str] = field(default_factory=list)  # of a chat each turn, with its role
 
     def calm(self) -> None:
         """Find nothing wrong from now on, at once."""
-        self.flags, self.waits_for, self.delay, self.status = False, lambda: True, 0.0, 200
+        self.flags, self.waits_for, self.delay, self.status, self.verdict = False, lambda: True, 0.0, 200, ""
 
 
 @contextmanager
@@ -39,12 +41,15 @@ def scripted_checker() -> Iterator[ScriptedChecker]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            checker.texts.append(json.loads(body)["input"])
+            asked = json.loads(body)
+            turns = [f"{turn['role']}: {turn['content']}" for turn in asked.get("messages", ())]
+            checker.texts += turns or [asked["input"]]
             flags, status = checker.flags, checker.status
             until(checker.waits_for)
             time.sleep(checker.delay)
+            said = {"content": checker.verdict or ("unsafe\nS1,S10" if flags else "safe")}
             result = {"flagged": flags, "categories": {"house rules": flags}}
-            answer = json.dumps({"results": [result]}).encode()
+            answer = json.dumps({"choices": [{"message": said}]} if turns else {"results": [result]}).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()

@@ -601,6 +601,84 @@ def test_a_role_whose_words_were_buffered_is_no_part_of_an_answer(folder: Path) 
     asyncio.run(scene())
 
 
+class Guard(ReplyHook):
+    """Withholds everything until a choice ends, or all does, and then says what it was told to."""
+
+    def __init__(self, says: ContentPolicyViolation | None = None) -> None:
+        self.says = says
+        self.held: list[Delta] = []
+        self.is_due = False
+
+    def delta(self, delta: Delta) -> Sequence[Delta]:
+        self.held.append(delta)
+        self.is_due = self.is_due or delta.finish_reason is not None
+        return ()
+
+    async def released(self, *, is_over: bool) -> Sequence[Delta]:
+        if not (self.is_due or is_over):
+            return ()
+        await asyncio.sleep(0)
+        if self.says is not None:
+            raise self.says
+        passed, self.held = self.held, []
+        return passed
+
+
+def test_what_a_guard_releases_goes_past_the_hooks_after_it(folder: Path) -> None:
+    """Its finish waits for the journal, as any does."""
+    seen: list[str] = []
+
+    class Watcher(ReplyHook):
+        def delta(self, delta: Delta) -> Sequence[Delta]:
+            seen.append(delta.text)
+            return (delta,)
+
+    async def scene() -> None:
+        hooks: tuple[HookMaker, ...] = (lambda *_: Guard(), lambda *_: Watcher())
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", FINISH, USAGE + DONE, hooks=hooks)
+        out = [(scene.account.is_closed, texts_of(events)) async for events in scene.reply.pieces()]
+        await scene.finish()
+
+        assert "".join(text for _, text in out) == "ab" == "".join(seen)
+        assert [closed for closed, _ in out][-1] is True
+        assert scene.reply.record.status is Status.ANSWERED
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "broken"])
+def test_what_a_guard_forbids_ends_the_reply_with_nothing_of_it(folder: Path, breaks: bool) -> None:
+    """Though its finish had come, or its upstream had broken: it is blocked, and what was used is owed."""
+
+    async def scene() -> None:
+        pieces = (TEXT % b"a",) if breaks else (TEXT % b"a", FINISH, USAGE + DONE)
+        scene = Scene(folder, *pieces, hooks=(lambda *_: Guard(ContentPolicyViolation("No.")),))
+        events = [event async for some in scene.reply.pieces() for event in some]
+        await scene.finish()
+
+        assert [(e.text, e.finish_reason) for e in events if isinstance(e, Delta)] == [("", "content_filter")]
+        assert isinstance(events[-1], ReplyEnd)
+        assert scene.reply.record.status is Status.BLOCKED and scene.reply.record.cost_nanousd > 0
+
+    asyncio.run(scene())
+
+
+def test_what_a_guard_holds_of_a_reply_that_breaks_is_sent_when_it_was_judged(folder: Path) -> None:
+    """What is charged was sent, as without a guard."""
+
+    async def scene() -> None:
+        scene = Scene(folder, TEXT % b"a", TEXT % b"b", hooks=(lambda *_: Guard(),))
+        out: list[str] = []
+        with pytest.raises(UpstreamError):
+            async for events in scene.reply.pieces():
+                out.append(texts_of(events))
+        await scene.finish()
+
+        assert "".join(out) == "ab" and scene.reply.record.status is Status.INTERRUPTED
+
+    asyncio.run(scene())
+
+
 class Forbid(ReplyHook):
     """Lets nothing pass that says "x"."""
 
