@@ -18,11 +18,11 @@ from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_nano
 from gateway.core.clock import read_duration
 from gateway.core.principals import Role, Team, WithoutUser
-from gateway.core.settings import CacheUse, Level, Safety, TeamSafety
+from gateway.core.settings import CacheUse, FindingLevel, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
 from gateway.egress.urls import BadUrl, read_url
-from gateway.moderation.rules.policy import NAMES, loosens
+from gateway.moderation.rules.policy import NAMES, REDACTABLE, loosens
 from protocol.errors import BadRequest, invalid_param, invalid_value
 
 MOST_DOLLARS = 1_000_000_000
@@ -44,7 +44,7 @@ class SafetyInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     input: Level | UnsetType | None = UNSET
     output: Level | UnsetType | None = UNSET
-    levels: dict[str, Level | None] | UnsetType | None = UNSET
+    levels: dict[str, FindingLevel | None] | UnsetType | None = UNSET
 
 
 class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,10 +203,12 @@ def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -
     if wanted is None:
         return None
     before = before or TeamSafety()
-    levels: dict[str, Level] = {} if wanted.levels is None else dict(before.levels)
+    levels: dict[str, FindingLevel] = {} if wanted.levels is None else dict(before.levels)
     for name, level in wanted.levels.items() if isinstance(wanted.levels, dict) else ():
         if name not in NAMES:
             raise invalid_value(f"safety.levels.{name[:40]}", f"is no group or category; known are {', '.join(NAMES)}")
+        if level == "redact" and name not in REDACTABLE:
+            raise invalid_value(f"safety.levels.{name}", f"cannot be redacted; {', '.join(REDACTABLE)} can")
         if level is None:
             levels.pop(name, None)
         else:

@@ -36,7 +36,7 @@ from gateway.commands.command_line import (
     run,
 )
 from gateway.core.principals import WithoutUser
-from gateway.core.settings import Level, Settings
+from gateway.core.settings import FindingLevel, Level, Settings
 from gateway.terminal.options import WhereByApiKey, with_options
 from gateway.terminal.printing import Format, fail, show
 from protocol.errors import ServiceError
@@ -67,7 +67,9 @@ class TeamOptions(Struct, frozen=True, kw_only=True):
     ] = None
     safety_input: LevelOption = None
     safety_output: LevelOption = None
-    safety_level: Annotated[list[str] | None, typer.Option(metavar="NAME=LEVEL", help="Of a group or category")] = None
+    safety_level: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=LEVEL", help="Of a group (also redact) or category")
+    ] = None
     webhook_url: Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")] = None
     cost_centre: Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")] = None
 
@@ -204,7 +206,7 @@ def _safety(input: str | None, output: str | None, levels: list[str] | None) -> 
     return SafetyInput(
         input=UNSET if input is None else _level("--safety-input", input),
         output=UNSET if output is None else _level("--safety-output", output),
-        levels={name: _level("--safety-level", said) for name, said in named.items()} if named else UNSET,
+        levels={name: _finding_level(said) for name, said in named.items()} if named else UNSET,
     )
 
 
@@ -237,3 +239,7 @@ def _level(option: str, said: str) -> Level | None:
     if said not in LEVELS:
         fail(f"{option} takes block, flag, off or none, not {said!r}")
     return LEVELS[said]
+
+
+def _finding_level(said: str) -> FindingLevel | None:
+    return "redact" if said == "redact" else _level("--safety-level", said)

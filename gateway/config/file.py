@@ -41,7 +41,7 @@ from gateway.core.settings import (
     AbuseSettings,
     BatchLimits,
     CheckerSettings,
-    Level,
+    FindingLevel,
     QueueSettings,
     QuotaSettings,
     ReaderUse,
@@ -52,7 +52,7 @@ from gateway.core.settings import (
 )
 from gateway.moderation.classifier.plain import visible
 from gateway.moderation.reading import encoder
-from gateway.moderation.rules.policy import NAMES
+from gateway.moderation.rules.policy import NAMES, REDACTABLE
 
 __all__ = ["ConfigFaults", "Fault", "load_settings"]
 
@@ -158,6 +158,7 @@ def _phrase(node: Node, faults: Faults) -> str | None:
 
 # What the content policy does where.
 _LEVEL = one_of("block", "flag", "off")
+_REDACTS = one_of("block", "redact", "flag", "off")
 _ABUSE = struct_of(AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration})
 _CHECKER_FIELDS = struct_of(
     CheckerSettings,
@@ -198,7 +199,9 @@ _SAFETY = struct_of(
     {
         "input": _LEVEL,
         "output": _LEVEL,
-        "levels": struct_of(dict[str, Level], dict.fromkeys(NAMES, _LEVEL)),
+        "levels": struct_of(
+            dict[str, FindingLevel], dict.fromkeys(NAMES, _LEVEL) | dict.fromkeys(REDACTABLE, _REDACTS)
+        ),
         "deny": list_of(_phrase, what="phrases"),
         "teams_may_loosen": switch,
         "abuse": _ABUSE,

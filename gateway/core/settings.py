@@ -154,7 +154,8 @@ class Fleet(Struct, frozen=True, kw_only=True):
     pools: Mapping[str, Pool]  # by the name of their provider
 
 
-Level = Literal["block", "flag", "off"]
+Level = Literal["block", "flag", "off"]  # of a stage
+FindingLevel = Literal["block", "redact", "flag", "off"]  # of what is found there
 
 
 class TeamSafety(Struct, frozen=True, kw_only=True):
@@ -162,7 +163,7 @@ class TeamSafety(Struct, frozen=True, kw_only=True):
 
     input: Level | None = None
     output: Level | None = None
-    levels: Mapping[str, Level] = {}
+    levels: Mapping[str, FindingLevel] = {}
 
     def __hash__(self) -> int:
         return hash((self.input, self.output, *sorted(self.levels.items())))
@@ -195,7 +196,7 @@ ReaderUse = Literal["off", "safety"]
 class Safety(Struct, frozen=True, kw_only=True):
     input: Level = "off"
     output: Level = "off"
-    levels: Mapping[str, Level] = {}  # of a group of rules or a category, in place of the stage's
+    levels: Mapping[str, FindingLevel] = {}  # of a group of rules or a category, in place of the stage's
     deny: tuple[str, ...] = ()  # phrases that may not pass, in lower case with single spaces
     teams_may_loosen: bool = False
     abuse: AbuseSettings = AbuseSettings()

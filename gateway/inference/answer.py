@@ -87,6 +87,7 @@ class Inference(Struct, eq=False):
 
         A model for which a limit of the team has no room is left out of the route, as long as another is on it.
         """
+        call = await self.moderator.redacted(call)
         while True:
             try:
                 return await self._answer_along(call, client, keep_ending)

@@ -22,12 +22,14 @@ from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.moderation.reading.encoder import is_installed
+from gateway.moderation.redaction import redacted_call
 from gateway.moderation.rules.policy import Policy, Stage, policy_of
 from gateway.moderation.text_reader import TextReader
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from protocol.inference import Request
 from protocol.messages import MessagesRequest
+from protocol.serving.off_loop import off_loop
 
 # Of a call by its endpoint; of others "messages".
 PARAMS = {
@@ -109,6 +111,16 @@ class Moderator:
         """Return what holds for a call, or ``None`` where neither deployment nor team has a policy."""
         team = call.caller.team.safety
         return None if self._is_off and team is None else self.policy(team)
+
+    async def redacted(self, call: Call) -> Call:
+        """Return a call without what its policy takes out of requests; the same where that is nothing."""
+        policy = self.policy_for(call)
+        if policy is None or not (groups := policy.redacted_groups()):
+            return call
+        cleared, found = await off_loop(call.size, partial(redacted_call, call, groups))
+        if found:
+            self._note(call, "input", "redacted", found)
+        return cleared
 
     async def may_leave(self, team: TeamSafety | None, request: Request, native: MessagesRequest) -> bool:
         """Whether the rules let a request out that asks for no answer."""

@@ -375,6 +375,26 @@ def test_a_team_may_block_what_others_may_say(strict: House) -> None:
     assert (third["safety"], passed.status_code) == (None, 200)
 
 
+def test_what_a_team_has_redacted_leaves_by_a_name_in_its_place(strict: House, upstream: ScriptedUpstream) -> None:
+    """The upstream never sees it, the call goes on, and the audit log says what it was; no category can be redacted."""
+    with strict.client(strict.admin_key) as admin:
+        admin.patch("/admin/teams/team_a", json={"safety": {"levels": {"contacts": "redact"}}}).raise_for_status()
+        wrong = admin.patch("/admin/teams/team_a", json={"safety": {"levels": {"hate": "redact"}}})
+        upstream.forget()
+        with strict.client() as client:
+            body = {"model": "small", "messages": [user("Mail anna@example.com.")]}
+            until(
+                lambda: client.post("/v1/chat/completions", json=body) and "redacted" in str(upstream.requests[-1].body)
+            )
+            secret = client.post("/v1/messages", json=body | {"max_tokens": 9, "messages": [user(f"A {SECRET}")]})
+        admin.patch("/admin/teams/team_a", json={"safety": None}).raise_for_status()
+        acts = until(lambda: "input_redacted" in (found := admin.get("/admin/audit-log").text) and found)
+
+    assert wrong.status_code == 400 and "cannot be redacted" in wrong.text
+    assert "Mail [redacted email 1]." in str(upstream.requests[-1].body) and secret.status_code == 400
+    assert "anna@" not in acts
+
+
 def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(
     strict: House, upstream: ScriptedUpstream, checker: ScriptedChecker
 ) -> None:

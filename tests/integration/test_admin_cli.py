@@ -121,12 +121,12 @@ def test_a_key_is_for_endpoints() -> None:
 
 def test_a_team_keeps_the_safety_that_is_not_named() -> None:
     """Levels are set one by one; `none` takes one away."""
-    tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=block")
+    tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=redact")
     tollgate("teams", "set", "strict", "--safety-output", "flag", "--safety-level", "harm=flag")
     before = as_json("teams", "show", "strict")["safety"]
     tollgate("teams", "set", "strict", "--safety-input", "none", "--safety-level", "contacts=none")
 
-    assert before == {"input": "block", "output": "flag", "levels": {"contacts": "block", "harm": "flag"}}
+    assert before == {"input": "block", "output": "flag", "levels": {"contacts": "redact", "harm": "flag"}}
     after = as_json("teams", "show", "strict")["safety"]
     assert after == {"input": None, "output": "flag", "levels": {"harm": "flag"}}
 

@@ -71,6 +71,7 @@ class ProviderLines:
         Raises a ServiceError where it may not be sent at all, as ``Inference.answer`` does.
         """
         self._moderator.refuse_paused(call)
+        call = await self._moderator.redacted(call)
         if value_scopes_of(call):
             return None  # reservations are counted for teams, keys and models
         route = await self._chooser.choose(call, self._chooser.health())

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from gateway.core.settings import Level, Safety, TeamSafety
+from gateway.core.settings import FindingLevel, Level, Safety, TeamSafety
 from gateway.moderation.classifier.findings import GROUPS, Finding
 
 Stage = Literal["input", "output"]
 
-STRICTNESS: dict[Level, int] = {"off": 0, "flag": 1, "block": 2}
+STRICTNESS: dict[FindingLevel, int] = {"off": 0, "flag": 1, "redact": 2, "block": 3}
+REDACTABLE = ("secrets", "personal_data", "contacts")  # groups whose finds have a place in their text
 CATEGORIES = (
     *("attack", "harm", "harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
     *("illicit/violent", "self-harm", "self-harm/intent", "self-harm/instructions", "sexual", "sexual/minors"),
@@ -30,11 +31,11 @@ class Policy(Struct, frozen=True):
 
     input: Level = "off"
     output: Level = "off"
-    levels: Mapping[str, Level] = {}
-    own: Mapping[str, Level] = {}
+    levels: Mapping[str, FindingLevel] = {}
+    own: Mapping[str, FindingLevel] = {}
     floor: Policy | None = None
 
-    def level(self, stage: Stage, finding: Finding) -> Level:
+    def level(self, stage: Stage, finding: Finding) -> FindingLevel:
         """Return what ``finding`` meets."""
         usual = self.input if stage == "input" else self.output
         if usual == "off":
@@ -48,15 +49,23 @@ class Policy(Struct, frozen=True):
     def may_block(self, stage: Stage) -> bool:
         """Whether anything that can be found in a request, or in an answer, is blocked."""
         usual = self.input if stage == "input" else self.output
-        return usual != "off" and "block" in (usual, *self.levels.values(), *self.own.values())
+        said = {usual, *self.levels.values(), *self.own.values()}
+        return usual != "off" and ("block" in said or "redact" in said)
+
+    def redacted_groups(self) -> frozenset[str]:
+        """Return the groups whose finds are taken out of requests."""
+        if "redact" not in self.levels.values() and "redact" not in self.own.values():
+            return frozenset()
+        return frozenset(group for group in REDACTABLE if self.level("input", Finding(group, group)) == "redact")
 
     def blocked_and_flagged(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Return the findings that are blocked, and those that are flagged."""
+        """Return the findings that are blocked, and those that are flagged. What is to be redacted and is still found
+        (hidden in another code, cut in two, in an answer) is blocked."""
         blocked: list[Finding] = []
         flagged: list[Finding] = []
         for finding in findings:
             match self.level(stage, finding):
-                case "block":
+                case "block" | "redact":
                     blocked.append(finding)
                 case "flag":
                     flagged.append(finding)
@@ -76,7 +85,7 @@ def policy_of(deployment: Safety, team: TeamSafety | None) -> Policy:
     )
 
 
-def loosens(team: TeamSafety, deployment: Safety) -> tuple[str, Level] | None:
+def loosens(team: TeamSafety, deployment: Safety) -> tuple[str, FindingLevel] | None:
     """Return which of a team's levels is looser than the deployment allows, and what the deployment has; None where
     none is."""
     if deployment.teams_may_loosen:
@@ -101,10 +110,13 @@ def _joined(deployment: Level, own: Level | None, may_loosen: bool) -> Level:
     return own if may_loosen else _stricter(deployment, own)
 
 
-def _stricter(one: Level, other: Level) -> Level:
+L = TypeVar("L", Level, FindingLevel)
+
+
+def _stricter(one: L, other: L) -> L:
     return max(one, other, key=STRICTNESS.__getitem__)
 
 
-def _said(levels: Mapping[str, Level], finding: Finding) -> Level | None:
+def _said(levels: Mapping[str, FindingLevel], finding: Finding) -> FindingLevel | None:
     own = levels.get(finding.name)
     return levels.get(finding.group) if own is None else own

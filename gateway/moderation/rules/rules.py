@@ -33,8 +33,39 @@ class Rule(NamedTuple):
     in_run: bool = False
 
 
+class Place(NamedTuple):
+    """Where a rule has found something in a text."""
+
+    start: int
+    end: int
+    name: str
+    group: Group
+
+
 def find_by_rules(text: str) -> list[Finding]:
     """Return what ``RULES`` find in a plain text, each rule once."""
+    return [Finding(rule.name, rule.group) for rule in _due(text) if next(_matches(text, rule), None)]
+
+
+def places_by_rules(text: str, groups: frozenset[str]) -> list[Place]:
+    """Return where ``RULES`` of these groups find something in a text, in its order. A rule may know no
+    more of a secret than how it begins: its place goes on to the end of its word."""
+    found: list[Place] = []
+    for rule in _due(text):
+        if rule.group in groups:
+            found += [Place(*_place_of(text, rule, *span), rule.name, rule.group) for span in _matches(text, rule)]
+    found.sort()
+    apart: list[Place] = []
+    for place in found:
+        if apart and place.start < apart[-1].end:
+            apart[-1] = apart[-1]._replace(end=max(place.end, apart[-1].end))
+        else:
+            apart.append(place)
+    return apart
+
+
+def _due(text: str) -> list[Rule]:
+    """Return the rules whose marks stand in a text."""
     due: set[int] = set()
     for sign, marked in _BY_SIGN:
         if sign in text:
@@ -45,12 +76,33 @@ def find_by_rules(text: str) -> list[Finding]:
     if _LONG_RUN in data.translate(_AS_RUN):
         runs = b" ".join(run for run in data.translate(_RUN_ALONE).split() if len(run) >= LONG_RUN)
         due.update(place for start, place in _BY_START if start in runs)
-    return [Finding(rule.name, rule.group) for rule in map(RULES.__getitem__, sorted(due)) if _holds(text, rule)]
+    return [RULES[place] for place in sorted(due)]
 
 
-def _holds(text: str, rule: Rule) -> bool:
-    matches = rule.pattern.finditer(text)
-    return any(rule.is_real(text[match.start() - rule.before : match.end()]) for match in matches)
+def _matches(text: str, rule: Rule) -> Iterator[tuple[int, int]]:
+    """Yield where a rule finds something, from and to."""
+    for match in rule.pattern.finditer(text):
+        if rule.is_real(text[match.start() - rule.before : match.end()]):
+            yield max(0, match.start() - rule.before), match.end()
+
+
+def _place_of(text: str, rule: Rule, start: int, end: int) -> tuple[int, int]:
+    """Return the place of what a rule has found, of an assignment what is assigned."""
+    if rule.is_real is genuine.is_assigned and (head := _ASSIGNS.match(text, start, end)) is not None:
+        start = head.end()
+    if rule.name == "private_key":
+        over = _KEY_ENDS.search(text, end)
+        return start, len(text) if over is None else over.end()
+    if rule.name == "email":  # found by the sign inside it
+        if text[start - 1 : start] == " " and text[start] != "@":  # anna (at) example.com
+            start -= 1
+        while start and (text[start - 1].isalnum() or text[start - 1] in "._%+-"):
+            start -= 1
+    while end > start and text[end - 1] in _QUOTES:
+        end -= 1
+    if rule.group == "secrets" and (rest := _WORD_GOES_ON.match(text, end)) is not None:
+        end = rest.end()
+    return start, end
 
 
 def holds_phrase(text: str, phrases: Iterable[str]) -> bool:
@@ -88,6 +140,11 @@ def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool]) ->
 
 
 RULES = tuple(_rules(tomllib.loads((files("gateway") / "moderation" / "rules" / "rules.toml").read_text())))
+
+_QUOTES = " \"'\\,;"
+_WORD_GOES_ON = re.compile(r"[\w+/=.~%-]*[\w+/=~%-]")
+_ASSIGNS = re.compile(r"[^=:]{0,60}?(?:=>|:=|[:=])[ \t\"'\\]*")
+_KEY_ENDS = re.compile(r"-----END [A-Z ]{1,40}-----|Private-MAC: [0-9a-fA-F]+")
 
 LONG_RUN = 20
 _RUN_SIGNS = (string.ascii_letters + string.digits + "_-.").encode()

@@ -314,6 +314,8 @@ FAULTS = [
     ("cache: {models: {llama: yes}}", "cache.models.llama", "expected one of on, all, off"),
     ("cache: {memory: 1}", "cache.memory", "known here: models, ttl, max_bytes, max_answer_bytes, shared"),
     ("safety: {input: on}", "safety.input", "expected one of block, flag, off"),
+    ("safety: {levels: {hate: redact}}", "safety.levels.hate", "expected one of block, flag, off"),
+    ("safety: {checker: {url: 'http://a', format: llama_guard}}", "safety.checker", "llama_guard needs a model"),
     ("safety: {deny: [\u200b]}", "safety.deny[0]", "expected a phrase, found invisible characters alone"),
     ("journal: {fsync: sometimes}", "journal.fsync", "never, interval, always"),
     ("journal: {fsink: never}", "journal.fsink", "did you mean `fsync`?"),

@@ -20,8 +20,10 @@ from gateway.dialects.embeddings import check_embeddings
 from gateway.dialects.messages import check_message
 from gateway.moderation.classifier.plain import visible
 from gateway.moderation.output_watch import SHARED, output_watch_of
-from gateway.moderation.rules.policy import CATEGORIES
+from gateway.moderation.redaction import redacted_call
+from gateway.moderation.rules.policy import CATEGORIES, REDACTABLE
 from gateway.moderation.rules.rules import RULES
+from gateway.moderation.texts import texts_of
 from protocol.chat import ChatRequest, FinishReason
 from protocol.completions import CompletionRequest
 from protocol.decoding import decode_with_extra
@@ -229,6 +231,28 @@ async def test_no_rule_is_passed_by_on_any_way_out(guarding: Guarding, way: str)
                 missed.append((name, disguise))
 
     assert missed == []
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way not in ("chat: metadata", "chat: parts", "messages: parts")]
+)
+async def test_what_is_redacted_leaves_no_rule_anything_to_find(guarding: Guarding, way: str) -> None:
+    """In every dialect, and behind look-alikes; what was asked around it stays."""
+    left, lost, disguises = [], [], ("none", "fullwidth", "zero-width") if way == "chat: user" else ("none",)
+    for name, find in FINDS.items():
+        for disguise in disguises if name not in ("phrase", "private_key") else ():
+            kind, body = next((kind, body) for one, kind, body in ways(sentence(find, disguise)) if one == way)
+            asked, extra = decode_with_extra(json.dumps({"model": "small", **body}).encode(), kind)
+            native = asked if isinstance(asked, MessagesRequest) else None
+            request = to_chat(asked) if isinstance(asked, MessagesRequest) else asked
+            call, found = redacted_call(guarding.call(request, native=native, extra=extra), frozenset(REDACTABLE))
+            if not found or await guarding.moderator.reader.find_by_form(call.request, call.extra, call.native):
+                left.append((name, disguise))
+            said = "\n".join(texts_of(call.request, call.extra, call.native))
+            if "Please keep this: " not in said or " and go on." not in said:
+                lost.append((name, disguise))
+
+    assert (left, lost) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+# What is taken out of requests, what stays, and what is blocked because it cannot be taken out.
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.core.errors import ContentPolicyViolation
+from gateway.core.settings import Safety
+from gateway.moderation.input_check import input_check_of
+from protocol.chat import ChatRequest, FunctionCall, Message, ToolCall
+from tests.support.guarding import Guarding
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+REDACTS = Safety(input="flag", levels={"secrets": "redact", "personal_data": "redact", "contacts": "redact"})
+
+
+@pytest.fixture
+async def guarding() -> AsyncIterator[Guarding]:
+    """A moderator that takes secrets, numbers and addresses out of requests."""
+    guarding = Guarding(REDACTS)
+    yield guarding
+    await guarding.close()
+
+
+def asking(*words: str) -> ChatRequest:
+    return ChatRequest(model="small", messages=tuple(Message(role="user", content=said) for said in words))
+
+
+async def test_the_same_find_has_the_same_name_wherever_it_stands(guarding: Guarding) -> None:
+    """A model can tell two people apart, and knows the first one again."""
+    asked = asking("Write to anna@example.com and to bo@example.com.", "Anna is anna@example.com; her key is " + SECRET)
+
+    call = await guarding.moderator.redacted(guarding.call(asked))
+    first, second = call.request.messages  # type: ignore[union-attr]
+    assert first.content == "Write to [redacted email 1] and to [redacted email 2]."
+    assert second.content == "Anna is [redacted email 1]; her key is [redacted aws_key 1]"
+
+
+async def test_what_books_and_tools_go_by_stays(guarding: Guarding) -> None:
+    """Who asked, what the call is labelled with, ids; arguments of calls are JSON as before."""
+    said = json.dumps({"to": "anna@example.com", "api_key": "q8Zs93jdLs02mNx7QpZt8wB5vK1rT6yU"})
+    used = ToolCall(id="call_2025550142_415-555-2671", function=FunctionCall(name="send", arguments=said))
+    turns = (Message(role="assistant", tool_calls=(used,)), Message(role="tool", tool_call_id=used.id, content="ok"))
+    asked = ChatRequest(model="small", messages=turns, user="anna@example.com", metadata={"mail": "bo@example.com"})
+
+    request = (await guarding.moderator.redacted(guarding.call(asked))).request
+    assert isinstance(request, ChatRequest) and request.messages[0].tool_calls is not None
+    assert (request.user, request.metadata, request.messages[0].tool_calls[0].id) == (
+        *(asked.user, asked.metadata, used.id),
+    )
+    assert json.loads(request.messages[0].tool_calls[0].function.arguments) == {
+        "to": "[redacted email 1]",
+        "api_key": "[redacted assigned_secret 1]",
+    }
+
+
+async def test_a_private_key_goes_whole(guarding: Guarding) -> None:
+    """Its rule knows its first line; what follows is the key."""
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc\n-----END RSA PRIVATE KEY-----"
+
+    call = await guarding.moderator.redacted(guarding.call(asking(f"Is {key} good?", f"And {key[:50]}")))
+    first, second = call.request.messages  # type: ignore[union-attr]
+    assert (first.content, second.content) == (*("Is [redacted private_key 1] good?", "And [redacted private_key 2]"),)
+
+
+async def test_a_call_without_finds_is_the_very_same(guarding: Guarding) -> None:
+    """Letters with accents included, for nothing in it is undone."""
+    call = guarding.call(asking("Schreibe M\u00fcller, dass die Stra\u00dfe gesperrt ist."))
+
+    assert await guarding.moderator.redacted(call) is call
+
+
+async def test_accents_around_a_find_stay(guarding: Guarding) -> None:
+    """Look-alikes are undone where a find hides behind them, and nowhere else."""
+    call = await guarding.moderator.redacted(guarding.call(asking("M\u00fcller, anna@example.com, Stra\u00dfe")))
+
+    assert call.request.messages[0].content == "M\u00fcller, [redacted email 1], Stra\u00dfe"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("words", [base64.b64encode(b"it is " + SECRET.encode()).decode(), "\u0301".join(SECRET)])
+async def test_what_cannot_be_taken_out_is_blocked(guarding: Guarding, words: str) -> None:
+    """Hidden in another code it would leave; behind accents it is taken out."""
+    call = await guarding.moderator.redacted(guarding.call(asking(words)))
+    check = input_check_of(guarding.moderator, call)
+    assert check is not None
+
+    if "[redacted" in call.request.messages[0].content:  # type: ignore[union-attr, operator]
+        assert SECRET not in call.request.messages[0].text()  # type: ignore[union-attr]
+        await check._look(0)
+    else:
+        with pytest.raises(ContentPolicyViolation, match="aws_key"):
+            check._apply(await check._look(0))
+    check.stop()
+
+
+async def test_it_stands_in_the_audit_log_by_name(guarding: Guarding) -> None:
+    """Never the text."""
+    await guarding.moderator.redacted(guarding.call(asking("It is " + SECRET)))
+
+    (row,) = guarding.events._waiting
+    assert row["action"] == "safety.input_redacted" and row["details"]["findings"] == {"aws_key": 1.0}
