@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 
@@ -25,6 +26,7 @@ from router.catalog.targets import ModelSpec
 
 LARGEST_POOL = 1000  # replicas
 MOST_GPUS = 64  # of a replica
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 # Flags of the engine that are not for the file, and where what they say comes from.
 GIVEN = {
     "--model": "model",
@@ -71,12 +73,22 @@ def _argument(node: Node, faults: Faults) -> str | None:
     return node.text
 
 
+def _variable(node: Node, faults: Faults) -> str | None:
+    """Read the name of a variable, or the beginning of some."""
+    name = text(node, faults)
+    if name is not None and VARIABLE.fullmatch(name) is None:
+        words = "expected the name of a variable, such as AWS_PROFILE, or AWS_* for all that begin so; values stay out"
+        return complain(node, faults, words)
+    return name
+
+
 _engine = struct_of(
     EngineSpec,
     {
         "model": text,
         "version": text,
         "arguments": list_of(_argument, what="arguments"),
+        "environment": list_of(_variable, what="names"),
         "gpus": integer(0, MOST_GPUS),
         "warm_up": list_of(text, what="prompts"),
     },

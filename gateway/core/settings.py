@@ -124,6 +124,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True):
     model: str  # folder, id on a hub, or NAME@VERSION of a registry, as ``python -m gpu_backend --model`` takes it
     version: str | None = None  # a label: another one replaces replicas that are otherwise the same
     arguments: tuple[str, ...] = ()  # of ``python -m gpu_backend``, beside those that the controller gives
+    environment: tuple[str, ...] = ()  # names of the controller's environment that its processes inherit, too
     gpus: int = 1  # of each replica
     warm_up: tuple[str, ...] = ("Hello.", "Count from one to twenty.")  # prompts, answered before the first call
 

@@ -48,6 +48,7 @@ from protocol.serving.redis_client import open_redis
 EVERY = 0.25  # seconds between looks
 LISTENS = LATE + 2 * HEAR_EVERY  # seconds, after which heartbeats of replicas that are gone are known for what they are
 PATIENCE = 1.0  # seconds for Redis to answer
+DIES_WITHIN = 30.0  # seconds after SIGKILL: many gigabytes are given back first
 
 log = structlog.get_logger()
 
@@ -123,12 +124,19 @@ class Controller:
             self._is_away = False
 
     async def end(self, is_hurried: Callable[[], bool]) -> None:
-        """Let all replicas drain, and wait until they have ended; then another controller may begin."""
+        """Let all replicas drain, and wait until they have ended, or cannot be ended; then another controller may
+        begin."""
         if (placer := self._placer) is not None:
             began, asked = self._clock.monotonic(), set[str]()
             drain = max((each.drain for each in self._rollouts.values()), default=Rollout().drain)
+            killed_at: float | None = None
             while names := await self._names(placer):
-                is_late = is_hurried() or self._clock.monotonic() - began > drain + GRACE
+                now = self._clock.monotonic()
+                is_late = is_hurried() or now - began > drain + GRACE
+                killed_at = now if is_late and killed_at is None else killed_at
+                if killed_at is not None and now - killed_at > DIES_WITHIN:  # a driver may hold a process for ever
+                    log.error("replicas_left", replicas=sorted(names), error="SIGKILL did not end them")
+                    break
                 for name in [each for each in names if is_late or each not in asked]:
                     await asyncio.to_thread(placer.kill if is_late else placer.stop, name)
                 asked.update(names)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.placing.environment import inherited
 from gateway.placing.placer import INSTANCE_ID, CannotPlace, Order
 
 PROGRAM = (sys.executable, "-m", "gpu_backend")
@@ -28,14 +29,14 @@ class LocalPlacer:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise CannotPlace(f"{folder} cannot be made: {exc.strerror or exc}") from exc
-        ours = {log.stem for log in folder.glob("*.log")}
-        self._pids = {name: pid for pid in _own_processes() if (name := _name_at(pid)) in ours and name is not None}
+        self._pids: dict[str, int] = {}
+        self._others: dict[str, int] = {}  # logs of no replica that is known, and when they were written (nanoseconds)
+        self._adopt()
 
     def start(self, order: Order) -> None:
         """Start a process in a group of its own, on GPUs that no replica has."""
         running = self.names()
-        environment = {**os.environ, **order.environment, DEVICES: self._free_devices(order.gpus)}
-        environment.pop("TOLLGATE_DIE_WITH_PARENT", None)
+        given = {**order.environment, DEVICES: _free_devices(order.gpus)}
         place = self._folder / f"{order.name}.log"
         try:
             self._forget_logs(running)
@@ -45,7 +46,7 @@ class LocalPlacer:
         try:
             child = subprocess.Popen(
                 [*self._program, *order.arguments],
-                env=environment,
+                env=inherited(os.environ, order.inherited) | given,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,12 +57,15 @@ class LocalPlacer:
         finally:
             os.close(log)
         self._children[child.pid], self._pids[order.name] = child, child.pid
+        with suppress(OSError):
+            os.utime(place)  # another placer that looked before there was a process looks again
 
     def names(self) -> Collection[str]:
-        """Return the replicas whose processes run."""
+        """Return the replicas whose processes run, whichever placer of this folder started them."""
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 del self._children[pid]
+        self._adopt()
         self._pids = {name: pid for name, pid in self._pids.items() if self._is_there(name, pid)}
         return self._pids.keys()
 
@@ -82,23 +86,37 @@ class LocalPlacer:
         """Whether the process still runs: one of our own, or another whose command line says so."""
         return pid in self._children or _name_at(pid) == name
 
-    def _free_devices(self, count: int) -> str:
-        """Return the GPUs for another replica, as CUDA is told them. Raises ``CannotPlace``."""
-        given = os.environ.get(DEVICES)
-        devices = (
-            sorted(each.name[6:] for each in Path("/dev").glob("nvidia[0-9]*")) if given is None else _split(given)
-        )
-        taken = {device for pid in self._pids.values() for device in _split(_variable_at(pid, DEVICES))}
-        free = [device for device in devices if device not in taken]
-        if count > len(free):
-            raise CannotPlace(f"it needs GPUs: {count}, and {len(free)} of {len(devices)} are free")
-        return ",".join(free[:count])
+    def _adopt(self) -> None:
+        """Find the processes of replicas that others started: a controller before this one, or one that stood still
+        while its lease ended, and did not know that yet. Looks for them where a log is written that is none of ours."""
+        others = dict[str, int]()
+        for log in self._folder.glob("*.log"):
+            if log.stem not in self._pids:
+                with suppress(FileNotFoundError):
+                    others[log.stem] = log.stat().st_mtime_ns
+        if not others.items() <= self._others.items():
+            found = ((_name_at(pid), pid) for pid in _own_processes())
+            self._pids |= {name: pid for name, pid in found if name is not None and name in others}
+        self._others = others
 
     def _forget_logs(self, running: Collection[str]) -> None:
         """Delete the logs of replicas that ended longest ago."""
         ended = [log for log in self._folder.glob("*.log") if log.stem not in running]
         for log in sorted(ended, key=lambda log: log.stat().st_mtime)[:-MOST_LOGS]:
             log.unlink(missing_ok=True)
+
+
+def _free_devices(count: int) -> str:
+    """Return the GPUs for another replica, as CUDA is told them: those that none has, of any controller of this user,
+    whatever its folder. Raises ``CannotPlace``."""
+    given = os.environ.get(DEVICES)
+    devices = sorted(each.name[6:] for each in Path("/dev").glob("nvidia[0-9]*")) if given is None else _split(given)
+    replicas = (pid for pid in _own_processes() if _name_at(pid) is not None) if count else ()
+    taken = {device for pid in replicas for device in _split(_variable_at(pid, DEVICES))}
+    free = [device for device in devices if device not in taken]
+    if count > len(free):
+        raise CannotPlace(f"it needs GPUs: {count}, and {len(free)} of {len(devices)} are free")
+    return ",".join(free[:count])
 
 
 def _own_processes() -> Iterable[int]:

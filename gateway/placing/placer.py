@@ -26,6 +26,7 @@ class Order(Struct, frozen=True, kw_only=True):
     name: str
     arguments: tuple[str, ...]  # of ``python -m gpu_backend``
     environment: Mapping[str, str]  # beside that of the machine
+    inherited: tuple[str, ...] = ()  # names of the controller's environment that reach a process of its machine, too
     gpus: int
 
 
@@ -76,4 +77,5 @@ def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapp
     }
     words = [word for pair in given.items() for word in pair]
     arguments = ("--model", engine.model, *engine.arguments, *words)
-    return Order(name=name, arguments=arguments, environment=environment, gpus=engine.gpus)
+    more = engine.environment
+    return Order(name=name, arguments=arguments, environment=environment, inherited=more, gpus=engine.gpus)

@@ -23,7 +23,7 @@ from gateway.core.settings import EngineSpec
 from gateway.fleet.autoscaling import rollback_key
 from gateway.fleet.discovery import announced_in
 from gateway.placing import records
-from gateway.placing.controller import Controller, _control
+from gateway.placing.controller import DIES_WITHIN, Controller, _control
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
@@ -191,6 +191,19 @@ async def test_what_another_controller_starts_is_not_ended(scene: Scene, redis: 
         await controller.end(lambda: False)
 
     assert not controller.acts and await redis.get(records.LEASE) == b"another"
+
+
+async def test_the_end_waits_for_no_process_that_cannot_be_killed(scene: Scene) -> None:
+    """A driver may hold one for ever: the controller says so, and leaves."""
+    clock, placer = SetClock(), Recorded()  # whose replicas never end
+    placer.started = ["own.0"]
+    placer.kill = lambda name: (placer.killed.append(name), clock.move(DIES_WITHIN / 2))  # type: ignore[method-assign]
+    controller = Controller(scene.settings(), lambda: placer, scene.redis, clock)
+    assert await controller._takes_turn()
+    async with asyncio.timeout(30):
+        await controller.end(lambda: True)
+
+    assert placer.killed and not controller.acts
 
 
 async def test_what_could_not_be_written_down_is_decided_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

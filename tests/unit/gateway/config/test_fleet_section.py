@@ -45,14 +45,22 @@ def test_a_pool_needs_no_endpoints(tmp_path: Path) -> None:
 
 def test_a_pool_says_what_its_replicas_are(tmp_path: Path) -> None:
     """A path or an id, words of a command line, prompts; and how they are replaced."""
-    engine = "engine: {model: /models/llama, version: b, arguments: [--max-model-len, 8192], gpus: 2, warm_up: [Hi.]}"
+    engine = (
+        "engine: {model: /models/llama, version: b, arguments: [--max-model-len, 8192], environment: [AWS_*, TOKEN], "
+        "gpus: 2, warm_up: [Hi.]}"
+    )
     pools = f"{{own: {{scaling: {{max: 4}}, {engine}, rollout: {{canary: 0s, drain: 1m}}}}}}"
     settings = load(tmp_path, f"{{secrets: ['${{FLEET_SECRET}}'], pools: {pools}}}")
     assert settings.fleet is not None
     pool = settings.fleet.pools["own"]
 
     assert pool.engine == EngineSpec(
-        model="/models/llama", version="b", arguments=("--max-model-len", "8192"), gpus=2, warm_up=("Hi.",)
+        model="/models/llama",
+        version="b",
+        arguments=("--max-model-len", "8192"),
+        environment=("AWS_*", "TOKEN"),
+        gpus=2,
+        warm_up=("Hi.",),
     )
     assert pool.rollout == Rollout(canary=0.0, drain=60.0)
 
@@ -80,6 +88,7 @@ def test_the_secret_of_announcements_is_sent_nowhere(tmp_path: Path) -> None:
             (f"{{secrets: ['${{FLEET_SECRET}}'], pools: {{own: {{scaling: {{max: 2}}, engine: {engine}}}}}}}", words)
             for engine, words in (
                 ("{gpus: 1}", "fleet.pools.own.engine.model: missing"),
+                ("{model: m, environment: [A=b]}", "engine.environment[0]: expected the name of a variable"),
                 ("{model: m, gpus: -1}", "fleet.pools.own.engine.gpus: expected a whole number from 0 to 64"),
                 ("{model: m, arguments: --port 1}", "fleet.pools.own.engine.arguments: expected a list of arguments"),
                 ("{model: m, arguments: [--api-key=x]}", "engine.arguments[0]: --api-key is given by the controller"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,11 @@ def placer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPla
     until(lambda: not placer.names())
 
 
-def order(name: str, gpus: int) -> Order:
+def order(name: str, gpus: int, **environment: str) -> Order:
     """Return what is started as a replica of that name."""
-    return Order(name=name, arguments=("--instance-id", name), environment={}, gpus=gpus)
+    return Order(
+        name=name, arguments=("--instance-id", name), environment=environment, inherited=("OURS_*", "MINE"), gpus=gpus
+    )
 
 
 def test_each_replica_has_gpus_of_its_own(placer: LocalPlacer, tmp_path: Path) -> None:
@@ -51,6 +54,46 @@ def test_each_replica_has_gpus_of_its_own(placer: LocalPlacer, tmp_path: Path) -
     until(lambda: not later.names())
 
     assert (before, left) == ({first, third}, {third})
+
+
+def test_a_replica_inherits_no_secret_of_the_controller(placer: LocalPlacer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program, CUDA and the hub go by is there, and what the file names besides; the keys of providers, admins
+    and stores are not."""
+    known = {"HOME": "/home/x", "LC_ALL": "C.UTF-8", "NCCL_DEBUG": "WARN", "HF_HOME": "/hub", "https_proxy": "p:1"}
+    named = {"OURS_A": "1", "MINE": "2"}
+    withheld = ("OPENAI_API_KEY", "TOLLGATE_ADMIN_KEY", "DATABASE_URL", "TOLLGATE_DIE_WITH_PARENT", "MINE_TOO")
+    for name, value in (known | named | dict.fromkeys(withheld, "s")).items():
+        monkeypatch.setenv(name, value)
+    name = new_name("own", "0" * 12)
+    placer.start(order(name, 0, TOLLGATE_FLEET_SECRET=SECRET))
+    pairs = Path(f"/proc/{placer._pids[name]}/environ").read_bytes().decode().split("\0")
+    told = dict(pair.split("=", 1) for pair in pairs if pair)
+
+    assert (
+        known.items() | named.items() | {("TOLLGATE_FLEET_SECRET", SECRET), ("PATH", os.environ["PATH"])}
+        <= told.items()
+    )
+    assert told.keys().isdisjoint(withheld)
+
+
+def test_what_another_placer_starts_is_seen(placer: LocalPlacer, tmp_path: Path) -> None:
+    """A controller that stood still while its lease ended may start a replica yet: the one that acts sees it, and ends
+    what is too many."""
+    before = set(placer.names())
+    stray = new_name("own", "0" * 12)
+    LocalPlacer(tmp_path, SLEEPS).start(order(stray, 0))
+
+    assert (before, set(placer.names())) == (set(), {stray})
+
+
+def test_gpus_of_another_folder_are_taken(placer: LocalPlacer, tmp_path: Path) -> None:
+    """Two deployments on one machine, each with a controller and a data directory, share its GPUs."""
+    placer.start(order(new_name("own", "0" * 12), 2))
+    other = LocalPlacer(tmp_path / "other", SLEEPS)
+
+    with pytest.raises(CannotPlace, match="it needs GPUs: 2, and 1 of 3 are free"):
+        other.start(order(new_name("own", "1" * 12), 2))
+    assert not other.names()
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
