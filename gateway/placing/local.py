@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from gateway.placing.placer import INSTANCE_ID, CannotPlace, Order
 
 PROGRAM = (sys.executable, "-m", "gpu_backend")
 DEVICES = "CUDA_VISIBLE_DEVICES"
+LOOKS, LOOKS_EVERY = 200, 0.005  # times, seconds
 MOST_LOGS = 50  # of replicas that have ended
 
 
@@ -57,6 +59,10 @@ class LocalPlacer:
         finally:
             os.close(log)
         self._children[child.pid], self._pids[order.name] = child, child.pid
+        for _ in range(LOOKS):  # the system tells of a program's words and variables a moment after it has begun
+            if child.poll() is not None or _name_at(child.pid) == order.name:
+                break
+            time.sleep(LOOKS_EVERY)
         with suppress(OSError):
             os.utime(place)  # another placer that looked before there was a process looks again
 
