@@ -94,7 +94,7 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f"}
 )
 def test_what_comes_at_once_is_read_before_it_goes_out(kind: str, more: dict[str, Any]) -> None:
     """An upstream need not say its answer in pieces: what is counted and judged is then the first event that has it,
-    and it alone."""
+    and it alone; a part of another kind is another."""
     reader = ResponsesFormat().open_events(to_chat(ASKED))
     at = {"output_index": 0, **more}
     again = {"type": "response.content_part.done", "output_index": 0, "part": TEXT}
@@ -104,6 +104,56 @@ def test_what_comes_at_once_is_read_before_it_goes_out(kind: str, more: dict[str
         for event in reader.feed(b"data: " + msgspec.json.encode(told) + b"\n\n")
         if isinstance(event, Delta)
     ]
-    said = [each.text + each.refusal + each.reasoning + "".join(c.arguments for c in each.tool_calls) for each in found]
+    is_text = "reasoning" not in kind and (
+        TEXT in more.get("item", {}).get("content", ()) or {"part", "text"} & set(more)
+    )
 
-    assert said == ["words", "", ""]
+    assert [words_of(each) for each in found] == ["words", "", "" if is_text else "words"]
+
+
+def words_of(delta: Delta) -> str:
+    """Return what is counted and judged of a piece."""
+    return delta.text + delta.refusal + delta.reasoning + "".join(call.arguments for call in delta.tool_calls)
+
+
+MESSAGE = {"type": "message", "id": "msg_1", "content": [TEXT]}
+
+
+@pytest.mark.parametrize(
+    ("piece", "last"),
+    [
+        ("output_text.delta", {"type": "response.output_text.done", "text": "words"}),
+        ("output_text.delta", {"type": "response.content_part.done", "part": TEXT}),
+        ("output_text.delta", {"type": "response.output_item.done", "item": MESSAGE}),
+        ("output_text.delta", {"type": "response.completed", "response": {"output": [MESSAGE]}}),
+        ("refusal.delta", {"type": "response.refusal.done", "refusal": "words"}),
+        ("reasoning_text.delta", {"type": "response.content_part.done", "part": {**TEXT, "type": "reasoning_text"}}),
+        ("reasoning_summary_text.delta", {"type": "response.reasoning_summary_text.done", "text": "words"}),
+        ("function_call_arguments.delta", {"type": "response.function_call_arguments.done", "arguments": "words"}),
+        ("function_call_arguments.delta", {"type": "response.output_item.done", "item": CALL | {"arguments": "words"}}),
+    ],
+)
+def test_an_end_that_is_not_what_its_pieces_said_is_judged(piece: str, last: dict[str, Any]) -> None:
+    """A client gets both: the end is read as the words that it has, before it goes out; one that says just what its
+    pieces have is nothing more."""
+
+    def read(*pieces: str) -> str:
+        reader = ResponsesFormat().open_events(to_chat(ASKED))
+        told = [{"type": f"response.{piece}", "output_index": 0, "delta": each} for each in pieces]
+        feed = b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in (*told, {"output_index": 0} | last))
+        return "|".join(filter(None, [words_of(each) for each in reader.feed(feed) if isinstance(each, Delta)]))
+
+    assert (read("wor", "ds"), read("other", " words")) == ("wor|ds", "other| words|words")
+
+
+def test_a_call_that_ends_by_another_name_is_judged_by_it() -> None:
+    """As by its first one."""
+    reader = ResponsesFormat().open_events(to_chat(ASKED))
+    told = [
+        {"type": f"response.output_item.{step}", "output_index": 0, "item": CALL | {"name": name, "arguments": "{}"}}
+        for step, name in (("added", "f"), ("done", "f"), ("done", "g"))
+    ]
+    found = reader.feed(b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in told))
+    names = [[call.name for call in each.tool_calls] for each in found if isinstance(each, Delta)]
+
+    assert names == [["f"], [], ["g"]]

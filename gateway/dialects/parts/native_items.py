@@ -15,10 +15,12 @@ from protocol.events import Delta
 from protocol.responses import item_id
 
 Fields = dict[str, Raw]
+Part = tuple[str, int, str]  # the field of an item that has it, its place there, its type
+PARTED = ("content", "summary")  # fields that have parts
 
 # Events that tell the whole response, as it begins and at its end: those are written here.
 OF_THE_RESPONSE = ("response.created", "response.queued", "response.in_progress")
-SAID = tuple(f"response.{name}.delta" for name in ("output_text", "function_call_arguments", "custom_tool_call_input"))
+ITEM_EVENTS = ("response.output_item.added", "response.output_item.done")
 PREFIX = "item"  # of the id of an item that came without one
 ENDS = ("response.completed", "response.incomplete")
 
@@ -33,7 +35,7 @@ class NativeItems:
         self._ids: dict[bytes, str] = {}  # of the items, by what the upstream calls them in JSON
         self._items: dict[int, dict[str, Any]] = {}  # by their places
         self._open: set[int] = set()  # places of those that are not whole
-        self._said: dict[int, list[str]] = {}  # of messages and calls
+        self._said: dict[int, dict[Part, list[str]]] = {}  # of each item by its place, and of each of its parts
 
     def all(self) -> list[dict[str, Any]]:
         """Return the items as far as they are."""
@@ -69,11 +71,13 @@ class NativeItems:
         if (theirs := told.get("item_id")) is not None:
             by_place = {} if _text(theirs) else self._items.get(_place(told), {})
             told["item_id"] = self._ids.get(bytes(theirs)) or by_place.get("id", theirs)
-        if kind in ("response.output_item.added", "response.output_item.done"):
+        if kind in ITEM_EVENTS:
             self._note(told, is_whole=kind == "response.output_item.done")
-        elif kind in SAID:
-            words = delta.text or "".join([piece.arguments for piece in delta.tool_calls])
-            self._said.setdefault(_place(told), []).append(words)
+        elif words := _words(delta):
+            said, part = self._said.setdefault(_place(told), {}), _part(kind, told, delta)
+            if not kind.endswith(".delta"):  # all that the part says
+                said.pop(part, None)
+            said.setdefault(part, []).append(words)
         return [told]
 
     def _note(self, told: dict[str, Any], *, is_whole: bool) -> None:
@@ -84,6 +88,7 @@ class NativeItems:
         else:
             self._open.add(place)
             self._items[place] = dict(item)
+            self._said[place] = _begun_with(item)
 
     def _own(self, item: Fields, place: int) -> dict[str, Any]:
         """Return an item with its id here."""
@@ -94,21 +99,67 @@ class NativeItems:
         return dict(item, id=own)
 
     def _end_early(self) -> list[Told]:
-        """End the response where the gateway does: what is not whole has the words until then."""
+        """End the response where the gateway does: what is not whole has what was said of it until then, with its
+        beginning or in pieces."""
         out: list[Told] = []
         for place in sorted(self._open):
-            item, words = self._items[place] | {"status": "incomplete"}, "".join(self._said.get(place, ()))
-            match _text(item.get("type", b"")):
-                case "message":
-                    part = {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
-                    item["content"] = [part] if words else []
-                case "function_call":
-                    item["arguments"] = words
-                case "custom_tool_call":
-                    item["input"] = words
+            item, said = self._items[place] | {"status": "incomplete"}, self._said.get(place, {})
+            for (name, number, kind), pieces in sorted(said.items()):
+                words = "".join(pieces)
+                item[name] = _with_part(item.get(name), number, kind, words) if name in PARTED else words
             self._items[place] = item
             out.append({"type": "response.output_item.done", "output_index": place, "item": item})
         return out
+
+
+def _words(delta: Delta) -> str:
+    said = delta.text or delta.refusal or delta.reasoning
+    return said or "".join([piece.arguments for piece in delta.tool_calls])
+
+
+def _part(kind: str, told: dict[str, Any], delta: Delta) -> Part:
+    """Return which part of an item an event tells of."""
+    if delta.tool_calls:
+        return "input" if "input" in kind else "arguments", 0, ""
+    if "summary" in kind:
+        return "summary", _place(told, "summary_index"), "summary_text"
+    shape = "refusal" if delta.refusal else "reasoning_text" if delta.reasoning else "output_text"
+    return "content", _place(told, "content_index"), shape
+
+
+def _begun_with(item: dict[str, Any]) -> dict[Part, list[str]]:
+    """Return what an item says where it begins."""
+    said = {(name, 0, ""): [_text(item.get(name, b""))] for name in ("arguments", "input")}
+    for name in PARTED:
+        for number, part in enumerate(_parts(item.get(name))):
+            kind = _text(part.get("type", b""))
+            said[name, number, kind] = [_text(part.get(_field(kind), b""))]
+    return {part: words for part, words in said.items() if words != [""]}
+
+
+def _with_part(parts: Any, number: int, kind: str, words: str) -> list[Any]:
+    """Return an item's parts with what one of them says."""
+    told = _parts(parts)
+    if number < len(told) and (kind_there := told[number].get("type")) is not None:
+        known = kind_there if isinstance(kind_there, str) else _text(kind_there)
+        if known == kind:
+            return [*told[:number], told[number] | {_field(kind): words}, *told[number + 1 :]]
+    annotated = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    return [*told, {"type": kind, _field(kind): words, **annotated}]
+
+
+def _field(kind: str) -> str:
+    return "refusal" if kind == "refusal" else "text"
+
+
+def _parts(data: Any) -> list[dict[str, Any]]:
+    """Return the parts that an item has, as it came or as they were put together here."""
+    if isinstance(data, list):
+        return data
+    try:
+        return msgspec.json.decode(data or b"[]", type=list[dict[str, Raw]])  # type: ignore[return-value]
+    except NOT_JSON:
+        return []
 
 
 def _text(data: bytes | Raw) -> str:
@@ -125,8 +176,8 @@ def _fields(data: Any) -> Fields:
         return {}
 
 
-def _place(told: dict[str, Any]) -> int:
+def _place(told: dict[str, Any], name: str = "output_index") -> int:
     try:
-        return int(bytes(told["output_index"]))
+        return int(bytes(told[name]))
     except (KeyError, ValueError):
         return 0

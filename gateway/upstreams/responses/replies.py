@@ -32,6 +32,9 @@ WORDS = {
     "response.reasoning_summary_text.delta": "reasoning",
 }
 T = TypeVar("T", bound=Struct)
+THOUGHTS = ("reasoning_text", "summary_text")  # types of parts
+ARGUMENT = "argument"  # what is said of a call, which no field of a delta holds alone
+FIRST_PART = (False, 0)
 ARGUMENTS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
 
 
@@ -40,7 +43,7 @@ def read_response(body: bytes) -> tuple[ChatReply, Usage | None]:
     told = _fields(body)
     ended = _ended(told, body)
     items = _items(ended.output)
-    said = [Delta(**item.words(place, has_begun=False)) for place, item in enumerate(items)]
+    said = [Delta(**item.words(place)) for place, item in enumerate(items)]
     text, refusal = "".join([delta.text for delta in said]), "".join([delta.refusal for delta in said])
     calls = tuple(
         ToolCall(call.id or "", FunctionCall(call.name or "", call.arguments))
@@ -62,8 +65,8 @@ class ResponsesEvents(SseEvents):
 
     def __init__(self) -> None:
         super().__init__()
-        self._heard: set[int] = set()  # places of items whose words have gone past,
-        self._begun: set[int] = set()  # and of calls whose names have
+        self._said: dict[int, _Said] = {}  # by the places of items: what has gone past of them
+        self._begun: dict[int, str] = {}  # and the names of calls, by their places
         self._searches = 0
 
     def _has_reason(self) -> bool:
@@ -81,9 +84,9 @@ class ResponsesEvents(SseEvents):
             return
         if kind in WORDS or kind in ARGUMENTS:
             place, piece = _place(told), text_in(told.get("delta", NOTHING)) or ""
-            self._heard.add(place)
-            said = {"tool_calls": (ToolCallDelta(place, piece),)} if kind in ARGUMENTS else {WORDS[kind]: piece}
-            events.append(Delta(**said, told=told))
+            field = WORDS.get(kind, ARGUMENT)
+            self._of(place).add(field, _part(told, kind), piece)
+            events.append(Delta(**_words(field, piece, place), told=told))
         elif kind in ("response.output_item.added", "response.output_item.done"):
             events.append(self._of_item(told, is_whole=kind == "response.output_item.done"))
         elif kind in ("response.completed", "response.incomplete"):
@@ -92,51 +95,85 @@ class ResponsesEvents(SseEvents):
             events.append(Delta(**self._at_once(kind, told), told=told))
 
     def _at_once(self, kind: str, told: dict[str, Raw]) -> dict[str, Any]:
-        """Return what an event says of a part at once, where no piece of its item has come before."""
-        place = _place(told)
-        if place in self._heard:
-            return {}
+        """Return what an event says of a part at once, unless the pieces before it have said just that."""
+        place, out = _place(told), dict[str, Any]()
         fields = told | (_fields(told["part"]) if bytes(told.get("part", NOTHING))[:1] == b"{" else {})
-        names = ("text", "refusal", "arguments", "input")
-        text, refusal, *calls = (text_in(fields.get(name, NOTHING)) or "" for name in names)
-        said: dict[str, Any] = {"reasoning" if "reasoning" in kind else "text": text, "refusal": refusal}
-        if any(calls):
-            said["tool_calls"] = (ToolCallDelta(place, "".join(calls)),)
-        if any(said.values()):
-            self._heard.add(place)
-        return said
+        is_thought = "reasoning" in kind or text_in(fields.get("type", NOTHING)) in THOUGHTS
+        names = {"text": "reasoning" if is_thought else "text", "refusal": "refusal"}
+        for name, field in (names | {"arguments": ARGUMENT, "input": ARGUMENT}).items():
+            if said := text_in(fields.get(name, NOTHING)):
+                out |= self._of(place).whole_part(field, _part(told, kind), said, place)
+        return out
 
     def _of_item(self, told: dict[str, Raw], *, is_whole: bool) -> Delta:
-        """Return what an item's begin or end says: a call's name; what no piece has said before; a search."""
+        """Return what an item's begin or end says: a call's name; what the pieces before have not said; a search."""
         item, place = _item(told.get("item", NOTHING)), _place(told)
-        has_begun = place in self._begun
-        if isinstance(item, _Call) and not is_whole and not has_begun:
-            self._begun.add(place)
-            if item.arguments or item.input:
-                self._heard.add(place)
-            return Delta(**item.words(place, has_begun=False), told=told)
-        if not is_whole:
-            said = {} if place in self._heard else item.words(place, has_begun=True)
-            if said:
-                self._heard.add(place)
-            return Delta(**said, told=told)
-        self._searches += item.is_search
-        said = {} if place in self._heard else item.words(place, has_begun=has_begun)
-        self._heard.add(place)
-        return Delta(**said, told=told, searches=int(item.is_search))
+        said = self._unsaid(item, place)
+        searches = int(is_whole and item.is_search)
+        self._searches += searches
+        return Delta(**said, told=told, searches=searches)
+
+    def _unsaid(self, item: _Item, place: int) -> dict[str, Any]:
+        """Return what an item says that has not gone past: all of it, where it is not what its pieces have said."""
+        out: dict[str, Any] = {}
+        for field, said in item.said.items():
+            out |= self._of(place).whole(field, said, place)
+        if isinstance(item, _Call) and self._begun.get(place) != item.name:
+            self._begun[place] = item.name
+            out["tool_calls"] = item.begun(place, out.get("tool_calls", ()))
+        return out
+
+    def _of(self, place: int) -> _Said:
+        return self._said.setdefault(place, _Said())
 
     def _finish(self, told: dict[str, Raw], events: list[Event]) -> None:
         data = told.get("response", NOTHING)
         ended = _ended(_fields(data), data)
         items = _items(ended.output)
         for place, item in enumerate(items):  # what was said nowhere but here: its client is told the whole
-            if place not in self._heard and (said := item.words(place, has_begun=place in self._begun)):
+            if said := self._unsaid(item, place):
                 events.append(Delta(**said))
         events.append(Delta(finish_reason=_reason(ended, items), told=told))
         if (usage := _usage(ended, items, self._searches)) is not None:
             events.append(UsageReport(usage, text_in(ended.service_tier)))
         self._is_done = True
         events.append(ReplyEnd())
+
+
+class _Said:
+    """What has been said of one item, by the field of a delta that said it and the part of the item."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[tuple[bool, int], list[str]]] = {}
+
+    def add(self, field: str, part: tuple[bool, int], piece: str) -> None:
+        """Note a piece."""
+        self._parts.setdefault(field, {}).setdefault(part, []).append(piece)
+
+    def whole_part(self, field: str, part: tuple[bool, int], said: str, place: int) -> dict[str, Any]:
+        """Note what a part says in all, and return it as fields of a delta; none where just that has been said."""
+        parts = self._parts.setdefault(field, {})
+        if said in ("".join(parts.get(part, ())), self._all(field)):
+            return {}
+        parts[part] = [said]
+        return _words(field, said, place)
+
+    def whole(self, field: str, said: str, place: int) -> dict[str, Any]:
+        """The same of what the item says in all its parts."""
+        if said == self._all(field):
+            return {}
+        self._parts[field] = {FIRST_PART: [said]}
+        return _words(field, said, place)
+
+    def _all(self, field: str) -> str:
+        return "".join(piece for _, pieces in sorted(self._parts.get(field, {}).items()) for piece in pieces)
+
+
+def _words(field: str, said: str, place: int) -> dict[str, Any]:
+    """Return the fields of a delta that say so."""
+    return {"tool_calls": (ToolCallDelta(place, said),)} if field == ARGUMENT else {field: said}
 
 
 class _Item(Struct, frozen=True):
@@ -149,9 +186,17 @@ class _Item(Struct, frozen=True):
         """Whether it is a search that is billed."""
         return False
 
-    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
-        """Return what the item at a place says as fields of a delta, the name of a call unless it ``has_begun``."""
+    @property
+    def said(self) -> dict[str, str]:
+        """What it says, by the fields of a delta, or as a call's argument."""
         return {}
+
+    def words(self, place: int) -> dict[str, Any]:
+        """Return all that the item at a place says as fields of a delta."""
+        out: dict[str, Any] = {}
+        for field, said in self.said.items():
+            out |= _words(field, said, place)
+        return out
 
 
 class _Call(_Item, frozen=True):
@@ -160,10 +205,17 @@ class _Call(_Item, frozen=True):
     arguments: str = ""
     input: str = ""
 
-    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
+    @property
+    def said(self) -> dict[str, str]:
         said = self.arguments or self.input
-        begins = {} if has_begun else {"id": self.call_id, "name": self.name}
-        return {"tool_calls": (ToolCallDelta(place, said, **begins),)} if said or begins else {}
+        return {ARGUMENT: said} if said else {}
+
+    def words(self, place: int) -> dict[str, Any]:
+        return {"tool_calls": self.begun(place, super().words(place).get("tool_calls", ()))}
+
+    def begun(self, place: int, pieces: tuple[ToolCallDelta, ...]) -> tuple[ToolCallDelta, ...]:
+        """Return what a call says first: its name beside its argument, as far as that has come."""
+        return (ToolCallDelta(place, pieces[0].arguments if pieces else "", id=self.call_id, name=self.name),)
 
 
 class _Part(Struct, frozen=True):
@@ -178,11 +230,12 @@ class _Words(_Item, frozen=True):
     content: tuple[_Part, ...] | None = None
     summary: tuple[_Part, ...] | None = None
 
-    def words(self, place: int, *, has_begun: bool) -> dict[str, Any]:
+    @property
+    def said(self) -> dict[str, str]:
         parts = (*(self.summary or ()), *(self.content or ()))
         text, refusal = "".join([part.text for part in parts]), "".join([part.refusal for part in parts])
-        said = {"reasoning": text} if self.type == "reasoning" else {"text": text, "refusal": refusal}
-        return said if text or refusal else {}
+        said = {"reasoning" if self.type == "reasoning" else "text": text, "refusal": refusal}
+        return {field: words for field, words in said.items() if words}
 
 
 class _Search(_Item, frozen=True):
@@ -261,6 +314,15 @@ def _place(told: dict[str, Raw]) -> int:
         return _places.decode(told["output_index"])
     except (KeyError, *NOT_JSON):
         return 0
+
+
+def _part(told: dict[str, Raw], kind: str) -> tuple[bool, int]:
+    """Return the part of an item that an event is of, in the order of its parts: what sums thinking up comes first."""
+    is_summary = "summary" in kind
+    try:
+        return not is_summary, _places.decode(told["summary_index" if is_summary else "content_index"])
+    except (KeyError, *NOT_JSON):
+        return not is_summary, 0
 
 
 def _failed(data: bytes | Raw) -> UpstreamFailure:

@@ -91,6 +91,43 @@ def test_a_native_response_that_the_gateway_ends_has_what_was_said_until_then() 
     assert (second["content"][0]["text"], second["status"]) == ("Grü", "incomplete")
 
 
+def test_nothing_is_lost_of_an_item_that_the_gateway_ends() -> None:
+    """Also what came with its beginning, at once, as a refusal, as thoughts or in several parts."""
+    text = {"type": "output_text", "text": "Grü", "annotations": ["a"]}
+    begun = [
+        {"type": "message", "content": [text]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a"'},
+        {"type": "reasoning", "summary": []},
+        {"type": "message", "content": []},
+        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "all"},
+    ]
+    told = [
+        {"type": "response.created", "response": {}},
+        *(
+            {"type": "response.output_item.added", "output_index": place, "item": {"id": f"i{place}"} | item}
+            for place, item in enumerate(begun)
+        ),
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "ße"},
+        {"type": "response.output_text.done", "output_index": 0, "content_index": 1, "text": "Du"},
+        {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": ":1}"},
+        {"type": "response.reasoning_summary_text.delta", "output_index": 2, "summary_index": 0, "delta": "Hm."},
+        {"type": "response.output_text.delta", "output_index": 3, "content_index": 0, "delta": "so"},
+        {"type": "response.output_text.done", "output_index": 3, "content_index": 0, "text": "thus"},
+        {"type": "response.refusal.delta", "output_index": 3, "content_index": 1, "delta": "No."},
+    ]
+    feed = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told)
+    writer, events = ResponsesWriter(ASKED, "0-1", 1), ResponsesEvents().feed(feed)
+    ended: list[Event] = [Delta(finish_reason=FinishReason.CONTENT_FILTER), UsageReport(USAGE), ReplyEnd()]
+    last = events_in((writer.pieces(REPLY, events) + writer.pieces(REPLY, ended)).decode())[-1]
+    message, call, thoughts, refusal, custom = last["response"]["output"]
+    fresh = {"type": "output_text", "annotations": [], "logprobs": []}
+
+    assert message["content"] == [text | {"text": "Grüße"}, fresh | {"text": "Du"}]
+    assert (call["arguments"], custom["input"]) == ('{"a":1}', "all")
+    assert thoughts["summary"] == [{"type": "summary_text", "text": "Hm."}]
+    assert refusal["content"] == [fresh | {"text": "thus"}, {"type": "refusal", "refusal": "No."}]
+
+
 @given(st.lists(steps, max_size=20))
 def test_words_thoughts_and_calls_come_whole_in_any_order(moves: list[Any]) -> None:
     """Pieces of calls between each other and between words: each call is one item, and nothing said is lost."""
