@@ -1,4 +1,5 @@
-# How often a team may read what was booked: a limit of its own, so that reading costs no call its place. Pure.
+# How often a team may read what was booked, and use what is stored for it: limits of their own, so that these cost no
+# call its place. Pure.
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from collections.abc import Callable
 
 from billing.core.errors import RateLimited
 
-A_SECOND = 5.0  # reads, of one team in one process,
-AT_ONCE = 20.0  # after a pause
 MOST_TEAMS = 10_000  # that are remembered
 
 
 class ReadLimit:
-    """A token bucket for each team."""
+    """A token bucket for each team that reads its calls."""
+
+    what = "reads calls"
+    a_second = 5.0  # of one team in one process,
+    at_once = 20.0  # after a pause
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,15 +26,22 @@ class ReadLimit:
     def take(self, team_id: str) -> None:
         """Count a read. Raises RateLimited."""
         now = self._clock()
-        left, then = self._buckets.get(team_id, (AT_ONCE, now))
-        left = min(AT_ONCE, left + (now - then) * A_SECOND)
+        left, then = self._buckets.get(team_id, (self.at_once, now))
+        left = min(self.at_once, left + (now - then) * self.a_second)
         if left < 1:
-            wait = math.ceil((1 - left) / A_SECOND)
-            raise RateLimited(
-                f"This team reads calls more than {A_SECOND:.0f} times a second. Your rate for calls is not touched.",
-                headers={"retry-after": str(wait)},
-            )
+            wait = math.ceil((1 - left) / self.a_second)
+            words = f"This team {self.what} more than {self.a_second:.0f} times a second."
+            raise RateLimited(f"{words} Your rate for calls is not touched.", headers={"retry-after": str(wait)})
         self._buckets[team_id] = left - 1, now
         self._buckets.move_to_end(team_id)
         if len(self._buckets) > MOST_TEAMS:
             self._buckets.popitem(last=False)
+
+
+class StoredLimit(ReadLimit):
+    """The same for stored responses and conversations. A hundred responses in the background may be looked at by the
+    usual loop, every two seconds."""
+
+    what = "uses stored responses and conversations"
+    a_second = 50.0
+    at_once = 200.0

@@ -52,7 +52,7 @@ from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
 from gateway.overload.placement import Placement
-from gateway.overload.read_limit import ReadLimit
+from gateway.overload.read_limit import ReadLimit, StoredLimit
 from gateway.run.identity import open_identity
 from gateway.shadow.sampler import Sampler
 from gateway.storage.books import open_books
@@ -222,6 +222,7 @@ class _Process:
                 self.drain,
                 self.body_room,
                 ReadLimit(self.clock.monotonic),
+                StoredLimit(self.clock.monotonic),
                 self.idempotency,
                 self.memory,
                 self.conversations,

@@ -17,6 +17,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from gateway.core.clock import Clock
+from gateway.overload.read_limit import StoredLimit
 from gateway.storage.database import Database
 from gateway.stored_responses import conversations, store
 from gateway.stored_responses.store import purge_responses
@@ -24,7 +25,7 @@ from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
-URL = "/v1/conversations"
+URL, STORED = "/v1/conversations", "/v1/responses/r"
 ASK: dict[str, Any] = {"model": "small", "input": "Say something.", "max_output_tokens": 16}
 FIRST: Any = [{"type": "message", "role": "user", "content": "My name is Ann."}]
 
@@ -73,6 +74,30 @@ def test_a_response_goes_on_from_a_conversation_and_adds_to_it(
     assert texts_of(openai, made.id) == said
     assert openai.conversations.retrieve(made.id).metadata == {"of": "Ann"}
     assert openai.conversations.update(made.id, metadata={"of": "Bo"}).metadata == {"of": "Bo"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(
+            (method, path)
+            for method in ("GET", "DELETE")
+            for path in ("/v1/responses/r", f"{URL}/c", f"{URL}/c/items/i")
+        ),
+        *(("GET", path) for path in ("/v1/responses/r/input_items", f"{URL}/c/items")),
+        *(("POST", path) for path in ("/v1/responses/r/cancel", URL, f"{URL}/c", f"{URL}/c/items")),
+    ],
+)
+def test_what_is_stored_is_used_within_a_limit_of_its_own(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    """Each use reads sealed rows; none of a team that uses them too often is looked for. Its calls go on."""
+    monkeypatch.setattr(StoredLimit, "at_once", 0.0)
+    monkeypatch.setattr(StoredLimit, "a_second", 0.001)
+    refused, asked = client.request(method, path, json={}), client.post("/v1/responses", json=ASK | {"store": False})
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert asked.status_code == 200
 
 
 def test_items_are_added_read_and_deleted(openai: OpenAI) -> None:

@@ -25,6 +25,7 @@ from gateway.http.exchange import (
     read_whole,
 )
 from gateway.http.inference_port import inference_of
+from gateway.http.routes.stored.counting import counted_team
 from gateway.http.websocket.protocol import SOCKET
 from gateway.http.websocket.session import ResponseSession
 from gateway.stored_responses.background import BackgroundResponses
@@ -70,8 +71,8 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
     after = read_whole(query["starting_after"], "starting_after", 0, 2**31) if "starting_after" in query else -1
     if "starting_after" in query and is_stream == "false":
         raise BadRequest("'starting_after' needs 'stream=true'.", param="starting_after")
-    turn = await _turn_of(request, response_id)
-    backgrounds, team_id = part_of(request, BackgroundResponses), caller_of(request).team.id
+    backgrounds, team_id = part_of(request, BackgroundResponses), counted_team(request)
+    turn = await _turn_of(request, team_id, response_id)
     if is_stream == "true":
         if not turn.ran_behind():
             words = "Only a response in the background has a stream to be read: leave 'stream' out."
@@ -86,7 +87,7 @@ async def get_response(request: AnyRequest, response_id: FromPath[str]) -> ASGIA
 async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
     """Delete a response with its items, for ever, and end it should it run in the background. A conversation that it
     was a turn of cannot go on."""
-    if not await part_of(request, BackgroundResponses).delete(caller_of(request).team.id, response_id):
+    if not await part_of(request, BackgroundResponses).delete(counted_team(request), response_id):
         raise _not_found(response_id)
     return answer({"id": response_id, "object": "response", "deleted": True})
 
@@ -97,8 +98,9 @@ async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> Re
 async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> Response[bytes]:
     """End a response that runs in the background, and return it as it is then. To end another one, close its
     connection."""
-    turn = await _turn_of(request, response_id)
-    turn = await part_of(request, BackgroundResponses).cancel(caller_of(request).team.id, response_id, turn)
+    team_id = counted_team(request)
+    turn = await _turn_of(request, team_id, response_id)
+    turn = await part_of(request, BackgroundResponses).cancel(team_id, response_id, turn)
     return Response(bytes(turn.response), media_type="application/json")
 
 
@@ -114,7 +116,7 @@ async def get_input_items(request: AnyRequest, response_id: FromPath[str]) -> Re
     query, limit = read_query(request, USUAL_PAGE, LONGEST_PAGE, repeated=("include", "include[]"))
     rising, after = read_order(query), query.get("after")
     store = part_of(request, ResponseMemory).store
-    chain, _ = await store.conversation(caller_of(request).team.id, response_id)
+    chain, _ = await store.conversation(counted_team(request), response_id)
     if not chain:
         raise _not_found(response_id)
     page = await off_loop(HUGE, lambda: _page(chain, rising, after, limit))  # its turns may be long
@@ -137,9 +139,9 @@ def _page(chain: Chain, is_rising: bool, after: str | None, limit: int) -> bytes
     return to_json(told)
 
 
-async def _turn_of(request: AnyRequest, response_id: str) -> Turn:
+async def _turn_of(request: AnyRequest, team_id: str, response_id: str) -> Turn:
     """Return a stored turn of the caller's team. Raises NotFound."""
-    found = await part_of(request, ResponseMemory).store.find(caller_of(request).team.id, [response_id])
+    found = await part_of(request, ResponseMemory).store.find(team_id, [response_id])
     if response_id not in found:
         raise _not_found(response_id)
     return found[response_id]
