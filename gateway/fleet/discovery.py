@@ -24,7 +24,7 @@ from gateway.core.private_files import write_privately
 from gateway.core.settings import Fleet, Settings
 from gateway.fleet.membership import LOST, Admission, Member, Membership
 from gateway.inference.edition import Editions
-from protocol.serving.announcements import ACTIVE, pool_key
+from protocol.serving.announcements import ACTIVE, LONGEST, pool_key
 from router.catalog.targets import Endpoint
 
 REFUSED = "refused"  # whatever state it announces
@@ -57,6 +57,7 @@ class Discovery:
             str, dict[str, tuple[str, str | None]]
         ] = {}  # states and refusals as the log has them, by pool
         self._unsigned: dict[str, int] = {}  # announcements that are not signed, by pool, at the last look
+        self._too_long: dict[str, int] = {}  # those that are too long to be read, as well
         self.is_away = False  # Redis does not answer
 
     def begin(self, editions: Editions) -> None:
@@ -174,17 +175,21 @@ class Discovery:
         return True
 
     def _tell(self, name: str, pool: Membership) -> None:
-        """Log what is new: announcements that are not signed, replicas that come, are refused or lost."""
+        """Log what is new: announcements that are not signed or too long, replicas that come, are refused or lost."""
         if pool.unsigned and not self._unsigned.get(name):
             log.warning("announcements_unsigned", pool=name, count=pool.unsigned, right="one of fleet.secrets")
         self._unsigned[name] = pool.unsigned
+        if pool.too_long and not self._too_long.get(name):
+            log.warning("announcements_too_long", pool=name, count=pool.too_long, most_bytes=LONGEST)
+        self._too_long[name] = pool.too_long
         known, self._told[name] = self._told.get(name, {}), {}
         for member in pool.members():
             said, state = member.said, pool.state_of(member)
             told = self._told[name][said.instance_id] = state, member.refused
             if known.get(said.instance_id) != told:
                 write = log.warning if state == LOST or member.refused is not None else log.info
-                who = {"instance_id": said.instance_id, "endpoint": said.base_url, "version": said.version}
+                who: dict[str, Any] = {"instance_id": said.instance_id, "endpoint": said.base_url}
+                who |= {"version": said.version, "adapters_left_out": said.adapters_left_out}
                 write("replica_announced", pool=name, state=state, refused=member.refused, **who)
 
 

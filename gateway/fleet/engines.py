@@ -66,7 +66,8 @@ class EngineWatch:
 
     def follow(self, edition: Edition) -> None:
         """Look at the endpoints of another configuration from the next look on."""
-        self._providers = edition.providers
+        self._providers, fleet = edition.providers, edition.settings.fleet
+        self._networks = fleet.networks if fleet is not None else ()
         rooms, replicas = self._limiter.engines, replicas_of(edition.settings.providers.values())
         self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
         self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
@@ -99,4 +100,5 @@ class EngineWatch:
             slots = slots_from(report, len(room.held), room.limit)
             self._limiter.resize(room, slots, is_full=is_full(report))
             if len(replica.provider.endpoints) > 1:
-                self._kv_events.note(replica.endpoint.base_url, report.instance_id, report.kv_events)
+                where = replica.endpoint.base_url
+                self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
+from contextlib import suppress
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ import msgspec
 import structlog
 from msgspec import Raw, Struct
 
+from gateway.config.weakness import why_no_service
 from router.cached_prompts import ON_DEVICE, ON_HOST, CachedPrompts
 
 END_OF_REPLAY = -1
@@ -20,6 +23,8 @@ WAITING = 100_000  # batches that may wait to be read
 AT_ONCE = 64  # batches that are read before other work of the process goes on
 LONGEST = 32 * 1024 * 1024  # bytes of a message: more than all that a replica may have is told in
 UNREADABLE = (ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+Networks = Collection[IPv4Network | IPv6Network]
 
 log = structlog.get_logger()
 
@@ -208,7 +213,8 @@ class KvEvents:
     """What is cached at each replica that tells, by its address."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[KvAddress | None, str]] = {}  # by address: where it tells, and by which start
+        # By address: where a replica tells, by which start, and where else than at itself it may.
+        self._told: dict[str, tuple[KvAddress | None, str, Networks]] = {}
         self._followed: dict[str, KvSubscriber] = {}
         self._cached: dict[str, CachedPrompts] = {}
         self._context: Any = None
@@ -218,18 +224,22 @@ class KvEvents:
         """What is cached where, by the base URLs of replicas that tell."""
         return self._cached
 
-    def note(self, base_url: str, instance_id: str, told: KvAddress | None) -> None:
-        """Follow a replica from where it says that it tells its events; ``None``: nowhere."""
-        if self._told.get(base_url) == (told, instance_id):
+    def note(self, base_url: str, instance_id: str, told: KvAddress | None, networks: Networks = ()) -> None:
+        """Follow a replica from where it says that it tells its events; ``None``: nowhere. That is at the host where it
+        is asked, or in one of ``networks``: it is no replica's to say where else a gateway connects to."""
+        if self._told.get(base_url) == (told, instance_id, networks):
             return
         self.lose(base_url)
-        self._told[base_url] = told, instance_id
+        self._told[base_url] = told, instance_id, networks
         if told is None:
             return
         host, cached = urlsplit(base_url).hostname or "", CachedPrompts()
+        endpoint = _reached(told.endpoint, host)
         replays = None if told.replay_endpoint is None else _reached(told.replay_endpoint, host)
         try:
-            self._followed[base_url] = KvSubscriber(self._opened(), _reached(told.endpoint, host), replays, cached)
+            for each in filter(None, (endpoint, replays)):
+                _check(each, host, networks)
+            self._followed[base_url] = KvSubscriber(self._opened(), endpoint, replays, cached)
         except ImportError:
             log.warning("kv_events_not_followed", endpoint=base_url, reason="pip install pyzmq")
         except ValueError as exc:
@@ -261,6 +271,24 @@ class KvEvents:
 
             self._context = Context()
         return self._context
+
+
+def _check(endpoint: str, host: str, networks: Networks) -> None:
+    """Raise ``ValueError`` for an endpoint that is neither at a replica's host nor in one of the networks."""
+    parts = urlsplit(endpoint)
+    told = parts.hostname or ""
+    if parts.scheme != "tcp" or parts.port is None:
+        raise ValueError(f"{endpoint[:100]}: not of the form tcp://HOST:PORT")
+    places = []
+    for name in (told, host):
+        with suppress(ValueError):
+            places.append(ip_address("127.0.0.1" if name == "localhost" else name))
+    is_here = len(places) == 2 and (places[0] == places[1] or all(place.is_loopback for place in places))
+    if told == host or is_here:
+        return
+    if why_no_service(told) is not None or not any(place in one for place in places[:1] for one in networks):
+        words = f"neither at {host}, where the replica is asked, nor in fleet.networks"
+        raise ValueError(f"{endpoint[:100]}: {words}; --kv-events-config takes tcp://*:PORT")
 
 
 def _reached(endpoint: str, host: str) -> str:

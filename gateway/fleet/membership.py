@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.config.weakness import why_no_service
-from protocol.serving.announcements import ACTIVE, Announcement, read_signed
+from protocol.serving.announcements import ACTIVE, LONGEST, Announcement, read_signed
 
 LATE = 0.6  # seconds without a heartbeat, after which others of the pool are asked,
 GONE = 10.0  # and after which a replica is not asked at all, others or none
@@ -64,6 +64,7 @@ class Membership:
         self.admission = admission
         self.looked_at = 0.0
         self.unsigned = 0  # announcements of the last look that none of the secrets signed
+        self.too_long = 0  # those that were not read at all
         self._known: dict[str, Member] = {}  # by instance id
         self._gone: set[str] = set()  # of these, those whose announcements were taken back
 
@@ -72,8 +73,11 @@ class Membership:
         are forgotten now."""
         if now - self.looked_at > LATE:  # nothing was read in between, which was no replica's fault
             self._known |= {name: replace(self._known[name], heard_at=now) for name in self.on_time()}
-        self.looked_at, self.unsigned = now, 0
+        self.looked_at, self.unsigned, self.too_long = now, 0, 0
         for field, value in list(found.items())[:MOST]:
+            if len(value) > LONGEST:
+                self.too_long += 1
+                continue
             said = read_signed(value, self.admission.secrets)
             if said is None or said.pool != self.admission.pool or said.instance_id.encode() != field:
                 self.unsigned += 1
@@ -134,7 +138,8 @@ class Membership:
         self._known[said.instance_id] = member
 
     def _refusal_of(self, said: Announcement) -> str | None:
-        if missing := sorted(self.admission.served - said.names):
+        missing = sorted(self.admission.served - said.names)  # they may be among those that had no room
+        if len(missing) > said.adapters_left_out:
             return f"it serves {' and '.join(sorted(said.names))}, and calls ask for {' and '.join(missing)}"
         return why_not_asked(said.base_url, self.admission.networks)
 

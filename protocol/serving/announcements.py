@@ -9,10 +9,12 @@ from hashlib import sha256
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 EVERY = 0.2  # seconds between heartbeats
 KEY_LASTS = 60_000  # milliseconds after the last heartbeat of any replica of a pool
 LONGEST = 16_384  # bytes of one
+MAC_LENGTH = 64 + 1  # bytes before its JSON
 PURPOSE = b"tollgate announcement 1\n"  # the secret signs nothing else in this form
 
 # States, as an engine's GET /load has them: it loads its model and warms up; takes calls; should get none; is no use.
@@ -41,6 +43,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens
     kv_events: KvEventsAt | None = None
     adapters: tuple[str, ...] = ()  # of the model, by the names that calls ask for
+    adapters_left_out: int = 0  # that it has besides, and an announcement has no room for
     answered: int = 0  # calls since its start that came to their end,
     failed: int = 0  # and those that the engine itself could not finish
 
@@ -54,6 +57,17 @@ class Announcement(Struct, frozen=True, kw_only=True):
 def pool_key(pool: str) -> str:
     """Return the Redis hash of a pool's announcements, by instance id."""
     return f"tollgate:fleet:{{{pool}}}"
+
+
+def fitting(said: Announcement) -> Announcement:
+    """Return an announcement that is as long as one may be, without its last adapters if need be."""
+    excess = len(msgspec.json.encode(said)) + MAC_LENGTH - LONGEST
+    if excess <= 0:
+        return said
+    left, kept = excess + len(',"adapters_left_out":100000'), list(said.adapters)
+    while kept and left > 0:
+        left -= len(msgspec.json.encode(kept.pop())) + len(",")
+    return replace(said, adapters=tuple(kept), adapters_left_out=len(said.adapters) - len(kept))
 
 
 def signed(announcement: Announcement, secret: str) -> bytes:

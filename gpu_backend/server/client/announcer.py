@@ -23,6 +23,7 @@ from protocol.serving.announcements import (
     KEY_LASTS,
     STARTING,
     Announcement,
+    fitting,
     pool_key,
     signed,
 )
@@ -83,6 +84,7 @@ class Announcer:
         self._number = 0
         self._is_leaving = False
         self._is_away = False
+        self._left_out = 0  # adapters
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -124,7 +126,11 @@ class Announcer:
 
     async def _announce(self) -> None:
         self._number += 1
-        said = self._describe(self._number, time.time(), DRAINING if self._is_leaving else self._state)
+        said = fitting(self._describe(self._number, time.time(), DRAINING if self._is_leaving else self._state))
+        if said.adapters_left_out != self._left_out:
+            self._left_out = said.adapters_left_out
+            words = "an announcement has no room for the names of %d adapters: gateways ask this engine for them unseen"
+            log.warning(words, self._left_out)
         key = pool_key(said.pool)
         writing = self._redis.pipeline(transaction=False)
         writing.hset(key, said.instance_id, signed(said, self._fleet.secret))

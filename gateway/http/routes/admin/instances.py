@@ -21,7 +21,7 @@ from router.catalog.catalog import Catalog
 
 ANNOUNCED = (
     *("pool", "state", "takes_calls", "reason", "version", "base_url", "block_size", "max_model_len", "kv_events"),
-    "heartbeat_at",
+    *("adapters_left_out", "heartbeat_at"),
 )
 MEASURED = (
     *("queue_depth", "requests_per_second", "tokens_per_second", "prefix_hit_rate", "running", "free_blocks"),
@@ -86,7 +86,7 @@ def _announced(one: Replica) -> dict[str, Any]:
     """Return what a replica says of itself, and what this process makes of it."""
     said = one.member.said
     return {
-        **shown(said, "pool", "version", "base_url", "block_size", "max_model_len"),
+        **shown(said, "pool", "version", "base_url", "block_size", "max_model_len", "adapters_left_out"),
         **shown(one, "state", "takes_calls"),
         "reason": one.member.refused,
         "kv_events": None if said.kv_events is None else said.kv_events.endpoint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from ipaddress import ip_network
 from itertools import count
 from typing import Any
 
@@ -181,6 +182,39 @@ async def test_an_address_that_is_none_is_told_once(events: KvEvents) -> None:
             events.note(URL, "first", KvAddress("5557"))
 
     assert events.cached == {} and [line["event"] for line in logs] == ["kv_events_not_followed"]
+
+
+@pytest.mark.parametrize(
+    ("base_url", "endpoint", "networks", "is_followed"),
+    [
+        ("http://10.0.0.5:8100/v1", "tcp://*:5557", (), True),
+        ("http://10.0.0.5:8100/v1", "tcp://10.0.0.5:5557", (), True),
+        ("http://gpu-0:8100/v1", "tcp://GPU-0:5557", (), True),
+        ("http://localhost:8100/v1", "tcp://127.0.0.1:5557", (), True),
+        ("http://[::1]:8100/v1", "tcp://[::]:5557", (), True),
+        ("http://10.0.0.5:8100/v1", "tcp://10.0.0.6:5557", ("10.0.0.0/24",), True),
+        ("http://10.0.0.5:8100/v1", "tcp://10.0.0.6:5557", (), False),
+        ("http://10.0.0.5:8100/v1", "tcp://10.0.1.6:5557", ("10.0.0.0/24",), False),
+        ("http://10.0.0.5:8100/v1", "tcp://127.0.0.1:5557", (), False),
+        ("http://10.0.0.5:8100/v1", "tcp://metadata:5557", ("10.0.0.0/24",), False),
+        ("http://10.0.0.5:8100/v1", "tcp://169.254.169.254:80", ("0.0.0.0/0",), False),
+        ("http://10.0.0.5:8100/v1", "tcp://10.0.0.9;10.0.0.5:5557", (), False),
+        ("http://127.0.0.1:8100/v1", "ipc:///run/docker.sock", (), False),
+    ],
+)
+async def test_a_replica_tells_events_where_it_is(
+    events: KvEvents, base_url: str, endpoint: str, networks: tuple[str, ...], is_followed: bool
+) -> None:
+    """Or in the networks that the file names: it does not send a gateway to any other address, for its events or for
+    those that are told again."""
+    ranges = tuple(map(ip_network, networks))
+    with capture_logs() as logs:
+        events.note(base_url, "first", KvAddress(endpoint), ranges)
+        first = base_url in events.cached
+        events.note(base_url, "second", KvAddress("tcp://*:5557", endpoint), ranges)
+
+    assert (first, base_url in events.cached) == (is_followed, is_followed)
+    assert [entry["event"] for entry in logs] == ["kv_events_not_followed"] * 2 * (not is_followed)
 
 
 async def test_what_is_no_batch_ends_neither_the_index_nor_the_next_answer(replica: Replica, events: KvEvents) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.fleet.membership import FORGOTTEN, GONE, LATE, LOST, SKEW, Admission, Membership, why_not_asked
-from protocol.serving.announcements import Announcement, read_signed, signed
+from protocol.serving.announcements import LONGEST, Announcement, fitting, read_signed, signed
 
 SECRET, OTHER = "a secret of the fleet 0123", "a secret of a stranger 0123"
 HERE = "http://10.0.0.1:8100/v1"
@@ -54,7 +54,7 @@ def test_only_what_is_signed_is_believed() -> None:
     gateway.pool.hear(forged, 0.0, BEGAN)
 
     assert gateway.pool.base_urls() == () and gateway.pool.members() == []
-    assert gateway.pool.unsigned == len(forged)
+    assert (gateway.pool.unsigned, gateway.pool.too_long) == (len(forged) - 1, 1)
     assert gateway.hear(said()) == (HERE,)
 
 
@@ -65,6 +65,20 @@ def test_an_adapter_is_one_of_the_names_that_calls_ask_for() -> None:
     assert gateway.hear(said()) == ()
     assert gateway.hear(said(2, adapters=(*adapters, "sql"))) == (HERE,)
     assert gateway.hear(said(3, adapters=adapters)) == ()
+
+
+def test_a_replica_of_many_adapters_is_no_stranger() -> None:
+    """Its announcement names as many as there is room for, and how many it has besides: calls for these go there
+    unseen. One that asks for more than that is not served."""
+    many = said(adapters=tuple(f"adapter-{number:05}-ü" for number in range(2000)))
+    told = fitting(many)
+    value = signed(told, SECRET)
+
+    assert LONGEST - 100 < len(value) <= LONGEST and read_signed(value, (SECRET,)) == told
+    assert len(told.adapters) + told.adapters_left_out == 2000 and told.adapters == many.adapters[: len(told.adapters)]
+    assert fitting(said()) == said() and fitting(said(adapters=("a",))).adapters_left_out == 0
+    assert Gateway(served="adapter-01999-ü").hear(told) == (HERE,)
+    assert Gateway(served="another").hear(said(adapters=("a",))) == ()
 
 
 def test_a_secret_is_replaced_without_a_gap() -> None:
