@@ -144,7 +144,7 @@ def _with_part(parts: Any, number: int, kind: str, words: str) -> list[Any]:
         known = kind_there if isinstance(kind_there, str) else _text(kind_there)
         if known == kind:
             return [*told[:number], told[number] | {_field(kind): words}, *told[number + 1 :]]
-    annotated = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    annotated: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     return [*told, {"type": kind, _field(kind): words, **annotated}]
 
 
@@ -157,7 +157,7 @@ def _parts(data: Any) -> list[dict[str, Any]]:
     if isinstance(data, list):
         return data
     try:
-        return msgspec.json.decode(data or b"[]", type=list[dict[str, Raw]])  # type: ignore[return-value]
+        return list[dict[str, Any]](msgspec.json.decode(data or b"[]", type=list[Fields]))
     except NOT_JSON:
         return []
 
