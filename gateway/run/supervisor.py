@@ -112,7 +112,8 @@ class Supervisor:
 
     def _next_signal(self, seconds: float) -> signal.Signals | None:
         arrived = signal.sigtimedwait(AWAITED, seconds)
-        return None if arrived is None else signal.Signals(arrived.si_signo)
+        # Python returns what lay in memory where this process was stopped (SIGSTOP, a frozen container) until the end.
+        return signal.Signals(arrived.si_signo) if arrived is not None and arrived.si_signo in AWAITED else None
 
     def tend(self) -> None:
         """Start again what has died and waited long enough, and end what is spent, so that it is started again."""

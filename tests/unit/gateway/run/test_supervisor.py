@@ -53,6 +53,25 @@ def test_a_child_that_dies_young_waits_longer_each_time() -> None:
     assert delays == [0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
+def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """Ctrl-Z and fg, `docker pause`, a machine that slept: the wait was over meanwhile, and nothing has come."""
+    code = (
+        "from gateway.run.supervisor import Supervisor\n"
+        "with Supervisor() as supervisor:\n"
+        "    for _ in range(3):\n"
+        "        print('up', flush=True)\n"
+        "        supervisor.pause(0.2)\n"
+    )
+    process = launcher(tmp_path / "log", code)()
+    for times in (1, 2, 3):
+        wait_for(tmp_path / "log", times=times)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+
+    assert process.wait(30) == 0, (tmp_path / "log").read_text()
+
+
 def test_a_dead_child_is_started_again_and_its_pids_reported(supervisor: Supervisor, tmp_path: Path) -> None:
     """After SIGKILL another process runs, and whoever listens has heard of both."""
     heard: list[dict[str, list[int]]] = []
