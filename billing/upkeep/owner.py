@@ -76,7 +76,7 @@ class Owner:
         self._leases.may_ask = False
         await self._flusher.adopt()
         try:
-            async with asyncio.timeout(START_WITHIN):
+            async with running_timeout(START_WITHIN):
                 await self.beat()
         except (*POSTGRES_AWAY, OSError) as exc:
             self._leases.is_away = True
@@ -169,7 +169,7 @@ class Owner:
             self._delivering.cancel()
         self._leases.leave()
         try:
-            async with asyncio.timeout(LEAVE_WITHIN):
+            async with running_timeout(LEAVE_WITHIN):
                 await self._leases.tell()
                 await self._settle_forgotten()
                 if self._journal.oldest is None and not self._leases.running and self._is_listed:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from billing.core.deadlines import running_timeout
 from gateway.calls.answering import Answering
 from gateway.upstreams.client import UpstreamResponse
 from gateway.upstreams.connection import SILENT
@@ -109,13 +110,11 @@ class ParallelReplies:
             response = self._answers[index].response
             assert response is not None
             self._waits[index] = asyncio.ensure_future(response.next_piece())
-        done, _ = await asyncio.wait(
-            self._waits.values(),
-            timeout=None if patience == math.inf else patience,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not done:
-            raise UpstreamTimeout(SILENT)
+        try:
+            async with running_timeout(patience):
+                done, _ = await asyncio.wait(self._waits.values(), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise UpstreamTimeout(SILENT) from None
         # In turns, so that none waits for one that always has something to say.
         turns = sorted(self._waits, key=lambda index: (index <= self._speaks, index))
         self._speaks = next(index for index in turns if self._waits[index] in done)

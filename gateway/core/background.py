@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from typing import Any
 
 import structlog
+
+from billing.core.deadlines import running_timeout
 
 END_WITHIN = 1.0  # seconds for what was cancelled
 
@@ -27,13 +30,16 @@ class Background:
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything is done, or ``seconds`` have passed; then cancel the rest and let it end."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(self._tasks, timeout=left)  # what ends may have begun something new
+        await self._until_done(seconds)
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=END_WITHIN)  # calls among them close their accounting
+        await self._until_done(END_WITHIN)  # calls among them close their accounting
+
+    async def _until_done(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with running_timeout(seconds):
+                while self._tasks:  # what ends may have begun something new
+                    await asyncio.wait(self._tasks)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -30,6 +30,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from billing.core.deadlines import running_timeout
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
@@ -114,7 +115,7 @@ class AnsweredOnce:
     async def _ask(self, claim: Claim) -> Found:
         """Ask Postgres whether the call may run here. A client that leaves meanwhile leaves no claim behind."""
         try:
-            async with asyncio.timeout(ASK_WITHIN):
+            async with running_timeout(ASK_WITHIN):
                 return await self._store.claim(claim)
         except POSTGRES_AWAY as exc:
             log.warning("idempotency_store_unreachable", request_id=claim.request_id, error=repr(exc))
@@ -190,7 +191,7 @@ class AnsweredOnce:
 
     async def _release(self, claim: Claim) -> None:
         try:
-            async with asyncio.timeout(ASK_WITHIN):
+            async with running_timeout(ASK_WITHIN):
                 await self._store.release(claim)
         except POSTGRES_AWAY as exc:  # the lease ends by itself
             log.warning("idempotency_claim_not_released", request_id=claim.request_id, error=repr(exc))

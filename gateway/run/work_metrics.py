@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 from uvicorn.server import ServerState
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import read_backlog
 from gateway.http.http_protocol import HttpProtocol
@@ -79,7 +80,7 @@ class WorkMetrics(Struct, eq=False):
         """Answer any request with all metrics, as an ASGI app."""
         registry = CollectorRegistry()
         try:
-            async with asyncio.timeout(LOOK_WITHIN):
+            async with running_timeout(LOOK_WITHIN):
                 registry.register(_Looked(await self._look()))
         except POSTGRES_AWAY as exc:
             log.warning("metrics_incomplete", error=repr(exc))

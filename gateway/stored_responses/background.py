@@ -17,6 +17,7 @@ import msgspec
 import structlog
 from msgspec import Raw
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
@@ -122,7 +123,7 @@ class BackgroundResponses:
         queued = events.begin()
         [piece] = pieces = events.cut()
         try:
-            async with asyncio.timeout(BEGIN_WITHIN):
+            async with running_timeout(BEGIN_WITHIN):
                 if not await self._memory.has_room(team_id):
                     raise StorageFull("The team's stored responses have as many bytes as they may. Delete some.")
                 await self.store.begin(claim, queued["previous_response_id"], run.turn(queued), piece, MOST_OF_TEAM)
@@ -133,7 +134,7 @@ class BackgroundResponses:
         self._running[claim.place] = run
         self._background.spawn(self._run(run, work))
         with suppress(TimeoutError):
-            async with asyncio.timeout(REFUSED_WITHIN):
+            async with running_timeout(REFUSED_WITHIN):
                 await run.settled.wait()
         run.is_awaited = False
         if run.refusal is not None:
@@ -271,7 +272,7 @@ class BackgroundResponses:
         """Store that a response failed; one that its caller still waits to see queued is none."""
         place = run.claim.place
         try:
-            async with asyncio.timeout(END_WITHIN):
+            async with running_timeout(END_WITHIN):
                 if run.is_awaited and not run.is_admitted:
                     run.refusal = error
                     await self.store.delete(place.team_id, place.key)

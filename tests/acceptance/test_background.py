@@ -214,7 +214,7 @@ def test_the_response_of_a_dead_gateway_fails_and_costs_nothing(
     house: House, client: httpx.Client, elsewhere: httpx.Client, upstream: ScriptedUpstream
 ) -> None:
     """Whoever reads or hears it finds that its lease is over. The gateway that only slept has no say any more."""
-    upstream.script("tokens=40,pace=0.05", times=1)
+    upstream.script("tokens=200,pace=0.05", times=1)
     said = f"Count down to {background.NUMBER.decode()}."  # as what stands for a number that is not known yet
     answer = client.post(URL, json=ASK | {"instructions": said})
     response_id = answer.json()["id"]

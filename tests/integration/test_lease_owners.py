@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -66,6 +69,24 @@ async def test_a_clean_end_gives_everything_back(start: Start, database: Databas
     assert await money(database) == (400_000, 400_000)
     async with database.begin() as connection:
         assert (await connection.execute(text("SELECT count(*) FROM owners WHERE ended_at IS NULL"))).scalar_one() == 0
+
+
+async def test_a_process_that_was_stopped_as_it_started_has_its_database(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Postgres answered meanwhile is heard, and the first calls find room."""
+    monkeypatch.setattr("billing.upkeep.owner.START_WITHIN", 1.0)
+    beat = PostgresLeases.beat
+
+    async def beat_slowly(*said: Any) -> Any:
+        asyncio.get_running_loop().call_later(0, time.sleep, 1.1)
+        await asyncio.sleep(0.01)
+        return await beat(*said)
+
+    monkeypatch.setattr(PostgresLeases, "beat", beat_slowly)
+    process = await start()
+
+    assert not process.leases.is_away
 
 
 async def test_a_reservation_is_no_process(start: Start, database: Database) -> None:

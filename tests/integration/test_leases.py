@@ -16,7 +16,9 @@ import msgspec
 import pytest
 from sqlalchemy import event, text
 
+from billing.core.deadlines import running_timeout
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
+from billing.quotas import draws
 from billing.quotas.callers import WAIT_FOR_ROOM
 from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
 from billing.quotas.leases import Leases
@@ -607,13 +609,13 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     await house.limit(team=Limits(tokens_per_day=1000))
     leases = await house.process("a")
     monkeypatch.setattr("billing.quotas.draws.ASK_WITHIN", 0.1)
-    take = leases.store.take
+    take, answered = leases.store.take, asyncio.Event()
     asks: list[float] = []
 
     async def take_late(*args: Any) -> Any:
         asks.append(time.monotonic())
         taken = await take(*args)
-        await asyncio.sleep(0.4)
+        await answered.wait()
         return taken
 
     monkeypatch.setattr(leases.store, "take", take_late)
@@ -621,7 +623,8 @@ async def test_an_answer_that_comes_too_late_for_its_caller_is_still_heard(
     assert refused.is_unknown
     assert leases.is_away
 
-    await asyncio.sleep(0.5)
+    answered.set()
+    assert await comes(lambda: not leases.draws.late)
     await house.hold(leases)
     assert len(asks) == 1
     assert not leases.draws.unread
@@ -633,15 +636,20 @@ async def test_a_scope_whose_row_is_locked_takes_the_database_away_from_no_other
     """Its callers are refused after their time; who asks for another scope is answered, as long as anything is."""
     await house.limit(team=Limits(tokens_per_day=1000))
     leases = await house.process("a")
-    monkeypatch.setattr("billing.quotas.draws.ASK_WITHIN", 0.2)
+    deadline = asyncio.timeout(None)  # it passes when the test says so
+    monkeypatch.setattr(
+        draws, "running_timeout", lambda seconds: deadline if seconds == draws.ASK_WITHIN else running_timeout(seconds)
+    )
     async with house.database.begin() as connection:
         await connection.execute(text("UPDATE teams SET name = 'open' WHERE id = 'team_a'"))
         await connection.execute(text("SELECT FROM teams WHERE id = 'team_a' FOR UPDATE"))
         refusal = asyncio.create_task(house.refused(leases))
-        await asyncio.sleep(0.1)
+        assert await comes(lambda: leases.callers.waiting)
+        await asyncio.sleep(0)
         await leases.set_again()
         beat = await leases.store.give_back("a", [])
         leases.heard(leases.acknowledged, beat)
+        deadline.reschedule(0.0)
 
         assert (await refusal).is_unknown
         assert not leases.is_away

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.reservations import Reservations
 from gateway.batch.at_providers.lines import lines_of
@@ -134,7 +135,7 @@ class BatchRunner:
         if left:
             log.warning("drain_over", requeued=len(left), asked_twice=hurried.is_set())
             with suppress(*POSTGRES_AWAY):  # else their leases end by themselves
-                async with asyncio.timeout(REQUEUE_WITHIN), self._database.begin() as connection:
+                async with running_timeout(REQUEUE_WITHIN), self._database.begin() as connection:
                     for claim in left:
                         await requeue(connection, self.owner, claim, 0.0, is_try=False)
 

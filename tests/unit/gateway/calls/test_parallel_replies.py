@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
@@ -120,3 +121,21 @@ async def test_silence_of_all_is_late() -> None:
     """One that speaks is enough."""
     with pytest.raises(UpstreamTimeout):
         await read(ParallelReplies([begun(HEAD), begun(HEAD, text("ezi", index=1))]), patience=0.02)
+
+
+async def test_what_came_while_the_process_stood_still_is_not_late() -> None:
+    """The loop sees to the deadline before it hears of a piece that came within it."""
+    one, other = begun(HEAD), begun(HEAD)
+    replies, come = ParallelReplies([one, other]), asyncio.get_running_loop().create_future()
+
+    async def next_piece(patience: float = 0.0) -> bytes:
+        piece: bytes = await come
+        await asyncio.sleep(0)  # a loop reads its sockets after its alarms have rung
+        return piece
+
+    cast(Any, one.response).next_piece = next_piece
+    asyncio.get_running_loop().call_later(0.05, time.sleep, 0.3)
+    asyncio.get_running_loop().call_later(0.1, come.set_result, text("ezi", index=1))
+
+    assert texts(replies.feed(await replies.next_piece(0.2))) == ["ezi", ""]
+    replies.close()
