@@ -22,6 +22,23 @@ LEAST_MEASURED = 16_384  # bytes to compute, below which the way to the replica 
 FADES = 0.02  # of its distance to a slower measurement, that the rate falls by: the peak counts, and is not for ever
 
 
+class VersionShare(NamedTuple):
+    """Replicas of a pool's new version, and which share of conversations they answer."""
+
+    share: float
+    addresses: frozenset[str]
+
+
+def by_version(replicas: Sequence[Target], new: VersionShare, draw: float) -> list[list[Target]]:
+    """Return the replicas of the version that a conversation belongs to, then the others, for when those are taken.
+
+    ``draw`` is a conversation's own, in [0, 1): while the share rises, each moves to the new version once.
+    """
+    there = [replica for replica in replicas if replica.endpoint.base_url in new.addresses]
+    here = [replica for replica in replicas if replica.endpoint.base_url not in new.addresses]
+    return [part for part in ((there, here) if draw < new.share else (here, there)) if part]
+
+
 def by_beginning(replicas: Sequence[Target], beginning: str, loads: Sequence[int]) -> list[Target]:
     """Return the replicas in the order in which a call with this beginning is to try them.
 

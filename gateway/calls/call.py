@@ -99,11 +99,16 @@ class Call(Struct, frozen=True, kw_only=True):
         return crc32(asked.encode("utf-8", "replace")) / 2**32
 
     @property
+    def draw(self) -> float:
+        """Another such hash, by which a pool's versions share conversations: models may share by the first."""
+        return self.share * TURN % 1.0
+
+    @property
     def spread(self) -> float:
         """A hash in [0, 1) by which replicas of a model share the load: another for each first turn, whatever it says;
         from then on one for all turns of a conversation, so that its provider finds the prompt cached."""
         if isinstance(self.request, ChatRequest) and any(turn.role == "assistant" for turn in self.request.messages):
-            return self.share * TURN % 1.0
+            return self.draw
         return int(self.request_id[-8:], 16) / 2**32
 
     @property

@@ -99,7 +99,10 @@ _rollout = struct_of(
     {
         "healthy_within": duration,
         "canary": duration_or_zero,
+        "share": number(0, 1),
+        "stand": duration_or_zero,
         "max_error_rate": number(0, 1),
+        "max_slowdown": number(1, 100),
         "drain": duration_or_zero,
     },
 )

@@ -134,7 +134,10 @@ class Rollout(Struct, frozen=True, kw_only=True):
 
     healthy_within: float = 600.0  # from its start to calls taken
     canary: float = 30.0  # for which a new one takes calls before an old one goes
-    max_error_rate: float = 0.02  # of its calls meanwhile
+    share: float = 0.1  # of conversations, that new ones answer
+    stand: float = 60.0  # for which they do, before the rest is replaced
+    max_error_rate: float = 0.02  # of a new one's calls meanwhile; and by which new ones may fail more than old ones
+    max_slowdown: float = 1.3  # of first tokens, beside those of old ones
     drain: float = 120.0  # that its running replies get at its end
 
 

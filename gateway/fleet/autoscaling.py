@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import structlog
@@ -33,6 +32,7 @@ from gateway.fleet.autoscaler import (
 )
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.instances import STALE_AFTER, EngineLoad
+from gateway.fleet.rollouts import compare_versions
 from gateway.fleet.season import expected_rate
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
@@ -103,11 +103,10 @@ class Autoscaler:
     async def read(self) -> list[PoolTarget]:
         """Return what was decided last of each pool; what this process knew where Redis does not answer."""
         pools = sorted(self._rules)
-        rolled_back: dict[str, str] = {}
         with suppress(*REDIS_AWAY):
             self._known |= await read_states(self._redis, pools)
-            told: list[Any] = await self._redis.mget([rollback_key(pool) for pool in pools]) if pools else []
-            rolled_back = {pool: said.decode(errors="replace") for pool, said in zip(pools, told, strict=True) if said}
+        rollouts = self._discovery.rollouts()
+        rolled_back = {pool: f"{one.revision}: {one.reason}" for pool, one in rollouts.items() if one.reason}
         ready = self._ready_by_announcement()
         return [
             PoolTarget(
@@ -128,6 +127,9 @@ class Autoscaler:
             if self._hours is None or self._clock.monotonic() - self._hours[0] >= HISTORY_LASTS:
                 self._hours = self._clock.monotonic(), await read_hours(connection, self._rules, now - HISTORY)
             refused = await read_refused(connection, now - REFUSED_WITHIN)
+            regions = {pool: self._settings.fleet.pools[pool].region for pool in self._rules if self._settings.fleet}
+            members = [one.member for one in self._discovery.replicas()]
+            await compare_versions(self._redis, connection, regions, members, now)
         for pool, rules in self._rules.items():
             seen = self._observation(pool, rules, looks, refused, now)
             self._ready[pool] = len(seen.replicas)
@@ -215,11 +217,6 @@ async def read_states(redis: Redis, pools: Collection[str]) -> dict[str, ScaleSt
     found = await redis.mget([_key(pool) for pool in pools]) if pools else []
     states = {pool: _read_state(value) for pool, value in zip(pools, found, strict=True)}
     return {pool: state for pool, state in states.items() if state is not None}
-
-
-def rollback_key(pool: str) -> str:
-    """Return where a controller says which revision of a pool it gave up, and why: a text, for people."""
-    return f"tollgate:fleet-rolled-back:{{{pool}}}"
 
 
 def _key(pool: str) -> str:

@@ -23,9 +23,11 @@ from gateway.core.clock import Clock
 from gateway.core.private_files import write_privately
 from gateway.core.settings import Fleet, Settings
 from gateway.fleet.membership import LOST, Admission, Member, Membership
+from gateway.fleet.rollouts import Rolling, announced_revision, rollout_key, rollouts_in
 from gateway.inference.edition import Editions
 from protocol.serving.announcements import ACTIVE, LONGEST, pool_key
 from router.catalog.targets import Endpoint
+from router.replicas import VersionShare
 
 REFUSED = "refused"  # whatever state it announces
 KEEP_EVERY = 60.0  # seconds between writings of what is heard, where nothing changes
@@ -40,14 +42,19 @@ class Replica(Struct, frozen=True, kw_only=True):
     member: Member
     state: str
     takes_calls: bool
+    revision: str | None = None  # None: no controller started it
+    share: float | None = None  # of its pool's conversations, that its version answers; None: there is one version
 
 
 class Discovery:
     """Finds the replicas of all pools of a configuration, until cancelled."""
 
-    def __init__(self, redis: Redis, clock: Clock, path: Path) -> None:
+    def __init__(self, redis: Redis, clock: Clock, path: Path, shares: dict[str, VersionShare] | None = None) -> None:
+        """``shares``: is told which replicas of each pool are of a new version, and which share they have."""
         self._redis = redis
         self._clock = clock
+        self._shares = {} if shares is None else shares
+        self._rollouts: dict[str, Rolling] = {}
         self._path = path  # where the announcements that were heard last are kept, as they stood in Redis
         self._keep_at: float | None = None  # monotonic seconds; None: nothing was heard yet
         self._editions: Editions | None = None
@@ -81,7 +88,7 @@ class Discovery:
         """Hear all replicas, and make another edition where those that are asked are others."""
         pools = list(self._pools.items())
         try:
-            found = await announced_in(self._redis, [name for name, _ in pools])
+            told = await told_in(self._redis, [name for name, _ in pools])
         except REDIS_AWAY as exc:
             if not self.is_away:
                 log.warning("fleet_not_heard", error=repr(exc), kept="the replicas that were known")
@@ -92,26 +99,27 @@ class Discovery:
         if self.is_away:
             log.info("fleet_heard_again")
             self.is_away = False
+        found = [announced for announced, _ in told]
+        self._rollouts = rollouts_in([name for name, _ in pools], [rollout for _, rollout in told])
         for (name, pool), announced in zip(pools, found, strict=True):
             forgotten = pool.hear(announced, self._clock.monotonic(), self._clock.now())
             self._tell(name, pool)
             if forgotten:
                 with suppress(*REDIS_AWAY):
                     await self._redis.hdel(pool_key(name), *forgotten)
+        self._share()
         if self._apply() or self._keep_at is None or self._clock.monotonic() >= self._keep_at:
             await self._keep(dict(zip([name for name, _ in pools], found, strict=True)))
 
     def replicas(self) -> list[Replica]:
         """Return every announced replica, by pool and address."""
         return [
-            Replica(
-                member=member,
-                state=pool.state_of(member),
-                takes_calls=member.is_able and member.said.base_url in self._asked.get(name, ()),
-            )
-            for name, pool in sorted(self._pools.items())
-            for member in pool.members()
+            self._shown(name, pool, member) for name, pool in sorted(self._pools.items()) for member in pool.members()
         ]
+
+    def rollouts(self) -> dict[str, Rolling]:
+        """Return the rollouts of pools, as controllers told of them last."""
+        return {name: each for name, each in self._rollouts.items() if name in self._pools}
 
     def count_replicas(self) -> Counter[tuple[str, str]]:
         """Return how many announced replicas are in which state, by pool; those that are refused apart."""
@@ -119,6 +127,31 @@ class Discovery:
         for one in self.replicas():
             counted[one.member.said.pool, one.state if one.member.refused is None else REFUSED] += 1
         return counted
+
+    def count_rollouts(self) -> dict[str, tuple[str, float]]:
+        """Return what the rollout of each pool is at, and the share of conversations that its new version answers."""
+        now = self._clock.now()
+        return {name: (each.state_at(now), each.share) for name, each in self.rollouts().items()}
+
+    def _shown(self, name: str, pool: Membership, member: Member) -> Replica:
+        revision, rollout, share = announced_revision(member), self._rollouts.get(name), None
+        if rollout is not None and (rollout.reason is None or rollout.share):
+            share = rollout.share if revision == rollout.revision else 1 - rollout.share
+        return Replica(
+            member=member,
+            state=pool.state_of(member),
+            takes_calls=member.is_able and member.said.base_url in self._asked.get(name, ()),
+            revision=revision,
+            share=share,
+        )
+
+    def _share(self) -> None:
+        """Say which replicas are of a new version."""
+        self._shares.clear()
+        for name, rollout in self.rollouts().items():
+            new = [one for one in self._pools[name].members() if announced_revision(one) == rollout.revision]
+            if new:
+                self._shares[name] = VersionShare(rollout.share, frozenset(one.said.base_url for one in new))
 
     def _follow(self, settings: Settings) -> None:
         known, self._pools = self._pools, {}
@@ -195,10 +228,18 @@ class Discovery:
 
 async def announced_in(redis: Redis, pools: Iterable[str]) -> list[Any]:
     """Return what is announced in each pool, by instance id. Raises what ``REDIS_AWAY`` has."""
+    return [announced for announced, _ in await told_in(redis, pools)]
+
+
+async def told_in(redis: Redis, pools: Iterable[str]) -> list[tuple[Any, Any]]:
+    """Return what is announced in each pool, by instance id, and what its controller says of a rollout. Raises what
+    ``REDIS_AWAY`` has."""
     reading = redis.pipeline(transaction=False)
     for name in pools:
         reading.hgetall(pool_key(name))
-    return await reading.execute()
+        reading.get(rollout_key(name))
+    found = await reading.execute()
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def joined(settings: Settings, asked: Mapping[str, Iterable[str]]) -> Settings:

@@ -24,11 +24,12 @@ from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
 from protocol.errors import Overloaded
 from router.catalog.targets import HEALTHY, Route, Target, TargetHealth, Tier
-from router.replicas import by_beginning
+from router.replicas import VersionShare, by_beginning, by_version
 
 PACE = 0.05  # seconds between the turns at a target that has just rested: all at once would be its next 429
 LONGEST_TOLD = 60  # seconds that a client is told to stay away, at the most
 FULL = TargetHealth(is_full=True)
+ONE_VERSION: Mapping[str, VersionShare] = {}
 BY_NAME = ("named", "alias")  # reasons of routes whose first model was asked for
 
 
@@ -52,8 +53,10 @@ class TargetLimiter:
         clock: Clock,
         metrics: Metrics,
         placement: Placement | None = None,
+        versions: Mapping[str, VersionShare] = ONE_VERSION,
     ) -> None:
-        self._placement = placement or Placement()
+        """``versions``: pools, by their providers, that have replicas of a new version."""
+        self._placement, self._versions = placement or Placement(), versions
         self._registry = registry
         self._breakers = breakers
         self._queue = queue
@@ -219,13 +222,16 @@ class TargetLimiter:
         ordered: list[Target] = []
         for (place, _), run in groupby(targets, lambda target: (self._peers.get(target.key), target.key in self._full)):
             replicas = list(run)
-            if place is not None and len(replicas) > 1:
-                loads = [len(self._pools[replica.key].held) for replica in replicas]
-                homes = by_beginning(replicas, call.beginning, loads)
-                is_told = self._placement.tells(*homes)
-                replicas = self._placement.by_work(homes, call.request, call.caller.team.id) if is_told else homes
-            ordered += replicas
+            new = self._versions.get(replicas[0].model.provider) if place is not None else None
+            for part in [replicas] if new is None else by_version(replicas, new, call.draw):
+                ordered += self._by_work(part, call) if place is not None and len(part) > 1 else part
         return tuple(ordered)
+
+    def _by_work(self, replicas: list[Target], call: Call) -> list[Target]:
+        loads = [len(self._pools[replica.key].held) for replica in replicas]
+        homes = by_beginning(replicas, call.beginning, loads)
+        is_told = self._placement.tells(*homes)
+        return self._placement.by_work(homes, call.request, call.caller.team.id) if is_told else homes
 
     def _resting(self, route: Route) -> tuple[Target, ...]:
         """Return the targets that take calls again, by what they said, before the wait of any call is over."""

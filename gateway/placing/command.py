@@ -24,8 +24,9 @@ command = typer.Typer(no_args_is_help=True, help="Replicas of our own engine tha
 
 COLUMNS = (
     *("pool", "base_url", "state", "takes_calls", "model", "version", "heartbeat_at", "running", "queue_depth"),
-    *("instance_id", "reason"),
+    *("revision", "share", "instance_id", "reason"),
 )
+ROLLOUT_COLUMNS = ("pool", "state", "revision", "kept", "share", "since", "reason")
 TARGET_COLUMNS = (
     *("pool", "target", "ready", "min", "max", "calls_per_second", "predicted_ttft_seconds", "changed_at"),
     *("decided_at", "reason", "rolled_back"),
@@ -46,7 +47,8 @@ def group() -> None:
 
 @command.command("status")
 def show_status(url: UrlOption = None, key: KeyOption = None, format: FormatOption = Format.TABLE) -> None:
-    """List the replicas of every pool: state, version, last heartbeat, whether calls go there. Needs an admin key."""
+    """List the replicas of every pool: state, version, last heartbeat, whether calls go there; and what rollouts are
+    at. Needs an admin key."""
     with remote_gateway(url, key) as gateway:
         page = gateway.get("/admin/instances")
     rows = [
@@ -61,6 +63,8 @@ def show_status(url: UrlOption = None, key: KeyOption = None, format: FormatOpti
     ]
     rows.sort(key=lambda row: (row["pool"], row["base_url"]))
     show(format, page, COLUMNS, rows, "Fleet, as the gateway that answered knows it")
+    if page["rollouts"] and format is Format.TABLE:
+        show(format, page, ROLLOUT_COLUMNS, page["rollouts"], "Rollouts: another version, and which share it has")
 
 
 @command.command("targets")

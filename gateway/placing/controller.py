@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -20,11 +21,22 @@ from gateway.config.file import load_settings
 from gateway.core.background import stop_all
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec, Pool, Rollout, Settings
-from gateway.fleet.autoscaling import read_states, rollback_key
+from gateway.fleet.autoscaling import read_states
 from gateway.fleet.discovery import EVERY as HEAR_EVERY
 from gateway.fleet.discovery import admissions, announced_in
 from gateway.fleet.membership import LATE, Member, Membership
-from gateway.placing.placer import CannotPlace, Placer, new_name, order_for, read_name, revision_of
+from gateway.fleet.rollouts import (
+    REPLACING,
+    ROLLED_BACK,
+    STANDING,
+    Compared,
+    Rolling,
+    read_compared,
+    read_name,
+    read_rollouts,
+    rollout_key,
+)
+from gateway.placing.placer import CannotPlace, Placer, new_name, order_for, revision_of
 from gateway.placing.plan import (
     GRACE,
     Action,
@@ -36,8 +48,10 @@ from gateway.placing.plan import (
     SeenReplica,
     Start,
     Stop,
+    Trial,
     after_death,
     decide,
+    due_at,
 )
 from gateway.placing.records import Lease, keep_proved, read_proved
 from gateway.run.reload import Read, read_again
@@ -49,6 +63,9 @@ EVERY = 0.25  # seconds between looks
 LISTENS = LATE + 2 * HEAR_EVERY  # seconds, after which heartbeats of replicas that are gone are known for what they are
 PATIENCE = 1.0  # seconds for Redis to answer
 DIES_WITHIN = 30.0  # seconds after SIGKILL: many gigabytes are given back first
+DRIFT = 1.0  # seconds between two tellings of one moment
+
+NOTHING_COMPARED: Mapping[str, Compared] = {}
 
 log = structlog.get_logger()
 
@@ -67,7 +84,7 @@ class Controller:
         self._engines: dict[str, EngineSpec] = {}  # by revision
         self._members: dict[str, Membership] = {}
         self._is_away = False
-        self._forgets = True  # what was rolled back before
+        self._told: dict[str, Rolling | None] = {}  # what gateways were told of each pool's rollout
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
         self.follow(settings)
 
@@ -90,8 +107,7 @@ class Controller:
             assert pool.engine is not None
             self._rollouts[name] = pool.rollout
             self._engines[revision_of(pool.engine)] = pool.engine
-        self._forgets = True
-        self._states = {name: replace(state, given_up={}, tries=0) for name, state in self._states.items()}
+        self._states = {name: _tried_again(state) for name, state in self._states.items()}
         if self._members.keys() - known.keys():
             self._hears_since = None
 
@@ -115,7 +131,8 @@ class Controller:
                 return
             states = await read_states(self._redis, self._pools)
             targets = {name: state.target for name, state in states.items()}
-            await self._act_in_all(targets)
+            on_trial = [name for name, told in self._told.items() if told is not None and told.reason is None]
+            await self._act_in_all(targets, await read_compared(self._redis, on_trial))
         except (*REDIS_AWAY, CannotPlace) as exc:
             if not self._is_away:
                 log.warning("fleet_kept", error=str(exc) or repr(exc), kept="the replicas that are there")
@@ -168,8 +185,13 @@ class Controller:
             if self._placer is None:
                 proved = await read_proved(self._redis, tuple(self._pools), self._secrets)
                 self._engines |= {revision_of(engine): engine for engine in proved.values()}
-                self._forgets, self._targets = True, {}
-                self._states = {name: PoolState(good=revision_of(engine)) for name, engine in proved.items()}
+                self._targets, self._told = {}, {}
+                goes_on = await read_rollouts(self._redis, tuple(self._pools))
+                now = self._clock.monotonic()
+                self._states = {
+                    name: PoolState(good=revision_of(engine), trial=_taken_over(goes_on.get(name), now))
+                    for name, engine in proved.items()
+                }
                 self._placer = self._open_placer()  # in the main thread: it may have to set signals back
                 adopted = sorted(await asyncio.to_thread(self._placer.names))
                 log.info("fleet_controller_acts", owner=owner, pools=sorted(self._pools), adopted=adopted)
@@ -180,11 +202,10 @@ class Controller:
         self._owner = owner
         return self._placer is not None
 
-    async def _act_in_all(self, targets: Mapping[str, int]) -> None:
+    async def _act_in_all(
+        self, targets: Mapping[str, int], compared: Mapping[str, Compared] = NOTHING_COMPARED
+    ) -> None:
         assert self._placer is not None
-        if self._forgets and self._pools:
-            await self._redis.delete(*map(rollback_key, self._pools))
-            self._forgets = False
         placed: dict[str, dict[str, str]] = {name: {} for name in self._pools}
         for name in await asyncio.to_thread(self._placer.names):
             if (meant := read_name(name)) is not None:
@@ -192,6 +213,8 @@ class Controller:
         for name, replicas in placed.items():
             pool = self._pools.get(name, Pool())
             seen = self._observation(name, pool, replicas, targets.get(name))
+            if (told := self._told.get(name)) is not None and (known := compared.get(name)) is not None:
+                seen = replace(seen, compared=known if known.since == told.since else None)
             before = self._states.get(name, PoolState())
             actions, self._states[name] = decide(seen, before, self._rollouts.get(name, pool.rollout))
             try:
@@ -199,6 +222,7 @@ class Controller:
                     if not await self._takes_turn():  # a look may take longer than the lease lasts
                         return
                     await self._act(name, pool, action)
+                await self._tell(name, self._states[name], self._rollouts.get(name, pool.rollout))
             except REDIS_AWAY:
                 self._states[name] = before  # it is decided again; an engine may be told twice to end
                 raise
@@ -247,10 +271,34 @@ class Controller:
                 await asyncio.to_thread(self._placer.kill, replica)
             case RolledBack(revision, why):
                 log.error("rollout_rolled_back", pool=name, revision=revision, reason=why, kept=self._states[name].good)
-                await self._redis.set(rollback_key(name), f"{revision}: {why}")
             case Proved(revision):
                 await keep_proved(self._redis, name, self._engines[revision], self._secrets[0])
                 log.info("rollout_finished", pool=name, revision=revision)
+
+    async def _tell(self, name: str, state: PoolState, rules: Rollout) -> None:
+        """Tell gateways what a pool's rollout is at, where that is news."""
+        trial, told = state.trial, self._told.get(name)
+        if trial is None or trial.revision == state.good or state.good is None:
+            if told is not None or name not in self._told:
+                await self._redis.delete(rollout_key(name))
+            self._told[name] = None
+            return
+        reason = state.given_up.get(trial.revision)
+        unix = self._clock.now() - self._clock.monotonic()
+        is_due = reason is None and any(trial.replicas)
+        goes_on = told is not None and told.revision == trial.revision and (told.reason is None or reason is not None)
+        said = Rolling(
+            state=ROLLED_BACK if reason is not None else REPLACING if trial.has_stood else STANDING,
+            revision=trial.revision,
+            kept=state.good,
+            share=round(trial.share, 4),
+            since=told.since if told is not None and goes_on else unix + trial.since,
+            due_at=unix + due_at(trial, rules) if is_due else None,
+            reason=reason,
+        )
+        if told is None or not _is_same(said, told):
+            await self._redis.set(rollout_key(name), msgspec.json.encode(said))
+            self._told[name] = said
 
     async def _start(self, name: str, pool: Pool, revision: str) -> None:
         assert self._placer is not None
@@ -269,6 +317,25 @@ class Controller:
         keys = self._settings.providers[pool].api_keys
         told = {"TOLLGATE_FLEET_SECRET": self._secrets[0], "TOLLGATE_FLEET_REDIS": self._settings.redis_url}
         return told | ({"TOLLGATE_ENGINE_SECRET": keys[0]} if keys else {})
+
+
+def _tried_again(state: PoolState) -> PoolState:
+    """Return what is remembered of a pool once its configuration was read again."""
+    return replace(state, given_up={}, tries=0, trial=None if state.given_up else state.trial)
+
+
+def _taken_over(told: Rolling | None, now: float) -> Trial | None:
+    """Return the rollout that another controller left, from this moment (monotonic) on."""
+    if told is None or told.reason is not None:
+        return None
+    has_stood = told.state == REPLACING
+    return Trial(revision=told.revision, since=now, moved_at=now, share=told.share, has_stood=has_stood)
+
+
+def _is_same(said: Rolling, told: Rolling) -> bool:
+    """Whether nothing is news but how two clocks drift apart."""
+    is_near = abs((said.due_at or 0.0) - (told.due_at or 0.0)) < DRIFT
+    return is_near and replace(said, due_at=told.due_at) == told
 
 
 def run_controller(path: Path, settings: Settings, open_placer: Callable[[], Placer]) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.settings import EngineSpec, Rollout
+from gateway.fleet.rollouts import read_name
 
 INSTANCE_ID = "--instance-id"  # the engine's flag that carries the name
 
@@ -57,12 +58,6 @@ def revision_of(engine: EngineSpec) -> str:
 def new_name(pool: str, revision: str) -> str:
     """Return a name for another replica."""
     return f"{pool}.{revision}.{secrets.token_hex(4)}"
-
-
-def read_name(name: str) -> tuple[str, str] | None:
-    """Return pool and revision of a replica that a controller started; ``None``: it is none."""
-    pool, *rest = name.rsplit(".", 2)
-    return (pool, rest[0]) if pool and [len(each) for each in rest] == [12, 8] else None
 
 
 def order_for(name: str, engine: EngineSpec, rollout: Rollout, environment: Mapping[str, str]) -> Order:

@@ -1,17 +1,21 @@
 # What a pool's controller does next: a pure function of the replicas as they are, of how many there should be and of
 # what it remembers. Replicas of another revision are replaced one after another, with one more than the target at the
-# most: a new one takes calls for the canary time before an old one goes; where it proves to be no good, the revision
-# before comes back.
+# most: a new one takes calls for the canary time before an old one goes. Once there are enough of them for the share of
+# conversations that a rollout begins with, it stands there for a while. Where the new revision proves to be no good,
+# the one before comes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.core.settings import Rollout
+from gateway.fleet.comparing import why_worse
 from gateway.fleet.membership import LOST
+from gateway.fleet.rollouts import Compared
 from protocol.serving.announcements import ACTIVE, DRAINING, FAILED
 
 STEADY = 10.0  # seconds of calls taken, after which a replica's death is its first
@@ -41,6 +45,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     wanted: str  # the revision that the configuration asks for
     replicas: Sequence[SeenReplica]
     others: int = 0  # replicas that take calls, and that are not the placer's
+    compared: Compared | None = None  # how the calls of two revisions went, as gateways saw it
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -53,10 +58,23 @@ class Known(Struct, frozen=True, kw_only=True):
     stopping_since: float | None = None
 
 
+class Trial(Struct, frozen=True, kw_only=True):
+    """A rollout: a revision beside the one that is good, on its way in, or back out. Times are monotonic seconds."""
+
+    revision: str
+    since: float
+    moved_at: float  # when replicas were replaced last, or calls taken
+    replicas: tuple[int, int] = (0, 0)  # that take calls: of it, and others
+    share: float = 0.0  # of conversations, which it answers
+    standing_since: float | None = None  # None: too few of it take calls yet
+    has_stood: bool = False
+
+
 class PoolState(Struct, frozen=True, kw_only=True):
     """What a pool's decisions leave to the next one."""
 
     good: str | None = None  # the last revision that proved itself
+    trial: Trial | None = None
     given_up: Mapping[str, str] = {}  # revisions that were rolled back, and why
     known: Mapping[str, Known] = {}
     deaths: int = 0  # in a row, each soon after a start
@@ -110,6 +128,7 @@ def decide(seen: Observation, state: PoolState, rules: Rollout) -> tuple[list[Ac
         state = replace(state, given_up={**state.given_up, seen.wanted: why}, deaths=0, tries=0, not_before=seen.now)
         failing = [one for one in seen.replicas if one.revision == seen.wanted and _fails_calls(one, rules)]
         useless |= {one.name: why for one in failing if state.known[one.name].stopping_since is None}
+    state = replace(state, trial=_trial_now(seen, state, rules))
     for one in seen.replicas:
         if one.name in useless:
             is_dead = one.state in (FAILED, LOST)
@@ -136,6 +155,12 @@ def after_death(state: PoolState, now: float, known: Known | None = None) -> Poo
     return replace(state, deaths=deaths, tries=state.tries + on_trial, not_before=now + delay)
 
 
+def due_at(trial: Trial, rules: Rollout) -> float:
+    """Return until when a replica is replaced, or the standing over, if nothing holds a rollout up."""
+    stands = 0.0 if trial.has_stood else rules.stand
+    return trial.moved_at + rules.healthy_within + rules.canary + stands + rules.drain + 2 * GRACE
+
+
 def current_revision(wanted: str, state: PoolState) -> str:
     """Return the revision that replicas should be of: the wanted one, unless it was rolled back."""
     return state.good if state.good is not None and wanted in state.given_up else wanted
@@ -157,6 +182,41 @@ def _noted(one: SeenReplica, before: Known | None, now: float) -> Known:
         healthy_since = now if known.healthy_since is None else known.healthy_since
         return replace(known, healthy_since=healthy_since, unhealthy_since=None)
     return replace(known, unhealthy_since=now if known.unhealthy_since is None else known.unhealthy_since)
+
+
+def _trial_now(seen: Observation, state: PoolState, rules: Rollout) -> Trial | None:
+    """Return what becomes of the rollout: whom it is of, how far it is, which share of conversations it has.
+
+    The share only rises on the way in, and only falls on the way back, so that a conversation moves once.
+    """
+    current = current_revision(seen.wanted, state)
+    if state.good is None or seen.wanted == state.good:
+        return None
+    trial = state.trial
+    if trial is None or trial.revision != seen.wanted:
+        trial = Trial(revision=seen.wanted, since=seen.now, moved_at=seen.now)
+    known = {one.name: state.known[one.name] for one in seen.replicas}
+    taking = [one for one in seen.replicas if known[one.name].unhealthy_since is None]
+    taking = [one for one in taking if known[one.name].stopping_since is None]
+    new = sum(one.revision == seen.wanted for one in taking)
+    counts = new, len(taking) - new + seen.others
+    if counts != trial.replicas:
+        trial = replace(trial, replicas=counts, moved_at=seen.now)
+    part = new / sum(counts) if new else 0.0
+    if current == state.good:
+        return replace(trial, share=min(part, trial.share))
+    if new < _enough(seen, rules):
+        trial = replace(trial, standing_since=None)
+    elif trial.standing_since is None:
+        trial = replace(trial, standing_since=seen.now)
+    if trial.standing_since is not None and not trial.has_stood and seen.now - trial.standing_since >= rules.stand:
+        trial = replace(trial, has_stood=True, moved_at=seen.now)
+    return replace(trial, share=max(trial.share, part if trial.has_stood else min(rules.share, part)))
+
+
+def _enough(seen: Observation, rules: Rollout) -> int:
+    """Return how many replicas bear the share that a rollout stands at, of the target and the one besides."""
+    return max(1, min(seen.target, math.ceil(rules.share * (seen.target + 1) - 1e-9)))
 
 
 def _why_useless(one: SeenReplica, state: PoolState, now: float, rules: Rollout) -> str | None:
@@ -190,7 +250,9 @@ def _why_rolled_back(seen: Observation, state: PoolState, useless: Mapping[str, 
             return useless[one.name]
         if _fails_calls(one, rules):
             return f"it failed {one.failed} of {one.answered + one.failed} calls"
-    return None
+    if seen.compared is None or seen.compared.revision != seen.wanted:
+        return None
+    return why_worse(seen.compared.slices, rules.max_slowdown, rules.max_error_rate)
 
 
 def _fails_calls(one: SeenReplica, rules: Rollout) -> bool:
@@ -210,10 +272,12 @@ def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Roll
     new = [one for one in live if one.revision == current]
     unproved = [one for one in new if not _is_proved(state.known[one.name], seen.now, rules.canary * on_trial)]
     surplus = len(live) + seen.others - seen.target
+    trial = state.trial
+    is_held = on_trial and trial is not None and not trial.has_stood and len(new) >= _enough(seen, rules)
     if new and not old and not unproved and state.good != current:
         return [Proved(current)], replace(state, good=current, tries=0)
     if surplus > 0:
-        spare = surplus - 1 if old and unproved else surplus  # the one on trial is there besides
+        spare = surplus - 1 if old and (unproved or is_held) else surplus  # the one on trial is there besides
         # Those that take no calls first, then old ones, then those with the least in their caches.
         order = sorted(live, key=lambda one: (*_rank(one, state, current), -state.known[one.name].since))
         leaving = [one for one in order if not (old and one in unproved)]
@@ -222,10 +286,11 @@ def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Roll
     if seen.now < state.not_before:
         return [], state
     if surplus < 0:
-        revision = state.good if unproved and on_trial and old and state.good is not None else current
+        is_early = on_trial and old and (unproved or is_held)
+        revision = state.good if is_early and state.good is not None else current
         return [Start(revision) for _ in range(-surplus)], state
     is_ending = any(one.stopping_since is not None for one in state.known.values())
-    if old and not unproved and not is_ending and seen.target:
+    if old and not unproved and not is_held and not is_ending and seen.target:
         return [Start(current)], state
     return [], state
 

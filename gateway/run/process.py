@@ -81,6 +81,7 @@ from protocol.serving.redis_client import open_redis
 from router.catalog.catalog import Catalog
 from router.complexity.classifier import Complexity
 from router.prompt_size.text_bounds import shared_by_vocabularies
+from router.replicas import VersionShare
 from router.team_score import team_score
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class _Process:
     def __init__(self, settings: Settings, clock: Clock, drain: Drain) -> None:
         self.settings, self.clock, self.drain = settings, clock, drain
         self.background, self.metrics, self.body_room = Background(), Metrics(), BodyRoom()
+        self.version_shares: dict[str, VersionShare] = {}
         self.open_calls, self.early_leaves, self.images = OpenCalls(), EarlyLeaves(clock), ImageUrls()
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -138,14 +140,16 @@ class _Process:
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
         self.mcp = McpGateway(self.admission, self.client, clock, self.metrics)
         self._make_watchers(catalog)
-        self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json")
+        self.discovery = Discovery(self.redis, clock, settings.data_dir / "fleet.json", self.version_shares)
         self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
         self.editions.follow(self.follow)
         self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
         self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock, self.kv_events)
         self.discovery.begin(self.editions)
         self.autoscaler = Autoscaler(self.editions.current, self.discovery, self.database, self.redis, clock)
-        self.metrics.targets.follow_fleet(self.discovery.count_replicas, self.autoscaler.targets)
+        self.metrics.targets.follow_fleet(
+            self.discovery.count_replicas, self.autoscaler.targets, self.discovery.count_rollouts
+        )
         if settings.fleet is not None:
             await self.discovery.look_once()  # its replicas are known before the first call
 
@@ -256,6 +260,7 @@ class _Process:
         self.limiter = TargetLimiter(
             *(providers, targets, self.breakers, self.settings.queue, clock, self.metrics),
             Placement(self.kv_events.cached),
+            self.version_shares,
         )
         self.metrics.targets.follow(self.breakers, self.budgets, self.limiter.slot_pools, self.kv_events.cached)
 

@@ -55,6 +55,16 @@ class TargetMetrics:
     )
     fleet_target = levels("tollgate_fleet_target", "Replicas that a pool should have, by its scaling", "pool", of=WORST)
 
+    rollout = levels(
+        "tollgate_fleet_rollout",
+        "What a pool's rollout is at: 1 of standing, replacing, rolled_back, stuck",
+        "pool state",
+        of=WORST,
+    )
+    rollout_share = levels(
+        "tollgate_fleet_rollout_share", "Conversations that the new version of a pool answers, of 1", "pool", of=WORST
+    )
+
     def __init__(self, meters: Meters) -> None:
         make_rows(self, meters)
         self._rises = Rises()
@@ -62,6 +72,7 @@ class TargetMetrics:
         self._cached = NOTHING_TOLD
         self._count_replicas: Callable[[], Mapping[tuple[str, str], int]] = dict
         self._targets: Callable[[], Mapping[str, int]] = dict
+        self._count_rollouts: Callable[[], Mapping[str, tuple[str, float]]] = dict
 
     def follow(
         self,
@@ -75,10 +86,14 @@ class TargetMetrics:
         self._followed, self._cached = (breakers, budgets, pools), cached
 
     def follow_fleet(
-        self, count: Callable[[], Mapping[tuple[str, str], int]], targets: Callable[[], Mapping[str, int]]
+        self,
+        count: Callable[[], Mapping[tuple[str, str], int]],
+        targets: Callable[[], Mapping[str, int]],
+        rollouts: Callable[[], Mapping[str, tuple[str, float]]],
     ) -> None:
-        """Show from now on how many replicas announce themselves, by pool and state, and how many there should be."""
-        self._count_replicas, self._targets = count, targets
+        """Show from now on how many replicas announce themselves, by pool and state, how many there should be, and what
+        each pool's rollout is at, with the share of conversations that it has."""
+        self._count_replicas, self._targets, self._count_rollouts = count, targets, rollouts
 
     def refresh(self) -> None:
         """Take over what they have counted by now. What the configuration has lost shows 0."""
@@ -102,4 +117,7 @@ class TargetMetrics:
         self.queue_depth.show(waiting.items())
         self.replicas.show(self._count_replicas().items())
         self.fleet_target.show(((pool,), target) for pool, target in self._targets().items())
+        rollouts = self._count_rollouts().items()
+        self.rollout.show(((pool, state), 1) for pool, (state, _) in rollouts)
+        self.rollout_share.show(((pool,), share) for pool, (_, share) in rollouts)
         self.kv_marks.show(((address,), len(marks)) for address, marks in list(self._cached.items()))

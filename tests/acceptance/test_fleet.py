@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from redis import Redis
 from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.core.settings import Fleet, Pool, ProviderSettings, Scaling, Timeouts
-from gateway.fleet.autoscaling import rollback_key
+from gateway.fleet.rollouts import Rolling, rollout_key
 from gpu_backend.server.client.announcer import FleetSettings
 from gpu_backend.step.messages import Generate, NewTokens
 from gpu_backend.step.sequence import FinishReason
@@ -170,8 +171,13 @@ def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TOLLGATE_KEY", scene.house.admin_key)
     if not any(group.name == "fleet" for group in gateway.cli.app.registered_groups):
         gateway.cli.add_commands()
-    Redis.from_url(scene.fleet.redis_url).set(rollback_key("own"), "0a1b: it failed")
+    told: dict[str, Any] = {"revision": "0a1b", "kept": "0c2d", "share": 0.0, "since": time.time(), "due_at": None}
+    said = Rolling(state="rolled_back", reason="it failed", **told)
+    Redis.from_url(scene.fleet.redis_url).set(rollout_key("own"), msgspec.json.encode(said))
     with scene.house.client(scene.house.admin_key) as admin:
+        (rollout,) = until(lambda: admin.get("/admin/instances").json()["rollouts"])
+        status = CliRunner().invoke(gateway.cli.app, ["fleet", "status"]).stdout.splitlines()[-2:]
+        until(lambda: 'tollgate_fleet_rollout{pool="own",state="rolled_back"} 1.0' in admin.get("/metrics").text)
         said = CliRunner().invoke(gateway.cli.app, ["fleet", "scale", "own", "3"]).stdout
         (shown,) = admin.get("/admin/fleet/targets").json()["targets"]
         refused = admin.post("/admin/fleet/targets/own", json={"target": 4})
@@ -182,6 +188,11 @@ def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
 
     assert said == "own: 3 replicas, set by hand\n"
     assert shown["rolled_back"] == "0a1b: it failed"
+    assert (rollout["state"], rollout["revision"], rollout["reason"]) == ("rolled_back", "0a1b", "it failed")
+    assert [line.split("\t")[:5] for line in status] == [
+        ["pool", "state", "revision", "kept", "share"],
+        ["own", "rolled_back", "0a1b", "0c2d", "0.0"],
+    ]
     assert (shown["target"], shown["reason"]) == (3, "set by hand") != (freed["target"], freed["reason"])
     assert (refused.status_code, missing.status_code) == (400, 404)
     assert "is a whole number from 1 to 3, or null" in refused.text

@@ -57,6 +57,8 @@ TROUBLE: dict[str, dict[str, str]] = {
     "CallbacksFail": {'tollgate_callbacks_waiting{state="failed"}': "3x200"},
     "EngineDown": {'tollgate_engine_up{model_name="m"}': "0x200"},
     "PoolEmpty": {'tollgate_fleet_replicas{pool="own", state="active"}': "2x5 0x200"},
+    "RolloutRolledBack": {'tollgate_fleet_rollout{pool="own", state="rolled_back"}': "0x100 1x100"},
+    "RolloutStuck": {'tollgate_fleet_rollout{pool="own", state="stuck"}': "0x100 1x100"},
     "EngineDies": {'tollgate_engine_restarts_total{model_name="m"}': "0x100 1x100"},
     "EngineIsUnfair": {
         'tollgate_engine_service_gap{model_name="m", tier="batch"}': "9x200",

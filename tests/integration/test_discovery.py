@@ -17,10 +17,12 @@ from gateway.core.settings import Fleet, Pool, ProviderSettings, Settings
 from gateway.doctor.upstreams import look_at_upstreams
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.membership import LATE
+from gateway.fleet.rollouts import Rolling, rollout_key
 from gateway.inference.edition import Editions
 from protocol.serving.announcements import Announcement, pool_key, signed
 from protocol.serving.redis_client import open_redis
 from router.catalog.targets import Endpoint
+from router.replicas import VersionShare
 from tests.support.clock import SetClock
 from tests.support.house import model, settings_for
 from tests.support.redis_proxy import RedisProxy, Way
@@ -35,7 +37,8 @@ class Gateway:
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self.redis, self.clock, self.number = redis, SetClock(), 0
-        self.discovery = Discovery(redis, self.clock, settings.data_dir / "fleet.json")
+        self.shares: dict[str, VersionShare] = {}
+        self.discovery = Discovery(redis, self.clock, settings.data_dir / "fleet.json", self.shares)
 
         def edition(said: Settings, providers: object) -> Any:
             return SimpleNamespace(settings=said, providers=providers)
@@ -94,6 +97,28 @@ async def test_replicas_stand_beside_those_of_the_file(redis: Redis, settings: S
     assert again is found and [one.base_url for one in first.settings.providers["own"].endpoints] == [LISTED]
     assert after_reload == ([LISTED, FOUND], reloaded)
     assert without == [LISTED] == gateway.asked()
+
+
+async def test_conversations_are_shared_as_a_controller_says(redis: Redis, settings: Settings) -> None:
+    """Within a look; what stands there of another release is nothing. Each replica shows its version and its share."""
+    gateway, (old, new) = Gateway(redis, settings), ("0" * 11 + "1", "0" * 11 + "2")
+    rolling = Rolling(state="standing", revision=new, kept=old, share=0.25, since=0.0, due_at=None)
+    told = []
+    await gateway.announce(f"own.{old}.00000001-00000000", FOUND)
+    await gateway.announce(f"own.{new}.00000002-00000000", OTHER)
+    await gateway.announce("by-hand", LISTED)
+    for value in (b"", msgspec.json.encode(rolling), b'{"state": "of another release"}'):
+        await redis.set(rollout_key("own"), value)
+        await gateway.discovery.look_once()
+        shown = {one.member.said.base_url: (one.revision, one.share) for one in gateway.discovery.replicas()}
+        told.append((dict(gateway.shares), shown, gateway.discovery.count_rollouts()))
+
+    assert told[0] == told[2] == ({}, {FOUND: (old, None), OTHER: (new, None), LISTED: (None, None)}, {})
+    assert told[1] == (
+        {"own": VersionShare(0.25, frozenset([OTHER]))},
+        {FOUND: (old, 0.75), OTHER: (new, 0.25), LISTED: (None, 0.75)},
+        {"own": ("standing", 0.25)},
+    )
 
 
 async def test_what_cannot_be_followed_is_tried_again(redis: Redis, settings: Settings) -> None:

@@ -19,9 +19,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.core.clock import Clock
-from gateway.core.settings import EngineSpec
-from gateway.fleet.autoscaling import rollback_key
+from gateway.core.settings import EngineSpec, Fleet
+from gateway.fleet.comparing import Slice
 from gateway.fleet.discovery import announced_in
+from gateway.fleet.rollouts import Compared, Rolling, compared_key, read_rollouts
 from gateway.placing import records
 from gateway.placing.controller import DIES_WITHIN, Controller, _control
 from gateway.placing.local import LocalPlacer
@@ -82,14 +83,46 @@ async def test_another_version_is_rolled_out_and_back(scene: Scene, redis: Redis
     async with scene.controlled(bad) as other:
         await until_found(lambda: _given_up(other))
         stayed = await settled(other, 1)
-        said = await redis.get(rollback_key("own"))
+        said = (await read_rollouts(redis, ["own"]))["own"]
         other.follow(scene.settings(NEW))
         await until_found(lambda: _is_forgotten(redis))
     await other.end(lambda: False)
 
     assert {name.split(".")[1] for name in replaced} == {new}
     assert stayed == replaced
-    assert said.startswith(f"{revision_of(bad)}: it failed ".encode())
+    assert (said.state, said.revision, said.kept) == ("rolled_back", revision_of(bad), new)
+    assert said.reason is not None and said.reason.startswith("it failed ")
+
+
+async def test_what_gateways_compare_rolls_a_version_back(scene: Scene, redis: Redis) -> None:
+    """A version that is announced as well as the one before, and answers worse. What was compared of another rollout of
+    it counts for nothing; a controller that takes over goes on where the rollout stood."""
+    stands = msgspec.structs.replace(scene.settings(NEW), fleet=_standing(scene.settings(NEW).fleet))
+    await scene.aim(1)
+    async with scene.controlled() as controller:
+        await settled(controller, 1)
+        before = await until_found(lambda: _proved(redis))
+        controller.follow(stands)
+        first = await until_found(lambda: _standing_at(redis, 0.25))
+        await controller.leave()
+        worse = Compared(revision=first.revision, since=first.since, slices=(Slice(50, 50, 50, 0),) * 2)
+    async with scene.controlled(NEW) as other:
+        other.follow(stands)
+        second = await until_found(lambda: _standing_at(redis, 0.25, but=first.since))
+        await redis.set(compared_key("own"), msgspec.json.encode(worse))
+        await asyncio.sleep(0.3)
+        stale = (await read_rollouts(redis, ["own"]))["own"]
+        renewed = msgspec.structs.replace(worse, since=second.since)
+        await redis.set(compared_key("own"), msgspec.json.encode(renewed))
+        await until_found(lambda: _given_up(other))
+        left = await settled(other, 1)
+        told = (await read_rollouts(redis, ["own"]))["own"]
+    await other.end(lambda: False)
+
+    assert stale == second
+    assert (told.state, told.share, told.kept) == ("rolled_back", 0.0, revision_of(OLD))
+    assert told.reason == "it failed 100 of 100 calls, as gateways saw it, beside 0 of 100 of the version before"
+    assert {name.split(".")[1] for name in left} == {revision_of(OLD)} and before
 
 
 async def test_a_target_lies_within_what_the_file_says(scene: Scene) -> None:
@@ -223,8 +256,25 @@ async def _kept(redis: Redis, engine: EngineSpec) -> bool:
     return (await records.read_proved(redis, ["own"], [SECRET])).get("own") == engine
 
 
+async def _proved(redis: Redis) -> bool:
+    return await _kept(redis, OLD)
+
+
+def _standing(fleet: Fleet | None) -> Fleet:
+    """Return a fleet whose rollouts stand at a quarter until they are told otherwise."""
+    assert fleet is not None
+    pool = fleet.pools["own"]
+    rollout = msgspec.structs.replace(pool.rollout, share=0.25, stand=3600.0)
+    return msgspec.structs.replace(fleet, pools={"own": msgspec.structs.replace(pool, rollout=rollout)})
+
+
+async def _standing_at(redis: Redis, share: float, but: float = 0.0) -> Rolling | None:
+    told = (await read_rollouts(redis, ["own"])).get("own")
+    return told if told is not None and told.share == share and told.since != but else None
+
+
 async def _is_forgotten(redis: Redis) -> bool:
-    return await redis.get(rollback_key("own")) is None
+    return not await read_rollouts(redis, ["own"])
 
 
 async def _given_up(controller: Controller) -> bool:

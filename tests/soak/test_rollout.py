@@ -45,7 +45,7 @@ fleet:
       scaling: {min: 2, max: 2}
       engine:
         {model: CHECKPOINT, gpus: 0, version: VERSION, arguments: [--served-model-name, demo, --device, cpu, MORE]}
-      rollout: {canary: 3s, healthy_within: 2m, drain: 1m}
+      rollout: {canary: 3s, stand: 3s, healthy_within: 2m, drain: 1m}
 """
 
 

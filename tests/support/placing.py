@@ -37,7 +37,7 @@ class Scene:
     def settings(self, engine: EngineSpec = OLD) -> Settings:
         """Return the configuration with replicas of that kind."""
         own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=())
-        rollout = Rollout(healthy_within=20.0, canary=0.3, drain=5.0)
+        rollout = Rollout(healthy_within=20.0, canary=0.3, stand=0.3, drain=5.0)
         pool = Pool(scaling=Scaling(min=0, max=4), engine=engine, rollout=rollout)
         fleet = Fleet(secrets=(SECRET,), pools={"own": pool})
         more: dict[str, Any] = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}}

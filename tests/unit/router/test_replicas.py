@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.cached_prompts import NOTHING_FOUND, Found
 from router.catalog.targets import Endpoint, Target
-from router.replicas import Standing, by_beginning, by_work
+from router.replicas import Standing, VersionShare, by_beginning, by_version, by_work
 from tests.support.house import model
 
 REPLICAS = [Target(model("m"), Endpoint("here", f"http://gpu-{number}:8100/v1")) for number in range(4)]
@@ -55,6 +55,21 @@ def test_when_all_are_loaded_the_least_loaded_leads() -> None:
 
     assert [REPLICAS.index(replica) for replica in order[-2:]] == [3, 2]
     assert set(order) == set(REPLICAS)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.lists(st.floats(0, 1), min_size=1, max_size=9), st.booleans())
+def test_a_conversation_moves_to_a_new_version_once(draw: float, shares: list[float], falls: bool) -> None:
+    """While the share rises; on the way back, while it falls, once too. Those of its version come first, then the
+    others: none is left out."""
+    new = frozenset(replica.endpoint.base_url for replica in REPLICAS[2:])
+    at_new = []
+    for share in sorted(shares, reverse=falls):
+        parts = by_version(REPLICAS, VersionShare(share, new), draw)
+        at_new.append(parts[0] == REPLICAS[2:])
+        assert sorted(parts, key=lambda part: REPLICAS.index(part[0])) == [REPLICAS[:2], REPLICAS[2:]]
+
+    assert at_new == sorted(at_new, reverse=falls)
+    assert by_version(REPLICAS[2:], VersionShare(0.0, new), draw) == [REPLICAS[2:]]
 
 
 IDLE = Standing(NOTHING_FOUND, 0, 0)

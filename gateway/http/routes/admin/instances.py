@@ -14,6 +14,7 @@ from gateway.core.clock import Clock
 from gateway.fleet.discovery import Discovery, Replica
 from gateway.fleet.instances import STALE_AFTER
 from gateway.fleet.membership import LOST
+from gateway.fleet.rollouts import Rolling
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, part_of, read_parameters, transaction
 from protocol.serving.announcements import ACTIVE
@@ -21,7 +22,7 @@ from router.catalog.catalog import Catalog
 
 ANNOUNCED = (
     *("pool", "state", "takes_calls", "reason", "version", "base_url", "block_size", "max_model_len", "kv_events"),
-    *("adapters_left_out", "heartbeat_at"),
+    *("adapters_left_out", "heartbeat_at", "revision", "share"),
 )
 MEASURED = (
     *("queue_depth", "requests_per_second", "tokens_per_second", "prefix_hit_rate", "running", "free_blocks"),
@@ -37,14 +38,17 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
     """Show every replica that was seen in the last hour, as it was last seen; ``stale``: it may be gone.
 
     Replicas of a pool that announce themselves show their ``state`` by their heartbeat, ``takes_calls``, and why one
-    does not (``reason``), as this process knows them; the load of one that was not yet looked at is null.
+    does not (``reason``), as this process knows them; the load of one that was not yet looked at is null. ``share``: of
+    its pool's conversations, that its version (``revision``) answers, while another one is rolled out. ``rollouts``:
+    what each of these is at, and why it was rolled back.
     """
     edition, now = edition_of(request), part_of(request, Clock).now()
     read_parameters(request)
     async with transaction(request) as connection:
         seen = await last_looks(connection, now - REMEMBERED)
     pools = frozenset(edition.settings.fleet.pools) if edition.settings.fleet is not None else frozenset()
-    announced = {one.member.said.instance_id: one for one in part_of(request, Discovery).replicas()}
+    discovery = part_of(request, Discovery)
+    announced = {one.member.said.instance_id: one for one in discovery.replicas()}
     asked = {each.base_url for provider in edition.settings.providers.values() for each in provider.endpoints}
     views = [
         instance_view(one, now, edition.catalog)
@@ -56,7 +60,8 @@ async def get_instances(request: AnyRequest) -> Response[bytes]:
         for one in without_replaced(seen, now)
     ]
     views += [_unseen_view(one) | _announced(one) for one in announced.values()]
-    return answer({"instances": views})
+    rollouts = [_rollout_view(pool, one, now) for pool, one in sorted(discovery.rollouts().items())]
+    return answer({"instances": views, "rollouts": rollouts})
 
 
 def without_replaced(seen: list[Instance], now: float) -> list[Instance]:
@@ -87,7 +92,7 @@ def _announced(one: Replica) -> dict[str, Any]:
     said = one.member.said
     return {
         **shown(said, "pool", "version", "base_url", "block_size", "max_model_len", "adapters_left_out"),
-        **shown(one, "state", "takes_calls"),
+        **shown(one, "state", "takes_calls", "revision", "share"),
         "reason": one.member.refused,
         "kv_events": None if said.kv_events is None else said.kv_events.endpoint,
         "heartbeat_at": moment_of(one.member.heard_on),
@@ -119,6 +124,18 @@ def _unseen_view(one: Replica) -> dict[str, Any]:
         "status": one.state,
         "provider": said.pool,
         "stale": one.state == LOST,
+    }
+
+
+def _rollout_view(pool: str, one: Rolling, now: float) -> dict[str, Any]:
+    """Return what a pool's rollout is at."""
+    return {
+        "object": "fleet_rollout",
+        "pool": pool,
+        **shown(one, "revision", "kept", "share"),
+        "state": one.state_at(now),
+        "since": moment_of(one.since),
+        "reason": one.why(now),
     }
 
 

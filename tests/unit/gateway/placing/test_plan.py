@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.core.settings import Rollout
+from gateway.fleet.comparing import Slice
 from gateway.fleet.membership import LOST
+from gateway.fleet.rollouts import Compared
 from gateway.placing.plan import (
     FIRST_DELAY,
     GRACE,
@@ -26,11 +29,12 @@ from gateway.placing.plan import (
     Start,
     Stop,
     decide,
+    due_at,
 )
 from protocol.serving.announcements import ACTIVE, DRAINING, FAILED, STARTING
 
 OLD, NEW, NEWER = "old", "new", "newer"
-RULES = Rollout(healthy_within=60.0, canary=10.0, max_error_rate=0.1, drain=20.0)
+RULES = Rollout(healthy_within=60.0, canary=10.0, stand=0.0, max_error_rate=0.1, drain=20.0)
 STARTS_IN, ENDS_IN = 5.0, 3.0
 
 
@@ -43,12 +47,15 @@ class World:
     others: int = 0
     broken: dict[str, str] = field(default_factory=dict)  # revision → the state in which it stays, "dies" for none
     failing: set[str] = field(default_factory=set)
+    compared: Compared | None = None
+    rules: Rollout = RULES
     state: PoolState = field(default_factory=PoolState)
     now: float = 1000.0
     replicas: dict[str, SeenReplica] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     done: list[Action] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # of conversations that the new revision answered, by moments
     fewest: int = 1000  # replicas that took calls at any time since ``watch``,
     most: int = 0  # and processes
 
@@ -64,8 +71,10 @@ class World:
                 wanted=self.wanted,
                 replicas=tuple(self.replicas.values()),
                 others=self.others,
+                compared=self.compared,
             )
-            actions, self.state = decide(seen, self.state, RULES)
+            actions, self.state = decide(seen, self.state, self.rules)
+            self.shares += [] if self.state.trial is None else [self.state.trial.share]
             for action in actions:
                 self._do(action)
             self.done += actions
@@ -75,7 +84,7 @@ class World:
 
     def watch(self) -> World:
         """Forget what was, and count from now on."""
-        self.done, self.fewest, self.most = [], 1000, 0
+        self.done, self.shares, self.fewest, self.most = [], [], 1000, 0
         return self
 
     def active(self, revision: str | None = None) -> int:
@@ -123,7 +132,7 @@ class World:
                 self.ends[name] = self.now
 
 
-def settled(**more: int) -> World:
+def settled(**more: Any) -> World:
     """Return a pool whose two replicas have proved themselves."""
     world = World(**more).run(60.0)
     assert (world.active(OLD), world.state.good, world.of(Proved)) == (world.target, OLD, [Proved(OLD)])
@@ -247,6 +256,78 @@ def test_a_revision_that_is_no_good_is_rolled_back(how: str, words: str) -> None
     assert rolled_back == [RolledBack(NEW, words)]
     assert later == [] and world.fewest == 2
     assert world.active(NEW) == len(world.replicas) == 2
+
+
+@pytest.mark.parametrize(("target", "share", "bear"), [(2, 0.1, 1), (10, 0.25, 3), (3, 0.5, 2)])
+def test_a_rollout_stands_at_its_share(target: int, share: float, bear: int) -> None:
+    """With as many replicas as bear it, for its time; then the rest is replaced, and the share rises with them."""
+    world = settled(target=target, rules=replace(RULES, share=share, stand=300.0))
+    world.wanted = NEW
+    while world.active(NEW) < bear:
+        world.run(0.5)
+    world.watch().run(299.0)
+    standing = world.active(NEW), world.active(OLD), set(world.shares)
+    world.watch().run(100.0 * target)
+
+    assert standing == (bear, target + 1 - bear, {share})
+    assert world.shares == sorted(world.shares) and world.shares[-1] == 1.0
+    assert (world.active(NEW), len(world.replicas), world.state.good) == (target, target, NEW)
+    assert (world.fewest, world.most) == (target, target + 1) and world.state.trial is None
+
+
+def test_a_death_while_a_rollout_stands_is_no_step_of_it() -> None:
+    """An old replica is followed by an old one; where the new one dies, the time begins with the next."""
+    world = settled(target=3, rules=replace(RULES, stand=300.0))
+    world.wanted = NEW
+    world.run(200.0)
+    for name in [name for name, one in world.replicas.items() if one.revision == OLD][:2]:
+        world.die(name)
+    world.run(50.0)
+    after_old = world.active(OLD), world.active(NEW)
+    world.die(next(name for name, one in world.replicas.items() if one.revision == NEW))
+    world.run(200.0)
+
+    assert after_old == (world.active(OLD), world.active(NEW)) == (2, 1)
+    assert world.run(600.0).active(NEW) == 3 and not world.of(RolledBack)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_revision_that_gateways_find_worse_is_rolled_back(replaced: bool) -> None:
+    """At once where it stands; where it has replaced others these come back first, and the share falls with it."""
+    world = settled(target=4, rules=replace(RULES, stand=20.0))
+    world.wanted = NEW
+    slices = (Slice(50, 20, 500, 0), Slice(50, 20, 500, 0))
+    world.compared = Compared(revision=OLD, since=0.0, slices=slices)
+    world.run(70.0 if replaced else 20.0)
+    assert (world.active(NEW) > 1) == replaced and not world.of(RolledBack)
+    world.compared = replace(world.compared, revision=NEW)
+    world.watch().run(2.0)
+    early = world.active(), world.of(Stop)
+    world.run(200.0)
+
+    why = "it failed 40 of 100 calls, as gateways saw it, beside 0 of 1000 of the version before"
+    assert world.of(RolledBack) == [RolledBack(NEW, why)]
+    assert early[0] >= 4 and len(early[1]) == 1
+    assert (world.active(OLD), len(world.replicas), world.fewest) == (4, 4, 4)
+    assert world.shares == sorted(world.shares, reverse=True) and world.shares[-1] == 0.0
+
+
+def test_a_rollout_in_which_nothing_moves_is_overdue() -> None:
+    """After longer than standing and a replacement take; not one that goes on, however slow."""
+    world = settled(target=3, rules=replace(RULES, stand=300.0))
+    world.wanted = NEW
+    overdue = []
+    while world.state.good == OLD:
+        world.run(5.0)
+        if (trial := world.state.trial) is not None:
+            overdue.append(world.now > due_at(trial, world.rules))
+    world.wanted = NEWER
+    world.run(30.0)
+    trial = world.state.trial
+
+    assert trial is not None
+    assert not any(overdue)
+    assert due_at(trial, world.rules) - trial.moved_at == 300.0 + 60.0 + 10.0 + 20.0 + 2 * GRACE
 
 
 def test_what_was_replaced_comes_back() -> None:

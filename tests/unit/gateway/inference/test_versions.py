@@ -1,0 +1,85 @@
+# Calls while a pool is rolled out: conversations are shared between its two versions, and stay at theirs.
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from gateway.calls.call import Call
+from gateway.core.principals import Caller, Team
+from gateway.core.settings import ProviderSettings, QueueSettings
+from gateway.inference.limiter import TargetLimiter
+from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.registry import ProviderRegistry
+from protocol.chat import ChatRequest, Message
+from router.catalog.routing_options import RoutingOptions
+from router.catalog.targets import Endpoint, Route, Target
+from router.replicas import VersionShare
+from tests.support.clock import SetClock
+from tests.support.house import model
+
+OLD, NEW = [f"http://old-{number}/v1" for number in range(3)], ["http://new-0/v1"]
+CROWD = 300
+
+
+class Pool:
+    """Three replicas of one version, and one of another; no call ends, unless it is released."""
+
+    def __init__(self) -> None:
+        self.clock, self.shares = SetClock(), dict[str, VersionShare]()
+        endpoints = tuple(Endpoint("here", url) for url in OLD + NEW)
+        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=endpoints)
+        targets = tuple(Target(model("tiny", "own"), one) for one in endpoints)
+        self.route, registry = Route("tiny", targets, "named"), ProviderRegistry({"own": own})
+        self.limiter = TargetLimiter(
+            *(registry, targets, cast(Any, None), QueueSettings(), self.clock, Metrics()), versions=self.shares
+        )
+
+    def asked(self, number: int, turns: int = 1, *, ends: bool = True) -> str:
+        """Return which replica a conversation's next turn goes to."""
+        said = [Message(role="user", content=f"Tell me of river {number}.")]
+        for turn in range(turns - 1):
+            said += [Message(role="assistant", content=f"It is long {turn}."), Message(role="user", content="And?")]
+        call = Call(
+            request_id=self.clock.new_id(),
+            caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+            endpoint="chat.completions",
+            request=ChatRequest(model="tiny", messages=tuple(said)),
+            routing=RoutingOptions(),
+            created_at=self.clock.now(),
+            started=self.clock.monotonic(),
+        )
+        grant = self.limiter.enter(call, self.route, {})
+        assert grant is not None
+        if ends:
+            self.limiter.release(grant.slot)
+        return grant.route.targets[0].endpoint.base_url
+
+    def at_new(self, share: float) -> set[int]:
+        """Return which conversations the new version answers that has this share."""
+        self.shares["own"] = VersionShare(share, frozenset(NEW))
+        return {number for number in range(CROWD) if self.asked(number) in NEW}
+
+
+def test_a_version_has_its_share_of_conversations() -> None:
+    """All turns of each go there, or none; a rising share takes none away, and the others stay at their replicas."""
+    pool = Pool()
+    before = [pool.asked(number) for number in range(CROWD)]
+    none, some, more, all_of_them = (pool.at_new(share) for share in (0.0, 0.1, 0.4, 1.0))
+    pool.at_new(0.1)
+    later = {number for number in range(CROWD) if pool.asked(number, turns=3) in NEW}
+    stays = [number for number in range(CROWD) if number not in some and before[number] in OLD]
+
+    assert (none, all_of_them) == (set(), set(range(CROWD)))
+    assert some == later and some < more and 15 <= len(some) <= 45 and 90 <= len(more) <= 150
+    assert all(pool.asked(number) == before[number] for number in stays)
+
+
+def test_a_version_that_has_no_slot_left_leaves_its_calls_to_the_other() -> None:
+    """Rather than have them wait."""
+    pool = Pool()
+    mine = sorted(pool.at_new(0.2))[:3]
+    new = pool.limiter.engines[NEW[0]]
+    pool.limiter.resize(new, 2)
+    went = [pool.asked(number, ends=False) for number in mine]
+
+    assert went[:2] == NEW * 2 and went[2] in OLD
