@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gateway.run.tuning import import_leanly, put_off_collecting, spare_what_stays
+from gateway.run.tuning import import_leanly, import_redis, put_off_collecting, spare_what_stays
 from gateway.terminal.config_path import ConfigOption, find_config
 from gateway.terminal.printing import Format, FormatOption
 
@@ -104,6 +104,7 @@ def serve(
         _check_schema(settings)
     if workers == 1:
         import_leanly()
+        import_redis()
         raise typer.Exit(serving.serve(path, settings, listener, is_shared=fd is not None))
     raise typer.Exit(serving.serve_with_workers(path, listener, workers, settings))
 
@@ -129,6 +130,7 @@ def work(
     if check:
         raise typer.Exit(int(not is_working(settings)))
     import_leanly()
+    import_redis()
     from gateway.run.worker import run_worker
 
     _check_schema(settings)

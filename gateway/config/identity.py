@@ -10,7 +10,7 @@ from gateway.config.readers import by_name, duration, duration_or_zero, list_of,
 from gateway.config.tree import Node, Scalar
 from gateway.core.principals import Role
 from gateway.core.settings import SignIn, TokenIssuer
-from gateway.identity.issuer import is_private
+from gateway.egress.urls import is_private
 
 LONGEST_SESSION = 7 * 86_400.0  # seconds
 LONGEST_LEEWAY = 300.0  # seconds

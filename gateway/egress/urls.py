@@ -1,11 +1,12 @@
 # What a callback's URL may look like. One narrow grammar, so that no two parsers can read a URL differently: what it
 # does not know, such as a user's name, a zone id or 0x7f.1, is refused. Where the URL leads is destinations.py's
-# business.
+# business. And whether others on the way can read what is said to the URL of an identity provider.
 
 from __future__ import annotations
 
 import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 from yarl import URL
@@ -66,6 +67,12 @@ def read_url(text: str, longest: int = LONGEST_URL) -> CallbackUrl:
     rest = found["rest"] or "/"
     whole = f"{scheme}://{authority}{shown_port}{'/' if rest[0] == '?' else ''}{rest}"
     return CallbackUrl(whole, scheme, host, port, address)
+
+
+def is_private(url: str) -> bool:
+    """Return whether what is said to a URL stays between the two: https, or this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
 
 def _read_address(host: str) -> Address | None:

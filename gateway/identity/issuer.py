@@ -7,13 +7,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 from msgspec import Struct
 
 from gateway.core.clock import Clock
+from gateway.egress.urls import is_private
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -171,12 +171,6 @@ class _Keys(Struct, frozen=True):
 
 _KEYS = msgspec.json.Decoder(_Keys)
 _METADATA = msgspec.json.Decoder(Metadata)
-
-
-def is_private(url: str) -> bool:
-    """Return whether what is said to a URL stays between the two: https, or this machine."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
 
 def _fits(key: Mapping[str, Any], key_id: str | None, algorithm: str) -> bool:

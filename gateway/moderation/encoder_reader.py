@@ -9,16 +9,20 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import structlog
 
 from billing.core.deadlines import running_timeout
-from gateway.moderation.reading.encoder import DIMENSIONS, Vectors
+from gateway.moderation.reading.encoder import DIMENSIONS
 from gateway.moderation.reading.process import HEADER
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.moderation.reading.encoder import Vectors
 
 DEADLINE = 2.0  # seconds that a text may wait for its vector
 FIRST_DEADLINE = 10.0  # and the first ones, while the process starts: a second where the machine has one to spare

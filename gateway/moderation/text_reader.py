@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,12 @@ from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain, visible
 from gateway.moderation.encoder_reader import Reader
-from gateway.moderation.reading.encoder import Vectors
 from gateway.moderation.rules.rules import find_by_rules, foldings, holds_phrase
 from gateway.moderation.texts import ids_of, is_unreadable, texts_of
 from protocol.inference import NativeRequest, Request
+
+if TYPE_CHECKING:
+    from gateway.moderation.reading.encoder import Vectors
 
 SLICE = 7_000  # characters that are looked at before others have their turn
 OVERLAP = 1_000  # visible characters of a slice that the next one has again; no rule's find is longer

@@ -171,15 +171,21 @@ def test_the_gateway_meets_the_engine_only_over_http() -> None:
     assert knowing <= MAY_KNOW_THE_ENGINE
 
 
-@pytest.mark.parametrize("module", ["gateway.run.app", "gateway.cli", "gateway.dev.stack", "gpu_backend.server.app"])
+@pytest.mark.parametrize(
+    "module", ["gateway.run.app", "gateway.cli", "gateway.config.file", "gateway.dev.stack", "gpu_backend.server.app"]
+)
 def test_what_serves_never_loads_the_heavy_libraries(module: str) -> None:
     """A gateway's or front end's memory has no room for torch, scikit-learn, scipy or transformers; a gateway's, as its
-    command imports it, none for SQLAlchemy's ORM and rich either."""
+    command imports it, none for SQLAlchemy's ORM, rich and OpenTelemetry's SDK either. What only reads the
+    configuration, as a worker's health check does, loads less still."""
     code = f"import sys, {module}"
     heavy = ["torch", "sklearn", "scipy", "transformers"]
-    if module == "gateway.run.app":
-        code = f"from gateway.run.tuning import import_leanly; import_leanly(); {code}"
-        heavy += ["sqlalchemy.orm", "rich"]
+    if module == "gateway.run.app":  # after the configuration, as `tollgate serve` imports it
+        lean = "import_leanly, import_redis; import_leanly(); import_redis()"
+        code = f"import gateway.config.file; from gateway.run.tuning import {lean}; {code}"
+        heavy += ["sqlalchemy.orm", "rich", "opentelemetry.sdk"]
+    elif module == "gateway.config.file":
+        heavy += ["numpy", "structlog", "asyncio", "sqlalchemy", "redis"]
     code += f"; print([name for name in {heavy} if name in sys.modules])"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

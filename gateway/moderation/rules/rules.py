@@ -8,6 +8,8 @@ import re
 import string
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +20,8 @@ from gateway.moderation.rules import genuine
 Group = Literal["secrets", "personal_data", "contacts"]
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """One thing to find. ``marks``: one of these stands in every text that has it. ``before``: how many characters
     before a match belong to what is found; a pattern that begins with a digit (``[0-9]``: in a plain text there
     are no others) is sought several times faster than one that begins with any letter. ``in_run``: whether a mark
@@ -27,10 +30,15 @@ class Rule(NamedTuple):
     name: str
     group: Group
     marks: tuple[str, ...]
-    pattern: re.Pattern[str]
+    expression: str
     is_real: Callable[[str], bool] = genuine.is_any
     before: int = 0
     in_run: bool = False
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What the text must match: compiled when a text first has a mark, as all of them take a start 70 ms."""
+        return re.compile(self.expression)
 
 
 class Place(NamedTuple):
@@ -122,12 +130,12 @@ def foldings(text: str) -> set[str]:
 def _rules(table: dict[str, Any]) -> Iterator[Rule]:
     for one in table["rules"]:
         marks = tuple(string.digits if one["marks"] == "digits" else one["marks"])
-        pattern, is_real = re.compile("".join(one["pattern"])), getattr(genuine, one.get("check", "is_any"))
+        pattern, is_real = "".join(one["pattern"]), getattr(genuine, one.get("check", "is_any"))
         yield Rule(one["name"], one.get("group", "secrets"), marks, pattern, is_real, one.get("before", 0))
     yield from _tokens(table["tokens"], genuine.is_any)
     yield from _tokens(table["random_tokens"], genuine.is_random)
     for mark, pattern in table["marked"].items():
-        yield Rule("service_token", "secrets", (mark,), re.compile(pattern))
+        yield Rule("service_token", "secrets", (mark,), pattern)
 
 
 def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool]) -> Iterator[Rule]:
@@ -136,7 +144,7 @@ def _tokens(kinds: dict[str, dict[str, str]], is_real: Callable[[str], bool]) ->
     for name, rests in kinds.items():
         for start, rest in rests.items():
             begun = rf"{re.escape(start)}(?<![A-Za-z0-9](?<!\\[nrtbfv]).{{{len(start)}}})"
-            yield Rule(name, "secrets", (start,), re.compile(begun + rest), is_real, in_run="+/" not in rest)
+            yield Rule(name, "secrets", (start,), begun + rest, is_real, in_run="+/" not in rest)
 
 
 RULES = tuple(_rules(tomllib.loads((files("gateway") / "moderation" / "rules" / "rules.toml").read_text())))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from gateway.core.settings import Safety
 from gateway.moderation import encoder_reader
 from gateway.moderation.encoder_reader import Reader
 from gateway.moderation.reading import encoder
-from gateway.moderation.reading.encoder import DIMENSIONS, Vectors
+from gateway.moderation.reading.encoder import DIMENSIONS
 from gateway.moderation.text_reader import ENCODED_AT_MOST
 from gateway.telemetry.metrics import Metrics
 from router.catalog.errors import ArtifactMismatch
 from tests.support.guarding import Guarding
+
+if TYPE_CHECKING:
+    from gateway.moderation.reading.encoder import Vectors
 
 pytestmark = [
     pytest.mark.anyio,
