@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
 from billing.core.holds import HoldRequest, RefusedHold
 from billing.quotas.rate_scope import RateScope
@@ -106,10 +106,12 @@ unpack = msgspec.msgpack.Decoder(Answer).decode
 
 
 class RateWire:
-    """The one connection on which a process's commands about rates are said; it ends with the client's others."""
+    """The one connection on which a process's commands about rates are said; it ends with the client's others. To a
+    cluster they go by its client, each to the server that has its team."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._cluster = redis if isinstance(redis, RedisCluster) else None
         self._connection: AbstractConnection | None = None
 
     async def carry(self, commands: list[Command], hear: Callable[[Command, Any], None], *, deadline: float) -> None:
@@ -125,6 +127,9 @@ class RateWire:
         for is_last in (False, True):
             try:
                 async with asyncio.timeout_at(began + deadline):
+                    if self._cluster is not None:
+                        await self._carry_to(self._cluster, commands, hear)
+                        return
                     connection = await self._connect()
                     said = commands[:MOST]
                     packed: list[tuple[Any, ...]] = [
@@ -135,12 +140,8 @@ class RateWire:
                         try:
                             answer = await connection.read_response()
                         except ResponseError as exc:
-                            if type(exc) is not ResponseError or NOT_NOW.search(str(exc)):
-                                raise
-                            answer = exc  # it would answer the same again: a faulty script, a key of another type
-                        if not isinstance(answer, bytes | ResponseError | None):
-                            raise InvalidResponse(f"{type(answer).__name__} is no answer of the script")
-                        hear(one, answer)
+                            answer = exc
+                        hear(one, _checked(answer))
                         commands.pop(0)
                 return
             except REDIS_AWAY as exc:
@@ -152,6 +153,25 @@ class RateWire:
                 if took > deadline:
                     began = loop.time()
 
+    async def _carry_to(
+        self, cluster: RedisCluster, commands: list[Command], hear: Callable[[Command, Any], None]
+    ) -> None:
+        await cluster.initialize()  # also where there is nothing to say
+        said, scripts = commands[:MOST], (("EVALSHA", SHA), ("EVAL", SCRIPT))
+        for script in scripts:
+            pipeline = cluster.pipeline(transaction=False)
+            for one in said:
+                pipeline.execute_command(*script, len(one.keys), *one.keys, one.packed)
+            unknown = []
+            for one, answer in zip(said, await pipeline.execute(raise_on_error=False), strict=True):
+                if isinstance(answer, NoScriptError) and script is scripts[0]:
+                    unknown.append(one)  # its server was started anew
+                    continue
+                hear(one, _checked(answer))
+                commands.remove(one)
+            if not (said := unknown):
+                return
+
     async def _connect(self) -> AbstractConnection:
         if self._connection is None:
             self._connection = await self._redis.connection_pool.get_connection()
@@ -161,3 +181,13 @@ class RateWire:
         await self._connection.send_command("SCRIPT LOAD", SCRIPT)
         await self._connection.read_response()
         return self._connection
+
+
+def _checked(answer: Any) -> bytes | ResponseError | None:
+    """Return an answer of the script, or the error of a command that would be answered the same again (a faulty script,
+    a key of another type). Raises any other error."""
+    if isinstance(answer, Exception) and (type(answer) is not ResponseError or NOT_NOW.search(str(answer))):
+        raise answer
+    if not isinstance(answer, bytes | ResponseError | None):
+        raise InvalidResponse(f"{type(answer).__name__} is no answer of the script")
+    return answer

@@ -16,7 +16,7 @@ from gateway.config.fields import NUMBER, WORDS_OF_YAML, Faults, Fields, Read, c
 from gateway.config.tree import Items, Node, Scalar, Section
 from gateway.config.weakness import meant_variable, why_no_service, why_weak
 from gateway.core.clock import read_duration
-from protocol.serving.redis_url import EXAMPLE, ONE, read_sentinels
+from protocol.serving.redis_url import EXAMPLE, ONE, read_servers
 
 T = TypeVar("T")
 
@@ -204,17 +204,17 @@ def url(schemes: tuple[str, ...], example: str) -> Read[str]:
 
 
 def redis_url(node: Node, faults: Faults) -> str | None:
-    """Read where Redis is: one server, or sentinels (``protocol/serving/redis_url.py``). It is never shown."""
+    """Read where Redis is: one server or several (``protocol/serving/redis_url.py``). It is never shown."""
     value = text(node, faults)
     if value is None or (isinstance(node, Scalar) and _names_a_variable(node, faults)):
         return None
     try:
-        sentinels = read_sentinels(value)
+        several = read_servers(value)
     except ValueError as exc:
         return complain(node, faults, str(exc))
-    if sentinels is None:
+    if several is None:
         return url(ONE, EXAMPLE)(node, faults)
-    for host, _ in sentinels.addresses:
+    for host, _ in several.addresses:
         if (why := why_no_service(host)) is not None:
             return complain(node, faults, why)
     return value

@@ -37,6 +37,7 @@ from gateway.fleet.season import expected_rate
 from gateway.inference.edition import Edition
 from gateway.storage.database import Database
 from protocol.serving.announcements import ACTIVE
+from protocol.serving.redis_client import read_each
 
 TURN = "tollgate:fleet-turn"  # Redis key: the gateway that sets it decides
 KEPT = 7 * 86_400  # seconds: a decision in Redis
@@ -214,7 +215,7 @@ class Autoscaler:
 
 async def read_states(redis: Redis, pools: Collection[str]) -> dict[str, ScaleState]:
     """Return what was decided last, of the pools of which it was. Raises what ``REDIS_AWAY`` has."""
-    found = await redis.mget([_key(pool) for pool in pools]) if pools else []
+    found = await read_each(redis, map(_key, pools))
     states = {pool: _read_state(value) for pool, value in zip(pools, found, strict=True)}
     return {pool: state for pool, state in states.items() if state is not None}
 

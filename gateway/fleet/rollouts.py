@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger.version_calls import read_calls
 from gateway.fleet.comparing import Slice, slices_of
 from gateway.fleet.membership import Member
+from protocol.serving.redis_client import read_each
 
 WINDOW = 600.0  # seconds of calls that are compared
 COMPARED_LASTS = 120  # seconds for which a comparison is believed
@@ -82,7 +83,7 @@ def compared_key(pool: str) -> str:
 
 async def read_rollouts(redis: Redis, pools: Collection[str]) -> dict[str, Rolling]:
     """Return the rollouts of those pools that have one. Raises what ``REDIS_AWAY`` has."""
-    return rollouts_in(pools, await _read_each(redis, map(rollout_key, pools)))
+    return rollouts_in(pools, await read_each(redis, map(rollout_key, pools)))
 
 
 def rollouts_in(pools: Collection[str], values: Iterable[Any]) -> dict[str, Rolling]:
@@ -93,7 +94,7 @@ def rollouts_in(pools: Collection[str], values: Iterable[Any]) -> dict[str, Roll
 
 async def read_compared(redis: Redis, pools: Collection[str]) -> dict[str, Compared]:
     """Return how the versions of each pool's rollout compare, where that is known. Raises what ``REDIS_AWAY`` has."""
-    values = await _read_each(redis, map(compared_key, pools))
+    values = await read_each(redis, map(compared_key, pools))
     found = {pool: _decoded(value, Compared) for pool, value in zip(pools, values, strict=True)}
     return {pool: each for pool, each in found.items() if each is not None}
 
@@ -120,14 +121,6 @@ async def compare_versions(
             revision=rollout.revision, since=rollout.since, addresses=tuple(sorted(found)), slices=slices_of(cells)
         )
         await redis.set(compared_key(pool), msgspec.json.encode(said), ex=COMPARED_LASTS)
-
-
-async def _read_each(redis: Redis, keys: Iterable[str]) -> list[Any]:
-    """Return what stands at keys that may lie on several servers."""
-    reading = redis.pipeline(transaction=False)
-    for key in keys:
-        reading.get(key)
-    return await reading.execute()
 
 
 def _decoded(value: bytes | str | None, kind: type[T]) -> T | None:

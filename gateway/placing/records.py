@@ -14,6 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 
 from gateway.core.settings import EngineSpec
+from protocol.serving.redis_client import read_each
 
 LEASE = "tollgate:fleet-controller"
 LASTS = 5.0  # seconds for which a controller that is gone holds up the next one
@@ -58,8 +59,7 @@ async def keep_proved(redis: Redis, pool: str, engine: EngineSpec, secret: str) 
 async def read_proved(redis: Redis, pools: Collection[str], secrets: Collection[str]) -> Mapping[str, EngineSpec]:
     """Return what each pool goes back to, where that is known. Raises what ``REDIS_AWAY`` has."""
     found: dict[str, EngineSpec] = {}
-    kept: Any = await redis.mget([_key(pool) for pool in pools]) if pools else ()
-    for pool, value in zip(pools, kept, strict=True):
+    for pool, value in zip(pools, await read_each(redis, map(_key, pools)), strict=True):
         mac, _, payload = (value or b"").partition(b" ")
         if any(hmac.compare_digest(mac, _mac(payload, secret).encode()) for secret in secrets):
             said = msgspec.json.decode(payload, type=ProvedEngine)

@@ -1,36 +1,49 @@
 # The way to Redis. Where a connection was closed under a command uvloop raises RuntimeError, which redis-py passes on
 # and which does not look like a Redis that is away. Behind sentinels each new connection goes to the primary that they
-# know of then.
+# know of then; to a cluster, to the server that has the key.
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
-from protocol.serving.redis_url import Sentinels, read_sentinels
+from protocol.serving.redis_url import Servers, read_servers
 
 
 def open_redis(url: str, *, timeout: float) -> Redis:
     """Return a client that gives Redis ``timeout`` seconds for each answer and each connection.
 
     What goes wrong between it and Redis is a RedisError, an OSError or a TimeoutError, on any event loop. ``url`` may
-    name sentinels (redis_url.py); raises ValueError for one that names neither them nor a Redis.
+    name sentinels or a cluster (redis_url.py), whose client takes the same commands, each with keys of one slot; raises
+    ValueError for one that names neither them nor a Redis.
     """
     patience: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-    told = read_sentinels(url)
-    redis: Redis = Redis.from_url(url, **patience) if told is None else _behind(told, patience)
+    told = read_servers(url)
+    if told is not None and told.service is None:
+        return cast(Redis, _cluster(told, patience))
+    redis: Redis = Redis.from_url(url, **patience) if told is None else _behind(told, told.service or "", patience)
     pool = redis.connection_pool
     pool.connection_class = type("Connection", (_Closable, pool.connection_class), {})
     return redis
+
+
+async def read_each(redis: Redis, keys: Iterable[str]) -> list[Any]:
+    """Return what stands at keys, which may lie on several servers of a cluster. Raises what Redis does."""
+    reading = redis.pipeline(transaction=False)
+    for key in keys:
+        reading.get(key)
+    return await reading.execute()
 
 
 class _Closable:
@@ -43,18 +56,72 @@ class _Closable:
             raise RedisConnectionError(str(exc)) from exc
 
 
-def _behind(told: Sentinels, patience: dict[str, Any]) -> Redis:
+def _options(told: Servers, patience: dict[str, Any]) -> dict[str, Any]:
+    """Return all that a URL says but where."""
     options: dict[str, Any] = {**parse_url(told.url), **patience}
     del options["host"]
     options.pop("port", None)
     if options.pop("connection_class", None) is not None:
         options["ssl"] = True
+    return options
+
+
+def _cluster(told: Servers, patience: dict[str, Any]) -> _Cluster:
+    nodes = [ClusterNode(host, port) for host, port in told.addresses]
+    redis = _Cluster(
+        startup_nodes=nodes,
+        require_full_coverage=False,
+        dynamic_startup_nodes=False,
+        retry=Retry(NoBackoff(), 1),
+        **_options(told, patience),
+    )
+    kind = type("Connection", (_Closable, redis.connection_kwargs["connection_class"]), {})
+    redis.connection_kwargs["connection_class"] = kind
+    for node in redis.startup_nodes:
+        node.connection_class = kind
+    return redis
+
+
+class _Cluster(RedisCluster):
+    """A cluster that is away is told as one Redis is: redis-py has another family of errors for it."""
+
+    async def initialize(self, *args: Any, **told: Any) -> RedisCluster:
+        try:
+            return await super().initialize(*args, **told)
+        except RedisClusterException as exc:
+            raise RedisConnectionError(str(exc)) from exc
+
+    async def execute_command(self, *args: Any, **told: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **told)
+        except RedisClusterException as exc:
+            raise RedisConnectionError(str(exc)) from exc
+
+    def pipeline(self, transaction: Any = True, shard_hint: Any = None) -> ClusterPipeline:
+        return _Pipeline(self, transaction)  # type: ignore[abstract]  # redis-py sets what it declares
+
+
+class _Pipeline(ClusterPipeline):
+    """Commands to several servers. Where one fails them, the next command asks who has its slots now."""
+
+    async def execute(self, *args: Any, **told: Any) -> list[Any]:
+        try:
+            return await super().execute(*args, **told)
+        except (RedisClusterException, RedisError, OSError, TimeoutError) as exc:
+            self.cluster_client._initialize = True
+            if isinstance(exc, RedisClusterException):
+                raise RedisConnectionError(str(exc)) from exc
+            raise
+
+
+def _behind(told: Servers, service: str, patience: dict[str, Any]) -> Redis:
+    options = _options(told, patience)
     theirs = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
     for name in ("username", "password"):
         theirs[name] = options.pop(f"sentinel_{name}", None)
     theirs["retry"] = Retry(NoBackoff(), 0)  # another one is asked instead
     sentinels = _Sentinels(told.addresses, sentinel_kwargs=theirs, **options)
-    return sentinels.master_for(told.service, connection_pool_class=_Pool)
+    return sentinels.master_for(service, connection_pool_class=_Pool)
 
 
 class _Sentinels(Sentinel):

@@ -28,7 +28,7 @@ from protocol.serving.announcements import (
     signed,
 )
 from protocol.serving.redis_client import open_redis
-from protocol.serving.redis_url import read_sentinels
+from protocol.serving.redis_url import read_servers
 
 log = logging.getLogger("gpu_backend")
 
@@ -51,7 +51,7 @@ class FleetSettings:
         if not self.redis_url:
             raise ValueError("fleet_pool needs TOLLGATE_FLEET_REDIS (or --fleet-redis): the Redis of the gateways")
         try:
-            read_sentinels(self.redis_url)
+            read_servers(self.redis_url)
         except ValueError as exc:
             raise ValueError(f"TOLLGATE_FLEET_REDIS (or --fleet-redis): {exc}") from None
         if len(self.secret) < LEAST_SECRET:
@@ -166,8 +166,8 @@ def base_url_of(fleet: FleetSettings, host: str, port: int, own_address: Callabl
 
 
 def _own_address(redis_url: str) -> str:
-    sentinels = read_sentinels(redis_url)
-    parts = urlsplit(sentinels.url if sentinels else redis_url)
+    several = read_servers(redis_url)
+    parts = urlsplit(several.url if several else redis_url)
     if parts.scheme == "unix" or not parts.hostname:
         return "127.0.0.1"
     try:
