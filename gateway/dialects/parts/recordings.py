@@ -1,6 +1,10 @@
-# How long a recording can last, told from its size and its first bytes: what its transcription is held for.
+# How long a recording can last, told from what its decoder finds: what its transcription is held for.
 
 from __future__ import annotations
+
+import math
+
+from gateway.dialects.parts.packed_recordings import behind_tags, packed_seconds
 
 # Ways of a WAV to write samples one by one, with the bits that each may have: whole numbers, floats, A-law and µ-law. A
 # decoder goes by the way alone where these contradict it.
@@ -9,22 +13,29 @@ EXTENSIBLE = 0xFFFE  # says further on which way it is, and that it is one of th
 PLAIN_FAMILY = bytes.fromhex("000000001000800000aa00389b71")
 MOST_SAMPLES, MOST_CHANNELS = 768_000, 64  # a second, and at a time: more is no recording
 # Bytes a second, by what a file is: at the least, and usual ones. MP3: 8 kbit/s, the lowest rate that its frames know;
-# 128. All others: 6 kbit/s, the lowest rate of Opus, though silence may take less; 64.
+# 128. All others: 6 kbit/s, the lowest rate of Opus, though in WebM silence may take less; 64.
 MP3 = (1_000, 16_000)
 OTHER = (750, 8_000)
 
 
-def seconds_of(begun: bytes, size: int) -> tuple[int, int]:
-    """Return the most seconds that a file of ``size`` bytes which has ``begun`` so lasts, and about how many it does.
-    Of WAV both are what its header says. At least one."""
-    least, usual = _rates(begun)
+ROUNDING = 1e-6  # seconds, of a sum of many frames
+BEGINNING = 64 * 1024  # bytes of a WAV in which what stands before its samples is looked for
+
+
+def seconds_of(file: bytes | bytearray) -> tuple[int, int]:
+    """Return the most seconds that a file lasts, and about how many it does. Of WAV both are what its header says, of
+    FLAC, Ogg, AAC and MP4 what their frames add up to. At least one."""
+    if (found := packed_seconds(file)) is not None:
+        return (max(1, math.ceil(found - ROUNDING)),) * 2
+    place, size = behind_tags(file), len(file)
+    least, usual = _rates(bytes(file[place : place + BEGINNING]), is_tagged=place > 0)
     return max(1, -(-size // least)), max(1, -(-size // usual))
 
 
-def _rates(begun: bytes) -> tuple[int, int]:
+def _rates(begun: bytes, *, is_tagged: bool) -> tuple[int, int]:
     if begun[:4] == b"RIFF" and begun[8:12] == b"WAVE" and (rate := _wav_rate(begun)):
         return rate, rate
-    if begun[:3] == b"ID3" or (begun[:1] == b"\xff" and begun[1:2] >= b"\xe0"):
+    if is_tagged or begun[:3] == b"ID3" or (begun[:1] == b"\xff" and begun[1:2] >= b"\xe0"):
         return MP3
     return OTHER
 

@@ -26,12 +26,12 @@ from gateway.http.reply_response import ReplyResponse
 from gateway.overload.body_memory import BodyRoom
 from protocol.errors import BadRequest, TooLarge, invalid_value, missing_param
 from protocol.media.audio import Recording
+from protocol.serving.off_loop import off_loop
 
 LARGEST_FILE = 25 * 1024 * 1024  # bytes, as OpenAI has it
 LONGEST_FIELDS = 64 * 1024  # bytes of all fields together
 MOST_PARTS = 64
 LONGEST_NAME = 128  # characters
-BEGINNING = 64 * 1024  # bytes that tell what a file is: in a WAV, what stands before its samples
 
 
 class Form:
@@ -82,7 +82,7 @@ class Form:
                 )
             )
         name, media_type = (said or "" for said in self.fields["file"] or (None, None))  # a part may say neither
-        most, likely = seconds_of(bytes(self.file[:BEGINNING]), len(self.file))
+        most, likely = seconds_of(self.file)
         facts = Recording(
             name=_plain(name.rpartition("/")[2]) or "recording",
             media_type=_plain(media_type) or "application/octet-stream",
@@ -142,7 +142,8 @@ class UploadResponse:
         size = min(request.content_length or LARGEST_BODY, LARGEST_BODY)
         async with part_of(request, BodyRoom).taken(caller_of(request).team.id, size):
             form = await read_form(request.headers.get("content-type", ""), self._body)
-            asked = endpoint.read_form(form.whole(), lambda model: note_model(request, model))
+            fields = await off_loop(len(form.file), form.whole)
+            asked = endpoint.read_form(fields, lambda model: note_model(request, model))
             call = call_of(request, endpoint, asked, len(form.file), memoryview(form.file))
             await ReplyResponse(inference_of(request), call, endpoint.writer_of(call))(scope, receive, send)
 
