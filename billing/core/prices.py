@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
+from billing.core.pictures import PicturePrice, charged, fitting
 from protocol.usage import Usage
 
 MILLION = 1_000_000
@@ -61,7 +63,8 @@ class Price(Rates, frozen=True, kw_only=True):
 
     request: NanoDollars = NanoDollars(0)  # for each call, whatever its tokens
     web_search: NanoDollars | None = None  # for each search that the upstream makes; None: not known
-    image: NanoDollars | None = None  # for each picture that is made; None: its tokens alone
+    image: NanoDollars | None = None  # for each picture that is made, at the most; None: its tokens alone
+    pictures: tuple[PicturePrice, ...] = ()  # what each is, where that goes by its quality and size
     character: NanoDollars | None = None  # for each that is said; None: its tokens alone
     audio_second: NanoDollars | None = None  # for each of a recording; None: its tokens alone
     search_unit: NanoDollars | None = None  # for each query with up to a hundred documents to rank; None: nothing
@@ -180,12 +183,35 @@ def times(price: Price, factor: float) -> Price:
     request = _charge(price.request * MILLION, factor)
     said = ((kind, getattr(price, kind)) for _, kind in UNIT_PRICES)
     units = {kind: _charge(rate * MILLION, factor) for kind, rate in said if rate is not None}
-    return replace(price, **_rates_times(price, factor), **units, request=request, steps=steps, later=later)
+    pictures = tuple(replace(row, price=_charge(row.price * MILLION, factor)) for row in price.pictures)
+    more: dict[str, Any] = {"request": request, "pictures": pictures, "steps": steps, "later": later}
+    return replace(price, **_rates_times(price, factor), **units, **more)
 
 
 def _rates_times(rates: Rates, factor: float) -> dict[str, NanoDollars]:
     named = ((name, getattr(rates, name)) for name in Rates.__struct_fields__)
     return {name: _charge(rate * MILLION, factor) for name, rate in named if rate is not None}
+
+
+def for_picture(price: Price, quality: str | None, size: str | None) -> Price:
+    """Return the price of a call for pictures of some quality and size: the most that each may be charged, and the rows
+    that this leaves. What no row has costs the most of all."""
+    rows = fitting(price.pictures, quality, size) or price.pictures
+    return replace(price, image=max(row.price for row in rows), pictures=rows) if rows else price
+
+
+def of_picture(price: Price, quality: str | None, size: str | None) -> Price:
+    """Return the price of pictures that were made, of which their provider tells so much."""
+    return replace(price, image=charged(price.pictures, quality, size), pictures=()) if price.pictures else price
+
+
+def picture_prices(price: Price) -> Iterator[Price]:
+    """Yield every price that calls for pictures are reckoned by, where it goes by their quality and size."""
+    qualities = dict.fromkeys((None, *(row.quality for row in price.pictures)))
+    sizes = dict.fromkeys((None, *(row.size for row in price.pictures)))
+    if price.pictures:
+        yield from (for_picture(price, quality, size) for quality in qualities for size in sizes)
+        yield from (replace(price, image=row.price, pictures=()) for row in price.pictures)
 
 
 def says_an_hour(price: Price) -> bool:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.edges import fetch_within
 from billing.core.ids import least_id
-from billing.core.prices import Price, cost_of, kept_an_hour
+from billing.core.prices import Price, cost_of, kept_an_hour, picture_prices
 from billing.core.records import CHARGED, MOST_TOKENS, TOKENS, UsageRecord, bounded_cost
 from protocol.usage import Usage
 
@@ -40,7 +40,8 @@ class PriceEditions:
 
     def add(self, prices: Iterable[Price]) -> None:
         """Know more of them: those of a configuration that was just loaded. Calls may still run by the others."""
-        self._prices |= {edition_of(one): one for price in prices for one in (price, kept_an_hour(price))}
+        all_of = ((price, kept_an_hour(price), *picture_prices(price)) for price in prices)
+        self._prices |= {edition_of(one): one for each in all_of for one in each}
 
     def forget(self) -> None:
         """Tell all of them again: the database may have forgotten some."""

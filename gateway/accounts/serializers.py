@@ -89,6 +89,9 @@ def price_view(price: Price) -> dict[str, Any]:
     if price.request:
         view["request"] = dollars(price.request)
     view |= {kind: dollars(rate) for _, kind in UNIT_PRICES if (rate := getattr(price, kind)) is not None}
+    if price.pictures:
+        rows = ((row, shown(row, "quality", "size")) for row in price.pictures)
+        view["pictures"] = [said | {"image": dollars(row.price)} for row, said in rows]
     if price.batch_discount != 1:
         view["batch_discount"] = price.batch_discount
     if price.steps:

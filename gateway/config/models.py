@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from billing.core.money import NanoDollars
+from billing.core.pictures import AUTO, PicturePrice
 from billing.core.prices import UNIT_PRICES, Price, PriceStep, times
 from gateway.config.fields import Faults, Fields, Read, complain, is_empty, kind_of, meant, shown
 from gateway.config.readers import dollars, integer, list_of, number, one_of, struct_of, text
@@ -27,6 +29,7 @@ DEFAULT_MAX_OUTPUT = 16_384
 PROVIDERS_DISCOUNT = 0.5  # of the Batch APIs of OpenAI, Anthropic, Google and Azure, by their pages (November 2026)
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
+SIZE = re.compile(r"[0-9]+x[0-9]+")  # of a picture
 WORDLESS = {Capability.EMBEDDINGS, Capability.RERANK}  # answers have no tokens
 PIECES = {
     Capability.RERANK: "search_unit",
@@ -210,7 +213,13 @@ def _written_price(node: Node, faults: Faults, abilities: set[Capability], disco
     read_step = struct_of(make_step, {"above": integer(1), **kinds}, needed=("above", *named))
     steps: tuple[PriceStep, ...] = fields.get("tiers", list_of(read_step, what="tiers", least=1), ())
     request = fields.get("request", dollars, NOTHING.request)
-    units: dict[str, Any] = {kind: fields.get(kind, dollars, None) for _, kind in UNIT_PRICES}
+    no_table: tuple[PicturePrice, ...] = ()
+    is_table = isinstance(fields.node("image"), Section)
+    pictures = fields.get("image", read_pictures, no_table) if is_table else no_table
+    plain = [kind for _, kind in UNIT_PRICES if kind != "image" or not is_table]
+    units: dict[str, Any] = {kind: fields.get(kind, dollars, None) for kind in plain}
+    if pictures:
+        units["image"] = max(row.price for row in pictures)
     fields.asked += kinds
     fields.close()
     for lower, upper in pairwise(steps):
@@ -220,7 +229,35 @@ def _written_price(node: Node, faults: Faults, abilities: set[Capability], disco
                 at, faults, f"tiers rise, and {upper.above} does not come after {lower.above} tokens of the prompt"
             )
     rates: dict[str, Any] = {"input": NOTHING.input, "output": NOTHING.output, **given}
-    return Price(**rates, **units, request=request, steps=steps, batch_discount=discount)
+    return Price(**rates, **units, pictures=pictures, request=request, steps=steps, batch_discount=discount)
+
+
+def read_pictures(node: Node, faults: Faults) -> tuple[PicturePrice, ...] | None:
+    """Read what pictures cost by quality, by size or by both: {low: 0.01, high: {1024x1024: 0.2, 1536x1024: 0.3}}."""
+    section = Fields(node, node.path, faults).section
+    rows: list[PicturePrice | None] = []
+    for name, each in (section.entries if section is not None else {}).items():
+        if SIZE.fullmatch(name):
+            rows.append(_picture(each, faults, None, name))
+        elif isinstance(each, Section) and each.entries:
+            rows += [_of_size(size, one, faults, name) for size, one in each.entries.items()]
+        else:
+            rows.append(_picture(each, faults, name, None))
+    if not rows:
+        return complain(node, faults, "expected USD, or what each quality or size costs: {low: 0.01, high: 0.17}")
+    read = tuple(row for row in rows if row is not None)
+    return read if len(read) == len(rows) else None
+
+
+def _of_size(size: str, node: Node, faults: Faults, quality: str) -> PicturePrice | None:
+    if SIZE.fullmatch(size) or size == AUTO:
+        return _picture(node, faults, quality, size)
+    return complain(node, faults, "expected a size such as 1024x1024, or auto")
+
+
+def _picture(node: Node, faults: Faults, quality: str | None, size: str | None) -> PicturePrice | None:
+    price = dollars(node, faults)
+    return None if price is None else PicturePrice(quality=quality, size=size, price=price)
 
 
 def _needed(fields: Fields, abilities: set[Capability]) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from billing.core.holds import Settlement
-from billing.core.prices import Price, cost_of
+from billing.core.prices import Price, cost_of, of_picture
 from gateway.calls.call import Call
 from gateway.calls.estimate import charged_prompt_tokens, filled_in, probable_usage, tokens_of
 from gateway.inference.failover import FailoverStream
 from protocol.events import Delta
 from protocol.inference import Generation, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionRequest
+from protocol.media.images import ImageReply
 from protocol.messages import WebSearchResultBlock
 from protocol.usage import Usage
 from router.catalog.targets import Tier
@@ -29,6 +30,7 @@ class Meter:
         self._seen_when_told = 0  # of output_seen
         self._searches = 0  # of the web, by what went past
         self._tier: str | None = None  # of service, by its upstream
+        self._picture: tuple[str | None, str | None] = (None, None)  # quality and size of pictures, by their upstream
         self._call = call
         self._source = source
         self._prompt = prompt  # what its hold covers
@@ -54,6 +56,8 @@ class Meter:
         """Count a reply that came whole, unless its upstream has."""
         told = self._told
         self._tier = getattr(whole, "service_tier", None)
+        if isinstance(whole, ImageReply):
+            self._picture = whole.quality, whole.size
         if not isinstance(self._call.request, Generation):
             self._told = filled_in(self._call.request, self._source.answering.target.model, self._prompt, told)
         elif told is None:
@@ -99,9 +103,9 @@ class Meter:
     @property
     def price(self) -> Price:
         """The price of what was used: that of the tier in which its upstream says that it answered, where it has one
-        of its own; else that of the tier which was asked for."""
+        of its own; else that of the tier which was asked for. Of pictures: as far as their upstream tells which."""
         model = self._source.answering.target.model
-        return (model.price_in(self._tier) if self._tier else None) or model.price
+        return of_picture((model.price_in(self._tier) if self._tier else None) or model.price, *self._picture)
 
     def discount_on(self, usage: Usage, cost: int) -> int:
         """Return by how much ``usage`` costs the team less than the same live call, for its tier, in nano-dollars."""

@@ -18,6 +18,7 @@ from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
 from protocol.errors import UnsupportedParameter
+from protocol.media.images import ImageRequest
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
 from router.catalog.catalog import Catalog
@@ -82,6 +83,8 @@ class RouteChooser(Struct, eq=False):
     def _catalog_for(self, call: Call) -> Catalog:
         message = call.as_message
         catalog = self._catalog.kept_an_hour if message is not None and message.is_kept_an_hour else self._catalog
+        if isinstance(call.request, ImageRequest):
+            catalog = catalog.for_pictures(call.request.quality, call.request.size)
         return catalog if call.service_tier is None else catalog.at_tier(call.service_tier)
 
 

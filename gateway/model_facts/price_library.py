@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from genai_prices.data_snapshot import get_snapshot
 from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, TieredPrices, TimeOfDateConstraint
@@ -132,8 +132,9 @@ def _price(listings: Sequence[ModelPrice], later: tuple[LaterPrice, ...] = ()) -
     starts = sorted({tier.start for value in values if isinstance(value, TieredPrices) for tier in value.tiers})
     requests = max(_rate(listing, REQUESTS, 0) for listing in listings)
     searches = max(_rate(listing, SEARCHES, 0) for listing in listings)
+    rates: dict[str, Any] = _rates(listings, 0)
     return Price(
-        **_rates(listings, 0),
+        **rates,
         request=to_nano(requests / 1000),
         web_search=to_nano(searches / 1000) if searches else None,
         steps=tuple(PriceStep(above=start, **_rates(listings, start + 1)) for start in starts),

@@ -8,7 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.prices import kept_an_hour
+from billing.core.prices import for_picture, kept_an_hour
 from router.catalog.targets import Endpoint, ModelSpec, Target
 
 USUAL_TIER = "default"  # as upstreams call it
@@ -76,6 +76,27 @@ class Catalog(Struct, frozen=True, dict=True):
             tier: replace(self, models={name: _at_tier(model, tier) for name, model in self.models.items()})
             for tier in tiers
         }
+
+    def for_pictures(self, quality: str | None, size: str | None) -> Catalog:
+        """Return the same for calls that ask for pictures: models at what those of some quality and size may cost."""
+        asked = tuple(each if each in known else None for each, known in zip((quality, size), self._kinds, strict=True))
+        return self._for_pictures(*asked) if any(self._kinds) else self
+
+    def _for_pictures(self, quality: str | None, size: str | None) -> Catalog:
+        if (found := self._by_picture.get((quality, size))) is None:
+            models = {name: _for_picture(model, quality, size) for name, model in self.models.items()}
+            found = self._by_picture[quality, size] = replace(self, models=models)
+        return found
+
+    @cached_property
+    def _by_picture(self) -> dict[tuple[str | None, str | None], Catalog]:
+        return {}
+
+    @cached_property
+    def _kinds(self) -> tuple[set[str | None], set[str | None]]:
+        """The qualities and sizes that some model has a price for."""
+        rows = [row for model in self.models.values() for one in model.everywhere for row in one.price.pictures]
+        return {row.quality for row in rows} - {None}, {row.size for row in rows} - {None}
 
     def targets_of(self, model: ModelSpec) -> tuple[Target, ...]:
         """Return the model at each endpoint of its providers, in order of preference."""
@@ -174,6 +195,12 @@ class Catalog(Struct, frozen=True, dict=True):
 def _kept_an_hour(model: ModelSpec) -> ModelSpec:
     others = tuple(map(_kept_an_hour, model.others))
     return replace(model, price=kept_an_hour(model.price), others=others)
+
+
+def _for_picture(model: ModelSpec, quality: str | None, size: str | None) -> ModelSpec:
+    others = tuple(_for_picture(one, quality, size) for one in model.others)
+    tiers = tuple((tier, for_picture(price, quality, size)) for tier, price in model.service_tiers)
+    return replace(model, price=for_picture(model.price, quality, size), service_tiers=tiers, others=others)
 
 
 def _at_tier(model: ModelSpec, tier: str) -> ModelSpec:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from openai import OpenAI
 
 from billing.core.money import to_nano
+from billing.core.pictures import PicturePrice
 from billing.core.prices import Price
 from router.catalog.targets import Capability
 from tests.support.house import (
@@ -88,6 +89,16 @@ def house(
         )
         models["painter"] = model("painter", upstream_model="gpt-image-2", price=tokens, capabilities=pictures)
         models["brush"] = model("brush", upstream_model="grok-image", price=each, capabilities=pictures)
+        by_kind = tuple(
+            PicturePrice(quality=quality, size=size, price=to_nano(price))
+            for quality, size, price in (
+                *(("low", "1024x1024", "0.01"), ("low", "1536x1024", "0.02"), ("high", None, "0.17")),
+                *(("auto", "1024x1024", "0.03"), ("auto", "1536x1024", "0.05")),
+            )
+        )
+        kinds = replace(each, image=to_nano("0.17"), pictures=by_kind)
+        models["sketch"] = model("sketch", upstream_model="gpt-image-2", price=kinds, capabilities=pictures)
+        models["canvas"] = model("canvas", upstream_model="grok-image", price=kinds, capabilities=pictures)
         speaks = frozenset({Capability.SPEECH})
         said = replace(unit, search_unit=None, character=to_nano("0.000015"))
         models["voice"] = model("voice", upstream_model="tts-1", price=said, capabilities=speaks)

@@ -52,6 +52,50 @@ def test_pictures_are_priced_by_the_piece(house: House, openai: OpenAI) -> None:
         assert client.get("/v1/models/brush").json()["price"]["image"] == 0.07
 
 
+@pytest.mark.parametrize(
+    ("model", "asked", "held", "cost"),
+    [
+        ("canvas", {"quality": "low", "size": "1536x1024", "n": 2}, "0.04", "0.04"),
+        ("canvas", {"quality": "high", "size": "4096x4096"}, "0.17", "0.17"),
+        ("canvas", {"size": "1536x1024"}, "0.17", "0.05"),
+        ("canvas", {"quality": "auto"}, "0.17", "0.05"),
+        ("sketch", {}, "0.17", "0.01"),
+        ("sketch", {"quality": "high"}, "0.17", "0.17"),
+    ],
+)
+def test_a_picture_costs_what_its_quality_and_size_do(
+    house: House, openai: OpenAI, model: str, asked: dict[str, Any], held: str, cost: str
+) -> None:
+    """Held for the dearest that may come; charged by what was asked for, else by what the upstream says that it made,
+    else by the price of what is left to it. The row's price says so, too."""
+    raw: Any = openai.images.with_raw_response.generate(model=model, prompt="A toll gate", **asked)
+    row = house.record_of(raw.http_response)
+    with house.client() as client:
+        call = client.get(f"/v1/calls/{row['request_id']}").json()
+
+    assert Decimal(row["held_nanousd"]).scaleb(-9) == Decimal(held)
+    assert Decimal(str(row["cost_usd"])) == Decimal(cost)
+    lines = call["price"]["lines"]
+    assert [Decimal(str(line["cost_usd"])) for line in lines if line["kind"] == "image"] == [Decimal(cost)]
+
+
+def test_a_picture_of_an_unknown_price_is_not_asked_for(openai: OpenAI, upstream: ScriptedUpstream) -> None:
+    """The parameter that has no price is named; a model that has one, or one price for all, may answer."""
+    for wrong in (
+        {"size": "2048x2048", "quality": "low"},
+        {"quality": "finest"},
+        {"size": "2048x2048", "quality": "low"},
+    ):
+        asked: dict[str, Any] = {"model": "canvas", "prompt": "A toll gate", **wrong}
+        with pytest.raises(BadRequestError, match="at the model that answers here is not known") as caught:
+            openai.images.generate(**asked)
+        assert caught.value.param == next(iter(wrong))
+    assert upstream.requests == []
+
+    other: Any = openai.images.generate(**asked, extra_body={"models": ["brush"]})
+    assert other.model_used == "brush"
+
+
 def test_who_leaves_owes_the_pictures(house: House, upstream: ScriptedUpstream) -> None:
     """The upstream has the prompt and goes on to make them; their tokens are estimated, within the hold."""
     upstream.script("hang-before-headers")

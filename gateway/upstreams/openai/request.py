@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.core.pictures import fitting
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.short_ids import short_id
-from gateway.upstreams.wire.unsayable import is_marked, leave_out_anthropics
+from gateway.upstreams.wire.unsayable import Unsayable, is_marked, leave_out_anthropics
 from protocol.chat import ChatRequest, Message, RefusalPart, StreamOptions
 from protocol.completions import CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
@@ -63,6 +64,8 @@ def write_request(asking: Asking) -> UpstreamRequest:
     elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
         is_counted = asking.target.model.price.character is None
         request = replace(request, stream_format="sse" if is_counted else None, user=None)
+    elif isinstance(request, ImageRequest):
+        _refuse_unpriced(request, asking)
     elif isinstance(request, Generation):
         options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
         request = replace(request, stream=asking.streams or None, stream_options=options)
@@ -91,6 +94,17 @@ def write_request(asking: Asking) -> UpstreamRequest:
                 extra["resume_token_ids"] = asking.resume.token_ids
                 extra["resume_text_chars"] = asking.resume.text_chars
     return UpstreamRequest("POST", url_of(asking, path), headers, encode_with(request, extra), dropped=tuple(dropped))
+
+
+def _refuse_unpriced(request: ImageRequest, asking: Asking) -> None:
+    """Raise Unsayable for pictures of which the model's price does not say what they cost."""
+    rows = asking.target.model.price.pictures
+    for name, asked in (("quality", (request.quality, None)), ("size", (request.quality, request.size))):
+        if rows and not fitting(rows, *asked):
+            words = (
+                f"What pictures of {name} '{getattr(request, name)[:50]}' cost at the model that answers here is not"
+            )
+            raise Unsayable(f"{words} known. Ask for another {name}.", param=name)
 
 
 def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamRequest:

@@ -430,6 +430,8 @@ MODEL_FAULTS = [
     ("{provider: openai, upstream_model: text-moderation-latest}", "price", "as free"),
     ("{provider: own, price: {input: 1, output: 0.0000000001}}", "price.output", "less than a billionth"),
     ("{provider: own, price: {input: 1, output: 1, tiers: []}}", "price.tiers", "at least 1"),
+    ("{provider: own, price: {input: 1, output: 1, image: {low: one}}}", "price.image.low", "expected US dollars"),
+    ("{provider: own, price: {input: 1, output: 1, image: {low: {big: 1}}}}", "price.image.low.big", "expected a size"),
     ("{provider: own, price: {input: 1, output: 1, tiers: 200000}}", "price.tiers", "expected a list of tiers"),
     (
         "{provider: own, price: {input: 1, output: 1, tiers: [{input: 2, output: 2}]}}",
@@ -936,3 +938,21 @@ models:""",
     assert (model.upstream_model, model.context, model.price.input) == ("prod-1", 128_000, to_nano("2.5"))
     (fault,) = faults_of(tmp_path, text + "  ours: {provider: azure, upstream_model: prod-1, listed_as: nothing}\n")
     assert fault.path == "models.ours.price" and "does not know nothing" in fault.message
+
+
+def test_pictures_are_priced_as_providers_do(tmp_path: Path) -> None:
+    """By the piece, by quality, by size or by both; what is held is the dearest."""
+    prices = {
+        "0.04": (),
+        "{1024x1024: 0.01, 1536x1024: 0.04}": ((None, "1024x1024", "0.01"), (None, "1536x1024", "0.04")),
+        "{low: 0.01, high: {auto: 0.02, 1024x1024: 0.04}}": (
+            *(("low", None, "0.01"), ("high", "auto", "0.02"), ("high", "1024x1024", "0.04")),
+        ),
+    }
+    for said, rows in prices.items():
+        brush = f"      brush: {{provider: own, abilities: [images], price: {{image: {said}}}}}\n"
+        price = load(tmp_path, HEAD + brush).models["brush"].price
+        assert price.image == to_nano("0.04")
+        assert [(row.quality, row.size, row.price) for row in price.pictures] == [
+            (quality, size, to_nano(cost)) for quality, size, cost in rows
+        ]

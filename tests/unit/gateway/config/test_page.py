@@ -53,7 +53,7 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
         {"name": None, "capabilities": "abilities", "price": "price.input", "gpu_hour_nanousd": "gpu_hour"}
         | {"others": "targets", "portion": "targets[].weight", "batch_price": "batch_discount"},
     ),
-    (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None}),
+    (Price, "price.", {"steps": "tiers", "batch_discount": None, "later": None, "pictures": "image"}),
     (PriceStep, "price.tiers[].", dict.fromkeys(Rates.__struct_fields__)),
     (AutoRoute, "routes.NAME.", {"shadow": "held_back"}),
     (ShadowTraffic, "routes.NAME.held_back.", {"budget_nanousd": "usd_per_day"}),
