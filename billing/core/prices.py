@@ -73,6 +73,10 @@ class Price(Rates, frozen=True, kw_only=True):
     later: tuple[LaterPrice, ...] = ()  # announced changes, in their order
 
 
+# Of calls that cost the deployment nothing: their team's own account at the provider is charged.
+FREE = Price(input=NanoDollars(0), output=NanoDollars(0))
+
+
 class LaterPrice(Struct, frozen=True):
     """A price that takes the place of another at a moment known ahead."""
 

@@ -41,12 +41,16 @@ CHARGED = REQUESTS | {Status.BLOCKED}  # those whose tokens and cost the team ow
 CACHED = "cached"  # the outcome of the one attempt of a call that the cache answered: no upstream was asked
 
 
+OWN_KEY = "team"
+
+
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One try at one target."""
 
     target: str  # Target.key
     outcome: str  # "ok", or the word for how it failed, also in mid-stream
     ms: float  # until the first token, or the failure before it
+    key: str | None = None  # OWN_KEY: asked with one of its team's own, not of the deployment's
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,6 +103,11 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_cached(self) -> bool:
         """Whether the cache answered."""
         return self.attempts[-1:] != () and self.attempts[-1].outcome == CACHED
+
+    @property
+    def used_own_key(self) -> bool:
+        """Whether its team's own account at the provider is charged."""
+        return self.attempts[-1:] != () and self.attempts[-1].key == OWN_KEY
 
 
 class Served(Struct, frozen=True, array_like=True):

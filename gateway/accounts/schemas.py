@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_nano
 from gateway.core.clock import read_duration
-from gateway.core.principals import Role, Team, WithoutUser
+from gateway.core.principals import CompanyKeys, OwnKeyCost, Role, Team, WithoutUser
 from gateway.core.settings import CacheUse, FindingLevel, Level, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
@@ -28,6 +28,7 @@ from protocol.errors import BadRequest, invalid_param, invalid_value
 MOST_DOLLARS = 1_000_000_000
 MOST_COUNT = 10**15
 LONGEST_NAME = 200  # characters
+LEAST_PROVIDER_KEY, LONGEST_PROVIDER_KEY = 8, 1000  # characters
 MOST_MODELS = 100  # with limits of their own, of one team: each of its rows is compared with them
 MOST_NAMED = 100  # end users, or tags, with limits of their own, of one team: what is known of a caller holds them
 LONGEST_VALUE = 512  # characters, as of metadata
@@ -82,6 +83,8 @@ class NewTeam(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calls_without_user: WithoutUser = "refuse"  # where each end user has limits; "count": as those of one end user
     webhook_url: str | None = None
     cost_centre: str | None = None  # to which its cost goes, as finance names it
+    company_keys: CompanyKeys = "otherwise"  # when its calls go with the deployment's keys of providers
+    own_key_cost: OwnKeyCost = "none"  # what calls with its own keys cost its budgets
 
 
 class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +102,8 @@ class TeamPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calls_without_user: WithoutUser | UnsetType = UNSET
     webhook_url: str | UnsetType | None = UNSET
     cost_centre: str | UnsetType | None = UNSET
+    company_keys: CompanyKeys | UnsetType = UNSET
+    own_key_cost: OwnKeyCost | UnsetType = UNSET
     suspended: bool | UnsetType = UNSET
 
 
@@ -139,6 +144,28 @@ class NewAdminKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     expires_at: datetime | float | None = None  # RFC 3339, or unix seconds
 
 
+class NewProviderKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key of a provider, for the calls of one team alone."""
+
+    provider: str  # as tollgate.yaml names it
+    key: str
+    name: str = ""
+
+    def __repr__(self) -> str:
+        """Say whose key it is, and no key."""
+        return f"NewProviderKey(provider={self.provider!r})"
+
+
+class ProviderKeyRotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What takes the place of a team's key of a provider, at once."""
+
+    key: str
+
+    def __repr__(self) -> str:
+        """Say what it is, and no key."""
+        return "ProviderKeyRotation()"
+
+
 class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to replace a key. ``overlap``: how long the old one still works, ``24h`` or seconds."""
 
@@ -171,6 +198,20 @@ def check_name(name: str, field: str = "name") -> str:
     if len(name) <= LONGEST_NAME and all(character.isprintable() for character in name):
         return name
     raise invalid_value(field, f"must be printable and at most {LONGEST_NAME} characters long")
+
+
+def check_provider_key(key: str) -> str:
+    """Return a key of a provider that can travel in a header. Raises BadRequest, which does not tell it."""
+    key = key.strip()
+    if (
+        LEAST_PROVIDER_KEY <= len(key) <= LONGEST_PROVIDER_KEY
+        and key.isascii()
+        and key.isprintable()
+        and " " not in key
+    ):
+        return key
+    right = f"must be {LEAST_PROVIDER_KEY} to {LONGEST_PROVIDER_KEY} printable characters of ASCII without spaces"
+    raise invalid_value("key", right)
 
 
 def check_webhook_url(url: str | None) -> str | None:

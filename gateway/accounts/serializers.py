@@ -15,6 +15,7 @@ from billing.core.money import to_text
 from billing.core.prices import UNIT_PRICES, Price, Rates
 from billing.upkeep.scope_room import ScopeRoom
 from gateway.accounts.admin_keys import AdminKeyRecord
+from gateway.accounts.provider_keys import ProviderKeyRecord
 from gateway.accounts.schemas import ModelLimitsInput
 from gateway.accounts.team_keys import KeyRecord, NewlyMade
 from gateway.accounts.team_secrets import SecretRecord
@@ -165,6 +166,7 @@ def team_view(record: TeamRecord) -> dict[str, Any]:
         "model_limits": model_limits_view(team.model_limits),
         **value_limits_view(team),
         "suspended": team.is_suspended,
+        **shown(team, "company_keys", "own_key_cost"),
         **shown(record, "webhook_url", "cost_centre", "suspended_at", "created_at", "updated_at"),
     }
 
@@ -221,6 +223,12 @@ def record_view(row: Mapping[Any, Any]) -> dict[str, Any]:
 def webhook_secret_view(record: SecretRecord) -> dict[str, Any]:
     """Return a webhook secret, without the secret."""
     return {"object": "webhook_secret", **asdict(record), "created_at": moment(record.created_at)}
+
+
+def provider_key_view(record: ProviderKeyRecord) -> dict[str, Any]:
+    """Return a team's key of a provider, without the key."""
+    moments = {name: moment(getattr(record, name)) for name in ("created_at", "rotated_at")}
+    return {"object": "provider_key", **asdict(record), **moments}
 
 
 def callback_view(row: Mapping[Any, Any], now: datetime) -> dict[str, Any]:

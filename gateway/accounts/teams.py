@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
-from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, or_, select, text, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ARRAY, LargeBinary, Select, any_, bindparam, func, literal_column, or_, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Limits, NamedLimits
@@ -237,6 +237,8 @@ def _checked(
         "calls_without_user": str,
         "webhook_url": check_webhook_url,
         "cost_centre": lambda said: check_name(said or "", "cost_centre") or None,
+        "company_keys": str,
+        "own_key_cost": str,
     }
     said = {name: getattr(wanted, name) for name in checks}
     return {name: checks[name](value) for name, value in said.items() if value is not UNSET}
@@ -257,8 +259,17 @@ def _team(row: Mapping[Any, Any]) -> Team:
         model_limits={name: read_limits(one) for name, one in row["model_limits"].items()},
         user_limits=_named(row["user_limits"]),
         tag_limits={key: _named(of) for key, of in row["tag_limits"].items()},
+        provider_keys=read_provider_keys(row.get("provider_keys")),
         is_suspended=row["suspended_at"] is not None,
     )
+
+
+def read_provider_keys(stored: Any) -> dict[str, tuple[tuple[str, bytes], ...]]:
+    """Return a team's own keys by provider, as ``PROVIDER_KEYS`` finds them."""
+    found: dict[str, tuple[tuple[str, bytes], ...]] = {}
+    for provider, ident, sealed in stored or ():
+        found[provider] = (*found.get(provider, ()), (ident, bytes.fromhex(sealed)))
+    return found
 
 
 def _named(stored: Any) -> dict[str, NamedLimits]:
@@ -274,8 +285,15 @@ _FOLLOW_VALUE_LIMITS = text("SELECT follow_value_limits(:team_id)")
 _HOLD_LEDGER = text("SELECT hold_ledger()")
 _BEGIN_MODEL_LIMITS = text("SELECT begin_model_limits(:team_id, CAST(:models AS text[]))")
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
+# The own keys of providers of the team beside it, in their order; null: none.
+PROVIDER_KEYS = """
+    (SELECT jsonb_agg(jsonb_build_array(own.provider, own.id, encode(own.secret, 'hex'))
+                      ORDER BY own.created_at, own.id)
+     FROM provider_keys AS own WHERE own.team_id = {team}.{id})
+"""
 _FIND_ANY_CALLER = select(
     teams,
+    literal_column(PROVIDER_KEYS.format(team="teams", id="id"), JSONB).label("provider_keys"),
     api_keys.c.id.label("key_id"),
     api_keys.c.name.label("key_name"),
     api_keys.c.limits.label("key_limits"),

@@ -68,7 +68,11 @@ def read_catalogue(root: Fields, faults: Faults) -> Catalogue:
 def leave_out(whole: Catalogue) -> tuple[Catalogue, tuple[LeftOut, ...]]:
     """Return the catalogue without optional providers that have no key, and what went with each: a model, and what
     names it. It happens after everything was read and checked, so that a typo is a fault in either case."""
-    away = {name for name, provider in whole.providers.items() if provider.optional and not provider.api_keys}
+    away = {
+        name
+        for name, provider in whole.providers.items()
+        if provider.optional and not (provider.api_keys or provider.team_keys)
+    }
     if not away:
         return whole, ()
     shorter = {name: _without(model, away) for name, model in whole.models.items()}

@@ -20,6 +20,7 @@ from gateway.config.models import name_of
 from gateway.config.offers import ALL
 from gateway.config.presets import CREDENTIALS, presets
 from gateway.config.readers import (
+    by_name,
     duration,
     integer,
     list_of,
@@ -132,6 +133,9 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         name=name_of(node),
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
+        team_keys=_team_keys(
+            fields, is_possible=not self_hosted and ways in ([], ["api_keys"]) and (wire != "bedrock" or bool(ways))
+        ),
         oauth=fields.find("oauth", _OAUTH),
         google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
@@ -155,6 +159,15 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
     )
     fields.close()
     return provider
+
+
+def _team_keys(fields: Fields, *, is_possible: bool) -> dict[str, tuple[str, ...]] | None:
+    """Read teams' own keys."""
+    said = fields.find("team_keys", by_name(secrets(0), "keys by team: {search: [${NAME}]}"))
+    if said is not None and not is_possible:
+        right = "only for a provider that is asked with keys; our own engine and those asked with tokens have none"
+        return complain(fields.node("team_keys"), fields.faults, f"{right}: leave it out")  # type: ignore[arg-type]
+    return None if said is None else {team: keys for team, keys in said.items() if keys}
 
 
 def _aws(fields: Fields, wire: str, ways: list[str]) -> AwsAccount | None:

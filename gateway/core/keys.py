@@ -69,6 +69,16 @@ def shown_admin_prefix(key: str) -> str:
     return key[: len(ADMIN_KEY_PREFIX) + _SHOWN]
 
 
+def provider_fingerprint(key: str) -> str:
+    """Return what tells one key of a provider from another and nothing about it: 32 bits of a digest."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def label_of_provider_key(team: str, ident: str) -> str:
+    """Return what a team's own key of a provider is sealed for: its row, and no other's."""
+    return f"{team}/{ident}"
+
+
 def fingerprint(key: str) -> str:
     """Return a short name for an admin key, the same at every start, from which the key cannot be found."""
     return hashlib.sha256(b"tollgate admin key\0" + key.encode("utf-8", "surrogateescape")).hexdigest()[:12]

@@ -17,6 +17,11 @@ from gateway.core.settings import CacheUse, TeamSafety
 # is the team's id. Gateways drop what they remember of that team.
 ACCESS_CHANNEL = "tollgate_access"
 
+# When a team's calls go with the deployment's keys: at providers where it has none of its own, also behind its own
+# where those fail, or not at all (but at our own engines, which need none).
+CompanyKeys = Literal["otherwise", "fallback", "never"]
+OwnKeyCost = Literal["none", "list"]  # what calls with a team's own keys cost its budgets: nothing, or the full price
+
 WithoutUser = Literal["refuse", "count"]  # calls that name no end user: 400, or they share one user's limits
 
 
@@ -35,6 +40,9 @@ class Team(Struct, frozen=True, kw_only=True):
     tag_limits: Mapping[str, Mapping[str, NamedLimits]] = {}  # of values of metadata, by key; of each as of end users
     calls_without_user: WithoutUser = "refuse"  # where each end user has limits
     hash_key: str = ""  # by which the values of this team are hashed
+    provider_keys: Mapping[str, tuple[tuple[str, bytes], ...]] = {}  # its own, by provider: the id of each, and sealed
+    company_keys: CompanyKeys = "otherwise"
+    own_key_cost: OwnKeyCost = "none"
     is_suspended: bool = False
 
     def hash_of(self, value: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from billing.core.money import NanoDollars
-from billing.core.prices import Price
+from billing.core.prices import FREE, Price
 from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -85,6 +85,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
     format: Format
     api_keys: tuple[str, ...] = ()
+    team_keys: Mapping[str, tuple[str, ...]] | None = None  # teams' own, by the team's id; without api_keys: no others
     oauth: OAuthClient | None = None  # in place of keys,
     google_key_file: GoogleAccount | None = None  # or these,
     token_file: Path | None = None  # or this: a token that another program keeps fresh
@@ -384,7 +385,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         )
         servers = self.mcp_servers.values()
         of_tools = [_price_of_call(nano) for one in servers for nano in (one.price, *one.prices.values())]
-        return [price for price in (*of_models, *of_tools) if price is not None]
+        return [price for price in (*of_models, *of_tools, FREE) if price is not None]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

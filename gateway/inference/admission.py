@@ -154,7 +154,7 @@ def _request_of(call: Call, legs: tuple[Leg, ...]) -> HoldRequest:
 
 def _at_live_price(target: Target) -> Target:
     model = target.model
-    return Target(replace(model, price=replace(model.price, batch_discount=1.0)), target.endpoint)
+    return Target(replace(model, price=replace(model.price, batch_discount=1.0)), target.endpoint, target.own)
 
 
 def _bound(call: Call, route: Route) -> tuple[PromptBound, tuple[Leg, ...]]:

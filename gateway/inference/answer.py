@@ -98,7 +98,7 @@ class Inference(Struct, eq=False):
         """Count a call that is not made, and route it; it costs nothing. Raises as ``answer`` does until then."""
         self.moderator.refuse_paused(call)
         async with self.admission.counted(call.request_id, call.caller, call.limit_headers) as hold:
-            await self.chooser.choose(call, self.chooser.health())
+            await self.chooser.choose(call, self.chooser.health(call.caller.team))
         return hold
 
     async def _answer_along(self, call: Call, client: Client, keep_ending: KeepEnding[Reply] | None) -> Reply:
@@ -160,7 +160,7 @@ class Inference(Struct, eq=False):
         self.moderator.refuse_paused(call)
         if call.can_be_left:
             self._early_leaves.refuse(call.caller.key_id)
-        health = self.chooser.health()
+        health = self.chooser.health(call.caller.team)
         route = await self.chooser.choose(call, health)
         looked = await self.replies.cache.look(call, route) if self.replies.cache.takes(call) else None
         if looked is not None and looked.kept is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.records import Attempt
+from billing.core.records import OWN_KEY, Attempt
 from gateway.calls.answering import Answering
 from gateway.calls.as_events import events_of
 from gateway.calls.call import Call
@@ -64,8 +64,14 @@ class AttemptLog:
 
     def add(self, target: Target, outcome: str, seconds: float) -> None:
         """Note one attempt."""
-        self.attempts.append(Attempt(target.key, outcome, round(seconds * 1000, 3)))
+        key = None if target.own is None else OWN_KEY
+        self.attempts.append(Attempt(target.key, outcome, round(seconds * 1000, 3), key))
         self.waited += seconds
+
+    @staticmethod
+    def is_at(target: Target, attempt: Attempt) -> bool:
+        """Whether an attempt was made at a target, with its keys."""
+        return attempt.target == target.key and (attempt.key == OWN_KEY) == (target.own is not None)
 
     def broke(self, outcome: str) -> None:
         """Note that the answer of the latest attempt broke in mid-stream."""

@@ -78,7 +78,7 @@ class AnswerCache:
         """Return what there is for a call that the cache takes."""
         takes_all = (call.cache or self._uses.get(call.request.model)) == "all"
         model = route.targets[0].model
-        place = await off_loop(call.size, partial(place_of, call, model, self._scope_of(call), self._pepper))
+        place = await off_loop(call.size, partial(place_of, call, model, self._scope_of(call, route), self._pepper))
         looked, sealed = Looked(place, model, takes_all), await self._store.find(place)
         if sealed is None:
             self._count("away" if self._store.is_away else "miss")
@@ -111,9 +111,12 @@ class AnswerCache:
             is_kept = await self._store.keep(place, sealed, ttl=limits.ttl, most=limits.max_bytes)
         self._count("kept" if is_kept else "not_kept")
 
-    def _scope_of(self, call: Call) -> str:
+    def _scope_of(self, call: Call, route: Route) -> str:
         team = call.caller.team.id
-        return SHARED if team in self._settings.shared else f"team:{team}"
+        uses_own_keys = any(
+            target.own is not None for target in route.targets
+        )  # what these pay for is its team's alone
+        return SHARED if team in self._settings.shared and not uses_own_keys else f"team:{team}"
 
     def _count(self, outcome: str) -> None:
         counter_of(self._metrics.cache, outcome).inc()

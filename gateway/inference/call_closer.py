@@ -61,8 +61,10 @@ class CallCloser(Struct, eq=False):
         """Close the account of a call that no target answered, whose client left first (``INTERRUPTED``), or that is
         forbidden. All but the second cost nothing."""
         call, route, log = context.call, context.route, context.log
-        tried = {target.key: target for target in route.targets}
-        target = tried[log.attempts[-1].target] if log.attempts else route.targets[0]
+        target = route.targets[0]
+        if log.attempts:
+            last = log.attempts[-1]
+            target = next(one for one in route.targets if log.is_at(one, last))
         spent = round((self._clock.monotonic() - call.started) * 1000, 3)
         attempts = log.told
         record = record_for(

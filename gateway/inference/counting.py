@@ -17,6 +17,7 @@ from gateway.upstreams.client import UpstreamClient, read_error_body
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.keys import TargetAway
+from gateway.upstreams.team_keys import targets_for
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamRefused
 from protocol.messages import CountRequest
 from protocol.messages_to_chat import to_chat
@@ -56,7 +57,8 @@ class PromptCounter(Struct, eq=False):
         wire = self._providers.format(model.provider)
         if isinstance(wire, AnthropicFormat) and await self._moderator.may_leave(caller.team.safety, chat, asked):
             # Who asks with tokens, as at Vertex AI, is told about how many.
-            targets = [one for one in catalog.targets_at(model) if self._providers.takes_keys(one)]
+            at = targets_for(catalog.targets_at(model), caller.team, self._providers)
+            targets = [one for one in at if self._providers.takes_keys(one)]
             if not all(is_outside(target, self._providers) for target in targets):
                 await self._images.check(chat, size, caller.team.id)
             for target in targets:

@@ -47,6 +47,12 @@ from router.prompt_size.bounds import output_limit, requests_made
 from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
 from router.prompt_size.prompt_lengths import prompt_characters
 
+# What is told of a key that a team brought.
+OF_OWN_KEYS = {
+    "refused_key": "The team's own key for {} was refused there.",
+    "spend_cap": "The team's own account at {} is used up.",
+    "rate_limited": "The rate limit of the team's own key for {} is reached.",
+}
 LESSONS = 2  # that one call may find out of a target's quirks
 
 
@@ -235,6 +241,8 @@ class Dispatcher(Struct, eq=False):
         except UpstreamFailure as exc:
             if token is not None and exc.outcome == "refused_key":
                 self._providers.refuse_token(target, token)
+            if target.own is not None and exc.outcome in OF_OWN_KEYS:
+                exc.message = OF_OWN_KEYS[exc.outcome].format(provider.name)
             raise
         except asyncio.CancelledError:
             context.log.left(is_received=built.delivery.is_whole and (response is None or is_success(response)))

@@ -239,6 +239,8 @@ class TargetLimiter:
 
     def _let_rest(self, target: Target) -> bool:
         """Give out no slot of a target that rests for less than a wait, until then; return whether it does."""
+        if target.own is not None:
+            return False  # its team's own limit: the calls of all others go on
         pool, away = self._pools.get(target.key), self._breakers.why_away(target)
         if away is None or not away.is_limit or away.retry_in > self._queue.wait:
             return False

@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from gateway.calls.call import Call
 from gateway.calls.image_urls import ImageUrls
+from gateway.core.principals import Team
 from gateway.inference.limiter import TargetLimiter
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
+from gateway.upstreams.team_keys import goes_by_own_keys, variants_of, with_team_keys
 from protocol.errors import UnsupportedParameter
 from protocol.media.images import ImageRequest
 from protocol.serving.off_loop import off_loop
@@ -40,9 +42,12 @@ class RouteChooser(Struct, eq=False):
     _images: ImageUrls
     _canaries: CanaryWatch
 
-    def health(self) -> Mapping[str, TargetHealth]:
-        """Return what is known of targets in trouble; a target that is missing is healthy."""
-        full, away = self._limiter.health(), self._breakers.health()
+    def health(self, team: Team) -> Mapping[str, TargetHealth]:
+        """Return what is known of targets in trouble, for the calls of a team; a target that is missing is healthy."""
+        full, asked_as = self._limiter.health(), None
+        if goes_by_own_keys(team, self._providers):
+            asked_as = partial(variants_of, team=team, providers=self._providers)
+        away = self._breakers.health(asked_as)
         return {**full, **away} if full else away
 
     def health_snapshot(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
@@ -62,6 +67,8 @@ class RouteChooser(Struct, eq=False):
             at=call.created_at,
             withdrawn=self._canaries.withdrawn,
         )
+        if goes_by_own_keys(call.caller.team, self._providers):
+            route = with_team_keys(route, call.caller.team, self._providers)
         route = route if call.service_tier is None else _in_tier(route, call.service_tier)
         return _with_room(route, call.without_room) if call.without_room else route
 
@@ -111,7 +118,7 @@ def _in_tier(route: Route, tier: str) -> Route:
 REFUSED: Mapping[str, str] = {
     "mock_response": "Answers come from models; ask 'tollgate-demo' of `tollgate dev` for one that costs nothing",
     "mock_tool_calls": "Answers come from models",
-    "api_key": "Providers' keys are the operator's, in tollgate.yaml",
+    "api_key": "A team's own key for a provider is set by its admin (POST /admin/teams/ID/provider-keys)",
     "api_base": "Providers' addresses are the operator's, in tollgate.yaml",
     "base_url": "Providers' addresses are the operator's, in tollgate.yaml",
     "custom_llm_provider": "Name one of GET /v1/models, or 'provider': {\"only\": […]}",

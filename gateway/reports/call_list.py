@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.core.ids import least_id
 from billing.core.ids import moment_of as milliseconds_of
 from billing.core.prices import Price, cost_lines
-from billing.core.records import CHARGED, REQUESTS, TOKENS
+from billing.core.records import CHARGED, OWN_KEY, REQUESTS, TOKENS
 from billing.ledger.ledger import find_row
 from billing.ledger.tables import price_editions, usage_records
 from gateway.accounts.serializers import cost_view, dollars, moment
@@ -149,7 +149,8 @@ def _chosen(rows: Any, wanted: CallFilter) -> list[ColumnElement[bool]]:
 def _row_view(row: Mapping[Any, Any], code: str | None) -> dict[str, Any]:
     request_id, created_at = str(row["request_id"]), moment(row["created_at"])
     head = {"object": "call", "request_id": request_id, "created_at": created_at, "status": row["status"], "code": code}
-    return head | cost_view(row["cost_nanousd"]) | {name: row[name] for name in SHOWN}
+    own = {"key": OWN_KEY} if (row["attempts"] or [{}])[-1].get("key") == OWN_KEY else {}
+    return head | cost_view(row["cost_nanousd"]) | {name: row[name] for name in SHOWN} | own
 
 
 def _refused_view(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.refusals import Refusals
 from gateway.telemetry.tracing import Tracer
 from gateway.upstreams.client import UpstreamClient
-from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.registry import PURPOSE, ProviderRegistry
 from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.resilience.canaries import CanaryWatch
 from gateway.upstreams.resilience.first_tokens import FirstTokens
@@ -127,7 +127,8 @@ class _Process:
         stack.push_async_callback(self.client.close)
         self.kv_events = KvEvents()
         stack.callback(self.kv_events.close)
-        providers = ProviderRegistry(settings.providers)
+        sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
+        providers = ProviderRegistry(settings.providers, sealer=sealer)
         self.identity = open_identity(settings, self.database, self.client, clock)
         self._make_resilience(catalog, providers)
         await self.breakers.sync()  # what is open is known before the first call

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from billing.core.store_errors import POSTGRES_AWAY
+from gateway.accounts.provider_keys import reseal_provider_keys
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
 from gateway.batch.file_store import purge_files
 from gateway.batch.retention import purge_items
@@ -43,6 +44,7 @@ from gateway.stored_responses.store import purge_responses
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import PURPOSE as OF_PROVIDER_KEYS
 from gateway.webhooks.budget_alerts import BudgetAlerts
 from gateway.webhooks.deliverer import Deliverer
 from gateway.webhooks.sender import Sender
@@ -100,7 +102,7 @@ async def _work(
         await stack.enter_async_context(shown.served_at(metrics_at))
         log.info("worker_started", owner=books.owner.id)
         if settings.other_key_peppers:
-            await _reseal(database, sealer)
+            await _reseal(database, settings)
         reloader = Reloader(read)
         reloader.begin(editions, metrics, clock)
 
@@ -147,13 +149,15 @@ def comparer_of(parts: Parts) -> Comparer:
     return Comparer(parts.get(Editions), parts.get(Database), parts.get(Clock), parts.get(Complexity).version)
 
 
-async def _reseal(database: Database, sealer: Sealer) -> None:
+async def _reseal(database: Database, settings: Settings) -> None:
     """Leave nothing of lasting worth under a pepper that may go."""
+    sealers = [Sealer(settings.key_pepper, one, *settings.other_key_peppers) for one in (PURPOSE, OF_PROVIDER_KEYS)]
     try:
         async with database.begin() as connection:
-            log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealer))
+            log.info("webhook_secrets_resealed", count=await reseal_secrets(connection, sealers[0]))
+            log.info("provider_keys_resealed", count=await reseal_provider_keys(connection, sealers[1]))
     except POSTGRES_AWAY as exc:
-        log.warning("webhook_secrets_not_resealed", error=repr(exc))
+        log.warning("secrets_not_resealed", error=repr(exc))
 
 
 async def _until_stopped(asked_to_stop: asyncio.Event, chores: dict[str, asyncio.Task[None]]) -> int:

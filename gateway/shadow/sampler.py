@@ -67,8 +67,8 @@ class Sampler:
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply that may be sampled."""
-        if not self._routes:
-            return NOT_SAMPLED
+        if not self._routes or target.own is not None or call.caller.team.provider_keys:
+            return NOT_SAMPLED  # what a team's own account is asked is its own doing alone
         name = self._catalog.meaning(call.request.model)
         route = self._routes.get(name)
         if route is None or not is_comparable(call):

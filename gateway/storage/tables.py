@@ -60,6 +60,8 @@ teams = Table(
     moment("suspended_at"),
     Column("webhook_url", Text),  # where its events go; null: nowhere
     Column("cost_centre", Text),  # to which its cost goes, as finance names it
+    Column("company_keys", Text, nullable=False, server_default="otherwise"),  # gateway.core.principals.CompanyKeys
+    Column("own_key_cost", Text, nullable=False, server_default="none"),  # gateway.core.principals.OwnKeyCost
     since(),
     Column("updated_at", DateTime(timezone=True), nullable=False, server_default=NOW),
 )
@@ -278,6 +280,20 @@ webhook_secrets = Table(
     Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
     Column("secret", LargeBinary, nullable=False),  # encrypted
     since(),
+)
+
+# Keys of providers that teams brought, for their own calls.
+provider_keys = Table(
+    "provider_keys",
+    metadata,
+    Column("id", Text, primary_key=True),  # "pvk_…"
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False, index=True),
+    Column("provider", Text, nullable=False),  # as tollgate.yaml names it
+    Column("name", Text, nullable=False),
+    Column("secret", LargeBinary, nullable=False),  # encrypted
+    Column("fingerprint", Text, nullable=False),  # tells it from others, and nothing about it
+    since(),
+    moment("rotated_at"),
 )
 
 # What admins did, and what the safety checks found. Never prompts, never secrets.

@@ -41,6 +41,8 @@ class UpstreamClient:
         origin, host, target = place_of(request.url)
         if request.egress is not DIRECT:
             origin = replace(origin, egress=request.egress)
+        if request.party:
+            origin = replace(origin, party=request.party)
         head = _head_of(request, host, target)
         due = self._loop.time() + patience
         connection = self.pool.take(origin) or await self._connect(origin, connect, patience)

@@ -33,6 +33,7 @@ class Origin(Struct, frozen=True):
     port: int
     is_secure: bool
     egress: Egress = DIRECT
+    party: str = ""  # whose calls alone it carries
 
 
 @lru_cache(1024)

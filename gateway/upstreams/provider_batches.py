@@ -60,7 +60,13 @@ class ProviderBatches:
 
     def next_key(self, target: Target) -> str | None:
         """Return the key that a new batch belongs to."""
-        return self._providers.next_key_at(target)
+        return self._providers.next_key_at(target) if target.own is None else next(iter(self._keys_at(target)))
+
+    def _keys_at(self, target: Target) -> tuple[str, ...]:
+        """Return the keys that batches are spoken of with. Raises UpstreamFailure where a team has none any more."""
+        if not (keys := self._providers.keys_at(target)) and target.own is not None:
+            raise UpstreamFailure(f"The team has no key for {target.model.provider} any more.", outcome="refused_key")
+        return keys
 
     def line(self, target: Target, built: UpstreamRequest, custom_id: str) -> bytes:
         """Return a line that asks what ``built`` would ask."""
@@ -74,7 +80,7 @@ class ProviderBatches:
         if not self.knows(target):
             raise UpstreamFailure(f"No batch of {target.model.provider} is asked about there.", outcome="unknown")
         settings = self._settings(target)
-        keys = settings.api_keys
+        keys = self._keys_at(target)
         key = next((one for one in keys if digest_of(one) == digest), keys[0] if keys else None)
         token = await self._providers.token_for(target, self._client, self._clock.monotonic())
         model, base_url = target.model.upstream_model, target.endpoint.base_url

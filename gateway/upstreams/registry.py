@@ -6,9 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 
+import structlog
 from msgspec.structs import replace
 
+from gateway.core.keys import label_of_provider_key
+from gateway.core.principals import Team
 from gateway.core.settings import DIRECT, ProviderSettings
+from gateway.storage.encryption import Sealer, Unsealable
 from gateway.upstreams.anthropic.wire_format import AnthropicFormat
 from gateway.upstreams.bedrock.wire_format import BedrockFormat
 from gateway.upstreams.client import UpstreamClient
@@ -18,7 +22,7 @@ from gateway.upstreams.responses.wire_format import ResponsesFormat
 from gateway.upstreams.tokens import Tokens, source_of
 from gateway.upstreams.wire.base import Provider, UpstreamRequest
 from gateway.upstreams.wire.quirks import KnownQuirks
-from router.catalog.targets import Endpoint, Target
+from router.catalog.targets import Endpoint, Target, TeamKeys
 
 FORMATS: dict[str, Provider] = {
     "openai": OpenAIFormat(),
@@ -27,7 +31,12 @@ FORMATS: dict[str, Provider] = {
     "bedrock": BedrockFormat(),
 }
 RESPONSES: Provider = ResponsesFormat()  # of calls for a response, at a provider that has this API too
+PURPOSE = "provider-key"  # of the sealer of teams' own keys
+OF_ACCOUNTS = frozenset({"openai-organization", "openai-project"})  # headers that belong to the deployment's account
 MOST_RETIRED = 5000  # places that were left, the latest: more than come and go while any call runs
+
+
+log = structlog.get_logger()
 
 
 class ProviderRegistry:
@@ -37,8 +46,15 @@ class ProviderRegistry:
     longer named, with the keys that belonged there; a key is never sent to an endpoint that it did not stand beside.
     """
 
-    def __init__(self, providers: dict[str, ProviderSettings], before: ProviderRegistry | None = None) -> None:
+    def __init__(
+        self,
+        providers: dict[str, ProviderSettings],
+        before: ProviderRegistry | None = None,
+        sealer: Sealer | None = None,
+    ) -> None:
         self._settings = providers
+        self._sealer: Sealer | None = sealer if before is None else before._sealer
+        self.names_teams = any(one.team_keys is not None for one in providers.values())
         self.quirks: KnownQuirks = before.quirks if before is not None else KnownQuirks()
         self.tokens: Tokens = before.tokens if before is not None else Tokens()
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)
@@ -80,19 +96,36 @@ class ProviderRegistry:
         return self._next_of(self._settings[name])
 
     def next_key_at(self, target: Target) -> str | None:
-        """Return the next key for a target, each in its turn, or ``None`` when it needs none."""
+        """Return the next of the deployment's keys for a target, each in its turn, or ``None`` when it needs none."""
         return self._next_of(self.settings_at(target))
+
+    def keys_at(self, target: Target) -> tuple[str, ...]:
+        """Return the keys that a target is asked with: the deployment's, or those of its team, as far as they open."""
+        provider, own = self.settings_at(target), target.own
+        if own is None:
+            return provider.api_keys
+        keys = [key for ident, sealed in own.sealed if (key := self._opened(own.team, ident, sealed)) is not None]
+        return tuple(dict.fromkeys((*keys, *(provider.team_keys or {}).get(own.team, ()))))
+
+    def own_keys(self, team: Team, provider: ProviderSettings) -> TeamKeys | None:
+        """Return a team's own keys of a provider, if it has any."""
+        sealed = team.provider_keys.get(provider.name, ()) if takes_team_keys(provider) else ()
+        return TeamKeys(team.id, sealed) if sealed or team.id in (provider.team_keys or ()) else None
 
     async def token_for(self, target: Target, client: UpstreamClient, now: float) -> str | None:
         """Return the bearer token for a target, or ``None`` when it takes keys. ``now``: monotonic seconds. Raises
         UpstreamFailure."""
         provider = self.settings_at(target)
-        source = source_of(provider)
+        source = source_of(provider) if target.own is None else None
         return None if source is None else await self.tokens.of(source, client, now, provider.egress)
 
     def dress(self, built: UpstreamRequest, target: Target) -> UpstreamRequest:
         """Return a request with the headers that tollgate.yaml adds, to go the way that it says."""
         provider = self.settings_at(target)
+        if target.own is not None:  # on connections of its team's alone, and without what names another account
+            headers = {name: value for name, value in provider.headers.items() if name not in OF_ACCOUNTS}
+            headers = {**built.headers, **headers}
+            return replace(built, headers=headers, egress=provider.egress, party=target.own.team)
         if not provider.headers and provider.egress is DIRECT:
             return built
         return replace(built, headers={**built.headers, **provider.headers}, egress=provider.egress)
@@ -110,5 +143,18 @@ class ProviderRegistry:
         keys = provider.api_keys
         return keys[next(self._turns[provider.name]) % len(keys)] if keys else None
 
+    def _opened(self, team: str, ident: str, sealed: bytes) -> str | None:
+        assert self._sealer is not None, "a registry without a sealer meets keys of teams"
+        try:
+            return self._sealer.unseal(sealed, label_of_provider_key(team, ident)).decode()
+        except Unsealable as exc:
+            log.error("provider_key_does_not_open", team_id=team, key_id=ident, reason=str(exc))
+            return None
+
     def _by_place(self) -> dict[tuple[str, Endpoint], ProviderSettings]:
         return {(each.name, endpoint): each for each in self._settings.values() for endpoint in each.endpoints}
+
+
+def takes_team_keys(provider: ProviderSettings) -> bool:
+    """Whether teams can bring keys of their own: where a provider is asked with keys, and is none of our engines."""
+    return source_of(provider) is None and not provider.self_hosted

@@ -6,8 +6,9 @@ from enum import StrEnum
 from functools import cached_property
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from billing.core.prices import Price
+from billing.core.prices import FREE, Price
 
 
 class Capability(StrEnum):
@@ -77,16 +78,36 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
         return self.max_output if self.default_output is None else self.default_output
 
 
-class Target(Struct, frozen=True, dict=True):
-    """One model at one endpoint."""
+class TeamKeys(Struct, frozen=True, omit_defaults=True):
+    """What a team brought for one provider: its keys in their order, each with its id, sealed."""
+
+    team: str
+    sealed: tuple[tuple[str, bytes], ...] = ()
+
+
+class Target(Struct, frozen=True, dict=True, omit_defaults=True):
+    """One model at one endpoint, asked with the deployment's keys there or with a team's own."""
 
     model: ModelSpec
     endpoint: Endpoint
+    own: TeamKeys | None = None
 
     @cached_property
     def key(self) -> str:
-        """The name under which breakers and metrics know this target."""
+        """The name under which breakers and metrics know this target, with whichever keys it is asked."""
         return f"{self.model.provider}/{self.endpoint.region}/{self.endpoint.base_url}/{self.model.name}"
+
+    @property
+    def account(self) -> str:
+        """The name under which is known what may differ from account to account."""
+        return self.key if self.own is None else f"{self.key} of {self.own.team}"
+
+    @cached_property
+    def free_model(self) -> ModelSpec:
+        """The model where its calls cost the deployment nothing."""
+        tiers = tuple((tier, FREE) for tier, _ in self.model.service_tiers)
+        batch_price = None if self.model.batch_price is None else FREE
+        return replace(self.model, price=FREE, batch_price=batch_price, service_tiers=tiers, others=())
 
 
 class TargetHealth(Struct, frozen=True):

@@ -11,24 +11,31 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 from typer.testing import CliRunner
 
 import gateway.cli
 from gateway.accounts.auth import Authenticator
-from gateway.accounts.schemas import NewKey, NewTeam, OwnRotation
+from gateway.accounts.provider_keys import create_provider_key, reseal_provider_keys
+from gateway.accounts.schemas import NewKey, NewProviderKey, NewTeam, OwnRotation
 from gateway.accounts.team_keys import NewlyMade, create_key, list_keys, replace_secret
 from gateway.accounts.team_secrets import PURPOSE, create_secret, load_secrets, reseal_secrets
-from gateway.accounts.teams import create_team
+from gateway.accounts.teams import create_team, find_caller_of_key
 from gateway.core.clock import Clock
 from gateway.core.keys import new_key, pepper_name
 from gateway.core.principals import Caller
+from gateway.core.settings import ProviderSettings
 from gateway.idempotency.store import Answered, IdempotencyStore, Reused, Running
 from gateway.idempotency.stored_answers import Claim, Place, StoredAnswer
 from gateway.storage.audit_log import Act
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
+from gateway.upstreams.registry import PURPOSE as OF_PROVIDER_KEYS
+from gateway.upstreams.registry import ProviderRegistry
 from protocol.errors import InvalidKey
+from router.catalog.targets import Endpoint, Target
+from tests.support.house import model
 
 OLD, NEW = "the pepper that was", "the pepper that will be"
 ACT = Act("tests")
@@ -151,6 +158,31 @@ async def test_webhook_secrets_move(database: Database) -> None:
         assert (count, again) == (1, 0)
         assert await load_secrets(connection, Sealer(NEW, PURPOSE), ["search"]) == before
         assert len(await load_secrets(connection, Sealer("a third", PURPOSE), ["search"])) == 1
+
+
+async def test_teams_own_keys_of_providers_move(database: Database) -> None:
+    """A worker seals them anew when it starts; what neither pepper opens stays as it was. Each opens for its team."""
+    async with database.begin() as connection:
+        await create_team(connection, NewTeam(id="owner"), ACT)
+        for pepper in (OLD, "a third"):
+            new = NewProviderKey(provider="openai", key=f"sk-under {pepper}".replace(" ", "-"))
+            await create_provider_key(connection, Sealer(pepper, OF_PROVIDER_KEYS), "owner", new, ACT)
+        made = await create_key(connection, OLD, NewKey(team_id="owner"), ACT, time.time())
+        count = await reseal_provider_keys(connection, Sealer(NEW, OF_PROVIDER_KEYS, OLD))
+        again = await reseal_provider_keys(connection, Sealer(NEW, OF_PROVIDER_KEYS, OLD))
+        caller = await find_caller_of_key(connection, made.record.key_id)
+    assert caller is not None
+    settings = ProviderSettings(name="openai", format="openai", endpoints=(Endpoint("us", "http://openai/v1"),))
+    registry = ProviderRegistry({"openai": settings}, sealer=Sealer(NEW, OF_PROVIDER_KEYS))
+    own = registry.own_keys(caller.team, settings)
+    other = None if own is None else replace(own, team="thief")
+
+    assert (count, again) == (1, 0)
+    assert registry.keys_at(Target(model("small", "openai"), settings.endpoints[0], own)) == (
+        "sk-under-" + OLD.replace(" ", "-"),
+    )
+    assert registry.keys_at(Target(model("small", "openai"), settings.endpoints[0], other)) == ()
+    assert "sk-under" not in repr(caller)
 
 
 async def test_answers_are_replayed_and_calls_joined(database: Database) -> None:

@@ -24,12 +24,13 @@ from gateway.core.draining import Drain
 from gateway.run.process import open_process
 from gateway.run.worker import batch_runner_of
 from gateway.storage.database import Database
-from gateway.upstreams.provider_batches import ProviderBatches
+from gateway.upstreams.provider_batches import ProviderBatches, digest_of
 from tests.support.house import (
     House,
     anthropic_provider,
     azure_provider,
     gemini_provider,
+    make_team,
     model,
     running_house,
     settings_for,
@@ -459,4 +460,23 @@ async def test_a_budget_holds_what_lies_with_a_provider(house: House, upstream: 
     assert seen["request_counts"] == {"total": 7, "completed": 7, "failed": 0}
     over = await query(house, "SELECT scope FROM balances WHERE cap IS NOT NULL AND drawn + corrected > cap")
     assert over == [] and len(upstream.batches.made) > 1
+    await check_books(house)
+
+
+async def test_lines_go_with_the_teams_own_key_and_lie_in_its_account(house: House, upstream: ScriptedUpstream) -> None:
+    """File, batch, looks and results are asked with it; the lines cost nothing, and the row of the batch has no key."""
+    owner = Team(house, await make_team(house.settings, "own-key"))
+    with house.client(house.admin_key) as admin:
+        said = {"provider": "upstream", "key": "sk-own-of-batches"}
+        admin.post("/admin/teams/own-key/provider-keys", json=said).raise_for_status()
+    async with working(house):
+        batch_id = await owner.submit("upstream", lines=2)
+        seen = await owner.ended(batch_id)
+    rows = await rows_of(house, batch_id)
+    [kept] = await query(house, f"SELECT target, key_digest FROM provider_batches WHERE batch_id = '{batch_id}'")
+
+    assert (seen["status"], seen["request_counts"]["completed"]) == ("completed", 2)
+    assert {one.api_key for one in upstream.requests} == {"sk-own-of-batches"} and live_calls(upstream) == 0
+    assert [(row["status"], row["cost_nanousd"]) for row in rows] == [("answered", 0)] * 2
+    assert kept["target"]["own"] == {"team": "own-key"} and kept["key_digest"] == digest_of("sk-own-of-batches")
     await check_books(house)

@@ -74,7 +74,7 @@ class ProviderLines:
         call = await self._moderator.redacted(call)
         if value_scopes_of(call):
             return None  # reservations are counted for teams, keys and models
-        route = await self._chooser.choose(call, self._chooser.health())
+        route = await self._chooser.choose(call, self._chooser.health(call.caller.team))
         if (target := self._target_of(call, route)) is None:
             return None
         if self._cache.takes(call) and (await self._cache.look(call, route)).kept is not None:
@@ -125,7 +125,8 @@ class ProviderLines:
             if price is None or requests_made(call.request, target.model) > 1:
                 continue
             if self.batches.wire_of(target).takes(call.request):
-                return Target(replace(target.model, price=price, batch_price=None, others=()), target.endpoint)
+                model = replace(target.model, price=price, batch_price=None, others=())
+                return Target(model, target.endpoint, target.own)
         return None
 
 

@@ -15,17 +15,19 @@ from typing import Any
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.holds import Hold, HoldRequest, Leg
 from billing.ledger.price_editions import edition_of, tell_price
 from billing.quotas.lease_store import RESERVATIONS
+from gateway.accounts.teams import PROVIDER_KEYS, read_provider_keys
 from gateway.batch.claims import CLAIMED, ClaimedItem, claimed_item
 from gateway.calls.call import scopes_of
 from gateway.core.principals import Caller
 from gateway.storage.tables import provider_batches
-from router.catalog.targets import Route, Target
+from router.catalog.targets import Route, Target, TeamKeys
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +96,7 @@ class SentLine(Struct, frozen=True):
 
 def place_key(target: Target) -> str:
     """Return what lines of one provider's batch have in common."""
-    return f"{target.key} {edition_of(target.model.price)}"
+    return f"{target.account} {edition_of(target.model.price)}"
 
 
 async def find_gathering(
@@ -113,7 +115,7 @@ async def add_provider_batch(connection: AsyncConnection, batch_id: str, target:
         "batch_id": batch_id,
         "provider": target.model.provider,
         "place": place_key(target),
-        "target": msgspec.json.decode(msgspec.json.encode(target)),
+        "target": msgspec.json.decode(msgspec.json.encode(_without_keys(target))),
         "key_digest": key_digest,
         "status": "gathering",
     }
@@ -157,7 +159,9 @@ async def claim_provider_batch(connection: AsyncConnection, owner: str, lease: f
     values = {"owner": f"{owner}#{secrets.token_hex(4)}", "lease": timedelta(seconds=lease)}
     while (row := (await connection.execute(CLAIM_ONE, values)).mappings().one_or_none()) is not None:
         try:
-            return ProviderBatch(**{**row, "target": msgspec.convert(row["target"], Target)})
+            known = {name: value for name, value in row.items() if name not in ("target", "team_keys")}
+            target = _with_keys(msgspec.convert(row["target"], Target), read_provider_keys(row["team_keys"]))
+            return ProviderBatch(**known, target=target)
         except msgspec.ValidationError as exc:
             log.warning("provider_batch_unreadable", provider_batch=row["id"], error=str(exc))
     return None
@@ -226,6 +230,18 @@ async def known_upstream_ids(connection: AsyncConnection, provider: str) -> froz
     return frozenset((await connection.execute(query)).scalars())
 
 
+def _without_keys(target: Target) -> Target:
+    """Return a target as its row has it: whose keys it is asked with, and none of them."""
+    return target if target.own is None else replace(target, own=TeamKeys(target.own.team))
+
+
+def _with_keys(target: Target, known: Mapping[str, tuple[tuple[str, bytes], ...]]) -> Target:
+    """Return a target with those keys of its team that there are now."""
+    if target.own is None:
+        return target
+    return replace(target, own=TeamKeys(target.own.team, known.get(target.model.provider, ())))
+
+
 def _ids_in(names: Sequence[str]) -> list[str]:
     return [each for each in names if ID.fullmatch(each)]
 
@@ -256,7 +272,7 @@ PUT = text("""
       AND item.lease_owner = :owner AND item.status = 'running'
     RETURNING item.position
 """)
-CLAIM_ONE = text("""
+CLAIM_ONE = text(f"""
     WITH due AS MATERIALIZED (
         SELECT id FROM provider_batches
         WHERE status <> 'ended' AND next_look_at <= clock_timestamp()
@@ -270,8 +286,10 @@ CLAIM_ONE = text("""
     RETURNING one.id, one.batch_id, one.provider, one.target, one.key_digest, one.status, one.lines, one.bytes,
               one.upstream_id, one.tries, one.created_at, one.touched_at, one.tried_at, one.submitted_at,
               one.cancelled_at, clock_timestamp() AS now, batches.status AS batch_status, batches.expires_at,
-              least(batches.cancelling_at, batches.completed_at) AS left_at, batches.endpoint, one.lease_owner AS holder
-""")
+              least(batches.cancelling_at, batches.completed_at) AS left_at, batches.endpoint,
+              one.lease_owner AS holder,
+              {PROVIDER_KEYS.format(team="batches", id="team_id")} AS team_keys
+""")  # noqa: S608  (all of it is ours)
 RENEW = text("""
     UPDATE provider_batches SET lease_until = clock_timestamp() + CAST(:lease AS interval)
     WHERE id = :id AND lease_owner = :owner AND status <> 'ended'

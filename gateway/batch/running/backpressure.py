@@ -174,7 +174,8 @@ READ = text("""
     LATERAL (
         SELECT target, outcome,
                CASE WHEN outcome = 'timeout' OR (outcome = 'ok' AND is_streamed) THEN ms END AS waited
-        FROM jsonb_to_recordset(attempts) AS attempt (target text, outcome text, ms double precision)
+        FROM jsonb_to_recordset(attempts) AS attempt (target text, outcome text, ms double precision, key text)
+        WHERE key IS NULL  -- a team's own key has limits of its own
     ) AS try
     LEFT JOIN jsonb_each_text(CAST(:since AS jsonb)) AS last_time (target, id) USING (target)
     WHERE last_time.id IS NULL OR request_id >= CAST(last_time.id AS uuid)

@@ -84,7 +84,9 @@ class ItemRunner(Struct, eq=False):
         except CallTakenOver:
             log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
         except ServiceError as exc:
-            return _wait_or_end(exc, claim, request_id)
+            ended = _wait_or_end(exc, claim, request_id)
+            is_own = isinstance(ended, RetryLater) and bool(caller.team.provider_keys)
+            return replace(ended, is_congestion=False) if is_own else ended  # other teams' requests may be well
         except Exception:
             log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
             return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)

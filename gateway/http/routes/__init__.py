@@ -26,6 +26,7 @@ from gateway.http.routes.admin import (
     corrections,
     fleet_targets,
     instances,
+    provider_keys,
     sign_in,
     teams,
     webhooks,
@@ -38,7 +39,19 @@ MODULES = (
     calls,
     live,
     mcp,
-    *(teams, admin_keys, corrections, instances, fleet_targets, breakers, webhooks, health, sign_in, console),
+    *(
+        teams,
+        provider_keys,
+        admin_keys,
+        corrections,
+        instances,
+        fleet_targets,
+        breakers,
+        webhooks,
+        health,
+        sign_in,
+        console,
+    ),
 )
 HANDLERS = [
     *chat.handlers,

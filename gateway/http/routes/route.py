@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from billing.core.money import to_text
 from billing.core.prices import cost_of
+from billing.core.records import OWN_KEY
 from gateway.accounts.guards import team_guard
 from gateway.calls.call import Call
 from gateway.calls.rate_limits import rate_limit_headers
@@ -54,7 +55,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     edition = edition_of(request)
     chooser = edition.inference.chooser
     async with edition.inference.admission.counted(call.request_id, call.caller, call.limit_headers) as hold:
-        snapshot = chooser.health_snapshot(chooser.health())
+        snapshot = chooser.health_snapshot(chooser.health(call.caller.team))
         view = await off_loop(
             size, lambda: route_view(edition.catalog, call, chooser.route_of(call, snapshot), snapshot)
         )
@@ -154,6 +155,7 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
                 "first_token_ms": round(known.first_token_ms, 1) or None,
                 "expected_cost_usd": to_text(cost_of(usage, target.model.price, batch=batch, at=call.created_at)),
                 "most_cost_usd": to_text(leg.cost_nanousd),
+                **({} if target.own is None else {"key": OWN_KEY}),
             }
         )
     return shown

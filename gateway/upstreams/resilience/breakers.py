@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -49,6 +49,11 @@ class Permit(Struct, frozen=True):
     api_key: str | None
     generation: int
     probe: str | None = None  # its token, when it is one
+    asked: Target | None = None  # with keys of its team's own
+
+    def __repr__(self) -> str:
+        """Say which target it is for, and no key."""
+        return f"Permit({self.watched.target.key!r})"
 
 
 class Breakers:
@@ -82,7 +87,8 @@ class Breakers:
         key = target.key
         if (known := self._watched.get(key)) is None:
             policy = self._keys.registry.settings_at(target).breaker
-            known = self._watched[key] = Watched(target, Breaker(policy))
+            common = target if target.own is None else Target(target.model, target.endpoint)
+            known = self._watched[key] = Watched(common, Breaker(policy))
         return known
 
     def follow(self, registry: ProviderRegistry, targets: Iterable[Target]) -> None:
@@ -105,13 +111,18 @@ class Breakers:
         """Return every target that is watched."""
         return list(self._watched.values())
 
-    def health(self) -> Mapping[str, TargetHealth]:
-        """Return the targets that are better not asked now, by ``Target.key``."""
-        if not self._open and not self._keys.cooldowns:
+    def health(self, asked_as: Callable[[Target], Iterable[Target]] | None = None) -> Mapping[str, TargetHealth]:
+        """Return the targets that are better not asked now, by ``Target.key``.
+
+        ``asked_as``: a target as some team's calls are asked there, where that is not with the deployment's keys.
+        """
+        cooldowns = self._keys.cooldowns
+        are_resting = cooldowns.has_common if asked_as is None else bool(cooldowns)
+        if not self._open and not are_resting:
             return NO_TROUBLE
         now = self._clock.monotonic()
-        suspects = self._watched if self._keys.cooldowns else self._open
-        return {key: AWAY for key in suspects if self._goes_last(self._watched[key], now)}
+        suspects = self._watched if are_resting else self._open
+        return {key: AWAY for key in suspects if self._goes_last(self._watched[key], now, asked_as)}
 
     @property
     def knows_limits(self) -> bool:
@@ -125,18 +136,20 @@ class Breakers:
         """
         watched = self.watch(target)
         breaker, now = watched.breaker, self._clock.monotonic()
+        asked = None if target.own is None else target
         if not breaker.condition.is_open:
-            return Permit(watched, self._keys.deal(target, now, tokens), breaker.generation)
+            return Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, None, asked)
         if breaker.turns_away(now):
             raise TargetAway(breaker.retry_in(now), OPEN, is_busy=False)
-        permit = Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, secrets.token_hex(8))
+        probe = secrets.token_hex(8)
+        permit = Permit(watched, self._keys.deal(target, now, tokens), breaker.generation, probe, asked)
         await self._take_probe(permit)
         return permit
 
     def why_away(self, target: Target) -> TargetAway | None:
         """Return why ``target`` may not be asked now; ``None`` when, for all we know here, it may."""
         breaker = self.watch(target).breaker
-        if not breaker.condition.is_open and not self._keys.cooldowns:
+        if not breaker.condition.is_open and not self._keys.may_rest(target):
             return None
         now = self._clock.monotonic()
         if breaker.turns_away(now):
@@ -146,7 +159,7 @@ class Breakers:
     def heard(self, permit: Permit, headers: Mapping[str, str]) -> None:
         """An upstream has begun to answer: note what it says that the key may still ask."""
         if (told := read_limits(headers, self._clock.now())) is not None:
-            self._keys.hear(permit.watched.target, permit.api_key, told, self._clock.monotonic())
+            self._keys.hear(permit.asked or permit.watched.target, permit.api_key, told, self._clock.monotonic())
 
     def succeeded(self, permit: Permit) -> None:
         """The target answered."""
@@ -158,7 +171,7 @@ class Breakers:
     def failed(self, permit: Permit, failure: UpstreamFailure, team: str, prompt_characters: int) -> None:
         """The target did not answer ``team``'s call: count it, and put into cooldown what should be left alone."""
         watched, now = permit.watched, self._clock.monotonic()
-        if self._keys.cool_down(watched.target, permit.api_key, failure, now):
+        if self._keys.cool_down(permit.asked or watched.target, permit.api_key, failure, now):
             self._wake.set()
         # No prompt is to blame for a connection that did not come about.
         verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT or failure.outcome == "connect"
@@ -185,7 +198,8 @@ class Breakers:
 
     def has_other_key(self, permit: Permit) -> bool:
         """Whether the target may be asked with another key, now that this one was refused."""
-        return self._keys.has_good_one(permit.watched.target, self._clock.monotonic(), permit.api_key)
+        target = permit.asked or permit.watched.target
+        return self._keys.has_good_one(target, self._clock.monotonic(), permit.api_key)
 
     async def force_open(self, watched: Watched, reason: str) -> None:
         """Ask the target no more, at any gateway, until it is reset."""
@@ -248,8 +262,11 @@ class Breakers:
             watched.breaker.others = ()
         self._keys.cooldowns.forget_ended(self._clock.monotonic())
 
-    def _goes_last(self, watched: Watched, now: float) -> bool:
-        return watched.breaker.turns_away(now) or not self._keys.has_good_one(watched.target, now)
+    def _goes_last(
+        self, watched: Watched, now: float, asked_as: Callable[[Target], Iterable[Target]] | None = None
+    ) -> bool:
+        targets = (watched.target,) if asked_as is None else asked_as(watched.target)
+        return watched.breaker.turns_away(now) or not any(self._keys.has_good_one(one, now) for one in targets)
 
     async def _take_probe(self, permit: Permit) -> None:
         """Take one of the probes that all gateways share. Raises TargetAway when they are out."""

@@ -24,6 +24,8 @@ class FirstTokens:
 
     def note(self, target: Target, seconds: float) -> None:
         """A stream's first token came so long after it was asked for."""
+        if target.own is not None:
+            return  # another account may be served otherwise
         milliseconds, known = seconds * 1000, self._forecasts.get(target.key)
         if known is not None:
             milliseconds = known.first_token_ms + NEWEST * (milliseconds - known.first_token_ms)

@@ -1,13 +1,16 @@
 # Which key a target is asked with: each in its turn, but for those that are in cooldown, and for those that have no
-# room by their provider's own limits while another has.
+# room by their provider's own limits while another has. A team's own keys are taken in their order, the next where one
+# rests, and what is known of them is known of no other's.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import structlog
 
+from gateway.core.keys import provider_fingerprint
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.resilience.cooldown import (
     LONGEST,
@@ -18,11 +21,13 @@ from gateway.upstreams.resilience.cooldown import (
     Cooldowns,
     at_provider,
     at_target,
-    fingerprint,
+    mark_of,
 )
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.limits import Left
 from router.catalog.targets import Target
+
+UNREADABLE = "none of its team's own keys can be read"
 
 log = structlog.get_logger()
 
@@ -47,6 +52,7 @@ class KeyRing:
     def __init__(self, registry: ProviderRegistry) -> None:
         self.cooldowns = Cooldowns()
         self.allowances = Allowances()
+        self._own_allowances = Allowances()  # of teams' own keys
         self.registry = registry  # of the configuration that holds now
 
     def deal(self, target: Target, now: float, tokens: int | None = None) -> str | None:
@@ -54,23 +60,21 @@ class KeyRing:
 
         It is for a call of about so many tokens; for one that counts against no limit where ``tokens`` is unsaid.
         """
-        provider = target.model.provider
-        key = self.registry.next_key_at(target)
-        if not self.cooldowns and not self.allowances:
-            return key
+        if target.own is None and not self.cooldowns.has_common and not self.allowances:
+            return self.registry.next_key_at(target)
+        allowances = self._allowances_of(target)
         limits: list[Cooldown] = []
         short: list[str | None] = []
         poor: list[str | None] = []
-        for _ in self._of(target):
-            if (limited := self.cooldowns.find(at_target(target.key, key), now)) is not None:
+        for key in self._in_turn(target):
+            if (limited := self.cooldowns.find(at_target(target, key), now)) is not None:
                 limits.append(limited)
-            elif self.cooldowns.find(at_provider(provider, key), now) is not None:
+            elif self.cooldowns.find(at_provider(target, key), now) is not None:
                 poor.append(key)
-            elif tokens is not None and not self.allowances.covers(target.key, key, tokens, now):
+            elif tokens is not None and not allowances.covers(target.key, _gauged(target, key), tokens, now):
                 short.append(key)
             else:
                 return self._take(target, key, tokens, now)
-            key = self.registry.next_key_at(target)
         if not short and not poor:
             raise _away(limits, now)
         # Short: its provider may count otherwise. Poor: refused lately; used where there is no better one, so that the
@@ -79,36 +83,42 @@ class KeyRing:
 
     def hear(self, target: Target, key: str | None, told: list[Left], now: float) -> None:
         """Take over what the answer to a call with ``key`` says of its limits."""
-        if told or self.allowances:
-            self.allowances.hear(target.key, key, told, now)
+        allowances = self._allowances_of(target)
+        if told or allowances:
+            allowances.hear(target.key, _gauged(target, key), told, now)
             self._rest_if_empty(target, key, now)
 
     def cool_down(self, target: Target, key: str | None, failure: UpstreamFailure, now: float) -> bool:
         """Let rest what a failed attempt with ``key`` tells to leave alone; return whether it does."""
-        provider = target.model.provider
         match failure.outcome:
             case "rate_limited" | "full" as why:
                 seconds = UNTOLD if failure.retry_after is None else min(LONGEST, failure.retry_after)
                 for one in (key,) if why == "rate_limited" else self._of(target):
-                    self.cooldowns.put(at_target(target.key, one), Cooldown(now + seconds, why))
+                    self.cooldowns.put(at_target(target, one), Cooldown(now + seconds, why))
             case "refused_key" | "spend_cap" as why:
                 seconds = REFUSED_FOR if why == "refused_key" else SPENT_FOR
-                if self.cooldowns.find(at_provider(provider, key), now) is None:
-                    log.error("key_set_aside", provider=provider, key=fingerprint(key), reason=why, seconds=seconds)
-                self.cooldowns.put(at_provider(provider, key), Cooldown(now + seconds, why))
+                if self.cooldowns.find(at_provider(target, key), now) is None:
+                    mark, provider = mark_of(target, key), target.model.provider
+                    log.error("key_set_aside", provider=provider, key=mark, reason=why, seconds=seconds)
+                self.cooldowns.put(at_provider(target, key), Cooldown(now + seconds, why))
             case _:
                 return False
         return True
 
+    def may_rest(self, target: Target) -> bool:
+        """Whether anything is in cooldown that a target could be asked with."""
+        return self.cooldowns.has_common if target.own is None else bool(self.cooldowns)
+
     def use_again(self, target: Target) -> None:
-        """End the cooldowns at ``target``, and at all of its provider's endpoints."""
-        for key in self._of(target):
-            self.cooldowns.forget((at_target(target.key, key), at_provider(target.model.provider, key)))
-        self.allowances.forget(target.key)
+        """End the cooldowns at ``target``, and at all of its provider's endpoints, teams' own keys included."""
+        for beginning in (target.key, target.model.provider):
+            self.cooldowns.forget_begun_with(f"{beginning} ")
+        for allowances in (self.allowances, self._own_allowances):
+            allowances.forget(target.key)
 
     def why_away(self, target: Target, now: float) -> TargetAway | None:
         """Return why no key may be used at ``target``: all are at a limit; ``None`` when one is not."""
-        limits = [self.cooldowns.find(at_target(target.key, key), now) for key in self._of(target)]
+        limits = [self.cooldowns.find(at_target(target, key), now) for key in self._of(target)]
         return _away([limit for limit in limits if limit is not None], now) if all(limits) else None
 
     def has_good_one(self, target: Target, now: float, other_than: str | None = None) -> bool:
@@ -124,31 +134,51 @@ class KeyRing:
         found = Counter[tuple[str, str]]()
         for provider in self.registry.names():
             for key in self.registry.settings(provider).api_keys:
-                cooldown = self.cooldowns.find(at_provider(provider, key), now)
+                cooldown = self.cooldowns.find(f"{provider} {provider_fingerprint(key)}", now)
                 for why in ("refused_key", "spend_cap"):
                     found[provider, why] += cooldown is not None and cooldown.why == why
         return found
 
     def _take(self, target: Target, key: str | None, tokens: int | None, now: float) -> str | None:
         if tokens is not None:
-            self.allowances.take(target.key, key, tokens)
+            self._allowances_of(target).take(target.key, _gauged(target, key), tokens)
             self._rest_if_empty(target, key, now)
         return key
 
     def _rest_if_empty(self, target: Target, key: str | None, now: float) -> None:
-        if (until := self.allowances.empty_until(target.key, key, now)) > now:
-            self.cooldowns.put(at_target(target.key, key), Cooldown(min(until, now + LONGEST), "rate_limited"))
+        until = self._allowances_of(target).empty_until(target.key, _gauged(target, key), now)
+        if until > now:
+            self.cooldowns.put(at_target(target, key), Cooldown(min(until, now + LONGEST), "rate_limited"))
+
+    def _allowances_of(self, target: Target) -> Allowances:
+        return self.allowances if target.own is None else self._own_allowances
 
     def _of(self, target: Target) -> tuple[str | None, ...]:
-        return self.registry.settings_at(target).api_keys or (None,)
+        keys = self.registry.keys_at(target)
+        return keys or (None,) if target.own is None else keys
+
+    def _in_turn(self, target: Target) -> Iterator[str | None]:
+        """Yield each key of a target once, the one first whose turn it is."""
+        if target.own is not None:
+            yield from self.registry.keys_at(target)
+            return
+        for _ in self._of(target):
+            yield self.registry.next_key_at(target)
 
     def _find(self, target: Target, key: str | None, now: float) -> Cooldown | None:
-        limited = self.cooldowns.find(at_target(target.key, key), now)
-        return limited or self.cooldowns.find(at_provider(target.model.provider, key), now)
+        limited = self.cooldowns.find(at_target(target, key), now)
+        return limited or self.cooldowns.find(at_provider(target, key), now)
+
+
+def _gauged(target: Target, key: str | None) -> str | None:
+    """Return by what the limits of a key are known: a team's own is kept nowhere."""
+    return key if target.own is None else mark_of(target, key)
 
 
 def _away(limits: list[Cooldown], now: float) -> TargetAway:
     """Return what to say of a target each of whose keys is at a limit."""
+    if not limits:
+        return TargetAway(math.inf, UNREADABLE, is_busy=False)
     soonest = min(cooldown.until for cooldown in limits)
     is_busy = all(cooldown.why == "rate_limited" for cooldown in limits)
     reason = "its upstream's rate limit is reached" if is_busy else "its engine takes no more calls"

@@ -76,6 +76,7 @@ class UpstreamRequest(Struct, frozen=True):
     delivery: Delivery = field(default_factory=Delivery)
     dropped: tuple[str, ...] = ()
     egress: Egress = DIRECT
+    party: str = ""  # a team whose own key goes along: its connections carry no other's calls
     rest: tuple[bytes | memoryview, ...] = ()  # of a long body, behind ``body``: what is not to be copied
 
 

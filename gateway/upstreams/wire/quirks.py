@@ -87,7 +87,7 @@ class KnownQuirks:
 
     def of(self, target: Target, now: float) -> Quirks:
         """Return how to ask a target."""
-        if self._learnt and (learnt := self._learnt.get(target.key)) is not None and now < learnt[1]:
+        if self._learnt and (learnt := self._learnt.get(target.account)) is not None and now < learnt[1]:
             return learnt[0]
         return usual_quirks(target.endpoint.base_url)
 
@@ -95,7 +95,7 @@ class KnownQuirks:
         """Ask a target by ``quirks`` from now on: they brought a whole answer, within its limit and counted."""
         if quirks.for_this_call:
             return
-        self._learnt[target.key] = (quirks, now + LEARNT_FOR)
+        self._learnt[target.account] = (quirks, now + LEARNT_FOR)
         usual = usual_quirks(target.endpoint.base_url)
         changed = [name for name in Quirks.__struct_fields__ if getattr(quirks, name) != getattr(usual, name)]
         log.info("upstream_manners_learnt", target=target.key, fields=changed, seconds=LEARNT_FOR)

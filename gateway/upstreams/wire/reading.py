@@ -173,6 +173,8 @@ def usual_failure(
             return UpstreamError("The upstream refused the request without a reason.", outcome="forbidden")
         case 401 | 403:
             return UpstreamError("The upstream refused the gateway's own credentials.", outcome="refused_key")
+        case 402:
+            return UpstreamBusy("The gateway's own account at the upstream is used up.", outcome="spend_cap")
         case 404:  # our catalogue names a model that the upstream does not have: ours to mend, not the caller's
             return UpstreamError("The upstream knows no such model, or no such path.", outcome="not_found")
         case 429 if message.startswith("Request too large"):

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.core.principals import CompanyKeys, Team
 from gateway.core.settings import ProviderSettings
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.provider_batches import ProviderBatches, digest_of
 from gateway.upstreams.registry import MOST_RETIRED, ProviderRegistry
+from gateway.upstreams.team_keys import variants_of
+from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
-from router.catalog.targets import Endpoint, Target
+from router.catalog.targets import Endpoint, Target, TeamKeys
 from tests.support.clock import SetClock
 from tests.support.house import model
 
@@ -86,3 +90,41 @@ def test_places_that_were_left_long_ago_are_forgotten() -> None:
 
     assert none.stands_at(target("one", went[-1])) and not none.stands_at(target("one", went[0]))
     assert len(none._retired) == MOST_RETIRED
+
+
+def test_a_request_with_a_teams_own_key_is_dressed_for_its_account() -> None:
+    """It has connections of its own, and no header that names the deployment's account."""
+    said = {"openai-organization": "org-ours", "x-title": "ours"}
+    registry = ProviderRegistry({"one": replace(provider("one", ("a",), HERE)["one"], headers=said)})
+    common, own = target("one", HERE), replace(target("one", HERE), own=TeamKeys("search"))
+    built = UpstreamRequest("POST", HERE.base_url, {}, b"")
+    dressed = [registry.dress(built, one) for one in (common, own)]
+
+    assert [sorted(one.headers) for one in dressed] == [["openai-organization", "x-title"], ["x-title"]]
+    assert [one.party for one in dressed] == ["", "search"]
+
+
+CHOICES = {  # which keys calls go with, by what a team chose, whether it has one, and whether the deployment has
+    ("otherwise", True, True): ["own"],
+    ("otherwise", False, True): ["company's"],
+    ("fallback", True, True): ["own", "company's"],
+    ("fallback", False, True): ["company's"],
+    ("never", True, True): ["own"],
+    ("never", False, True): [],
+    ("otherwise", False, False): [],
+    ("fallback", True, False): ["own"],
+}
+
+
+@pytest.mark.parametrize(("choice", "has_own", "has_companys"), CHOICES)
+def test_a_team_chooses_whose_keys_its_calls_go_with(choice: CompanyKeys, *, has_own: bool, has_companys: bool) -> None:
+    """The page docs/provider-keys.md has the table."""
+    keys = ("a",) if has_companys else ()
+    named = replace(provider("one", keys, HERE)["one"], team_keys={"search": ("sk-own",)} if has_own else {})
+    registry = ProviderRegistry({"one": named})
+    team = Team(id="search", name="", company_keys=choice)
+    found = list(variants_of(target("one", HERE), team, registry))
+
+    told = ["company's" if one.own is None else "own" for one in found]
+    assert told == CHOICES[choice, has_own, has_companys]
+    assert [registry.keys_at(one) for one in found] == [("sk-own",) if one == "own" else keys for one in told]

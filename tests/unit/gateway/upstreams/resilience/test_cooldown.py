@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gateway.upstreams.resilience.cooldown import Cooldown, Cooldowns, at_provider, at_target
+from router.catalog.targets import Endpoint, Target, TeamKeys
+from tests.support.house import model
 
 
 def test_it_ends_by_itself_and_the_longest_counts() -> None:
@@ -34,7 +36,23 @@ def test_gateways_agree_without_losing_what_is_news() -> None:
 
 def test_names_tell_nothing_of_a_key() -> None:
     """Names go to Redis and into logs."""
-    key = "sk-very-secret"
+    key, target = "sk-very-secret", Target(model("small"), Endpoint("us", "http://here/v1"))
 
-    assert "secret" not in at_target("target", key) + at_provider("provider", key)
-    assert at_target("target", key) != at_target("target", "sk-other")
+    assert "secret" not in at_target(target, key) + at_provider(target, key)
+    assert at_target(target, key) != at_target(target, "sk-other")
+
+
+def test_a_key_of_a_team_rests_by_its_teams_name_and_is_no_others_business() -> None:
+    """The same key in two hands has two names, and what rests for one team alone is nothing to look at for others."""
+    place = Endpoint("us", "http://here/v1")
+    common, mine, theirs = (Target(model("small"), place, own) for own in (None, TeamKeys("mine"), TeamKeys("theirs")))
+    names = {at_provider(one, "sk-same") for one in (common, mine, theirs)}
+    cooldowns = Cooldowns()
+    cooldowns.put(at_provider(mine, "sk-same"), Cooldown(9.0, "refused_key"))
+    has_common = [cooldowns.has_common]
+    cooldowns.put(at_provider(common, "sk-same"), Cooldown(9.0, "refused_key"))
+    has_common.append(cooldowns.has_common)
+    cooldowns.forget([at_provider(common, "sk-same")])
+
+    assert len(names) == 3
+    assert [*has_common, cooldowns.has_common, bool(cooldowns)] == [False, True, False, True]
