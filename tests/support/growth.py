@@ -37,6 +37,8 @@ def growth_of(work_on: Callable[[int], Work], last: int = LAST) -> Growth:
     while taken < ENOUGH and 4 * size <= last:
         size, whole = 4 * size, work_on(4 * size)
         taken = _seconds(whole, 1)
+    if taken < ENOUGH:
+        return Growth(size // 4, taken, taken)
     part = work_on(size // 4)
     found = Growth(size // 4, _seconds(part, 4), taken)
     for _ in range(TRIES):
