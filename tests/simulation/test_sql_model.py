@@ -22,6 +22,7 @@ from tests.support.clock import NOON, SetClock
 from tests.support.factories import make_record
 
 STEPS = 300
+BETWEEN = 5  # steps between comparisons of all tables: where they differ, they go on to
 OWNERS = ("a", "b", "c")
 TEAMS = {"t1": ("k1", "k2"), "t2": ("k3",)}
 USER = "user:t2/" + "0" * 32
@@ -255,9 +256,10 @@ async def test_the_model_is_the_schema(seed: int, database: Database) -> None:
     pair = Pair(seed, database)
     await pair.begin()
     verbs: list[str] = []
-    for _ in range(STEPS):
+    for number in range(STEPS):
         verbs.append(await pair.step())
-        await pair.tables_agree()
+        if (number + 1) % BETWEEN == 0:
+            await pair.tables_agree()
 
     assert {"take", "give_back", "set_again", "insert"} <= set(verbs)
     assert pair.model.leases

@@ -63,18 +63,30 @@ def test_segment_that_is_missed_from_grows(missed: str) -> None:
     assert once >= 80 if missed == "once" else once <= 20
 
 
+@pytest.fixture(scope="module")
+def conversations() -> list[tuple[bytes, ...]]:
+    """Return the block hashes of Mooncake's conversations."""
+    return prompts(trace_path(MOONCAKE))
+
+
 @pytest.mark.parametrize(
-    ("num_blocks", "least"), [(1000, 0.98), (1700, 1.7), (3500, 0.98), (7000, 0.98), (10000, 0.98), (30000, 0.98)]
+    ("num_blocks", "least"),
+    [
+        (1000, 0.98),
+        (1700, 1.7),
+        pytest.param(3500, 0.98, marks=pytest.mark.soak),
+        (7000, 0.98),
+        pytest.param(10000, 0.98, marks=pytest.mark.soak),
+        (30000, 0.98),
+    ],
 )
-def test_conversations_are_found_more_often_than_with_lru(num_blocks: int, least: float) -> None:
+def test_conversations_are_found_more_often_than_with_lru(
+    conversations: list[tuple[bytes, ...]], num_blocks: int, least: float
+) -> None:
     """On Mooncake's conversations: 1.7 times LRU's hits where memory is small, and never less than 0.98 of them."""
-    requests = prompts(trace_path(MOONCAKE))
-
-    assert share_found(requests, num_blocks) >= least * share_found_by_lru(requests, num_blocks)
+    assert share_found(conversations, num_blocks) >= least * share_found_by_lru(conversations, num_blocks)
 
 
-def test_host_memory_keeps_conversations_for_longer() -> None:
+def test_host_memory_keeps_conversations_for_longer(conversations: list[tuple[bytes, ...]]) -> None:
     """With four times as many blocks in host memory behind them, 1,700 blocks find 0.19 of all that is asked for."""
-    requests = prompts(trace_path(MOONCAKE))
-
-    assert share_found(requests, 1700, num_host_blocks=6800) >= 0.19
+    assert share_found(conversations, 1700, num_host_blocks=6800) >= 0.19
