@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from openai import OpenAI
 
 from gateway.accounts.schemas import LimitsInput
-from gateway.http import responses
+from gateway.http import reply_response
 from tests.support.house import House, make_team, serving
 from tests.support.leaving import ask_and_leave
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -401,7 +401,7 @@ def test_an_answer_too_long_to_keep_passes_through(
     house: House, upstream: ScriptedUpstream, key: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is delivered and paid like any other, and its key says so from then on: it neither runs nor pays again."""
-    monkeypatch.setattr(responses, "LARGEST_KEPT", 400)
+    monkeypatch.setattr(reply_response, "LARGEST_KEPT", 400)
     upstream.script("tokens=40")
     first, second = (ask(house, key, stream=stream) for _ in range(2))
 
@@ -418,7 +418,7 @@ def test_an_answer_too_long_to_keep_is_charged_though_its_client_left(
     house: House, upstream: ScriptedUpstream, key: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was produced to its end, as the key asks for: whoever hangs up at its last token pays for all of it."""
-    monkeypatch.setattr(responses, "LARGEST_KEPT", 400)
+    monkeypatch.setattr(reply_response, "LARGEST_KEPT", 400)
     upstream.script("tokens=40,pace=0.005")
     body = CHAT | {"user": key, "stream": stream}
     ask_and_leave(house, CHAT_URL, body, lambda: upstream.requests, **{"idempotency-key": key})
