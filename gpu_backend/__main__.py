@@ -120,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", metavar="N", help="tokens in a block of the KV cache")
     add("--kv-offloading-size", type=float, default=0.0, metavar="GIB", help="host memory behind the KV cache")
     add("--kv-events-config", metavar="JSON", help="tells routers what the prefix cache has; vLLM's setting")
+    exchanges = "where other engines read KV blocks, port 0 for any free one; without it none are exchanged"
+    add("--kv-transfer-address", metavar="HOST:PORT", help=exchanges)
+    add(
+        "--kv-pull-seconds", metavar="S", help="after which KV blocks of another engine that have not come are computed"
+    )
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
@@ -170,6 +175,8 @@ def _settings(
     }
     engine = engine_config(**said)
     engine = replace(engine, kv_events=read_kv_events(options.kv_events_config or "{}"))
+    secret = options.api_key or environment.get(SECRET) or None
+    engine = replace(engine, transfer=replace(engine.transfer, kv_transfer_secret=secret or ""))
     own_name = version.name if version else Path(options.model).resolve().name
     return FrontSettings(
         engine=engine,
@@ -179,7 +186,7 @@ def _settings(
         instance_id=options.instance_id or f"{socket.gethostname()}:{options.port}",
         host=options.host,
         port=options.port,
-        api_key=options.api_key or environment.get(SECRET) or None,
+        api_key=secret,
         shared_prompts=options.shared_prompts,
         max_waiting=options.max_waiting,
         drain_seconds=options.drain_seconds,

@@ -11,9 +11,11 @@ from itertools import chain, count
 
 from gpu_backend.engine.output_processor import OutputProcessor
 from gpu_backend.engine.requests import find_problem, make_sequences, refusal
+from gpu_backend.engine.transfers import Transfers
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.block_tables import shared_hashes
 from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.kv_transfer.seam import KvTransfer
 from gpu_backend.lora.loading import AdapterLoader
 from gpu_backend.scheduling.arrival import refuse_on_arrival
 from gpu_backend.scheduling.grammar_queue import GrammarQueue
@@ -39,8 +41,9 @@ from gpu_backend.step.messages import (
     UnloadAdapter,
 )
 from gpu_backend.step.plan import DeviceLost, Launched, StepPlan, StepRunner
+from gpu_backend.step.sequence import Sequence
 
-PATIENCE = 0.005  # seconds that an idle loop waits for a grammar
+PATIENCE = 0.005  # seconds that an idle loop waits for a grammar, or for another engine
 FAILURES_IN_A_ROW = 3  # steps that may raise before the device is given up
 
 
@@ -70,6 +73,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarQueue | None = None,
         adapters: AdapterLoader | None = None,
+        transfer: KvTransfer | None = None,
     ) -> None:
         steps, prefixes, block_size = config.steps, config.prefixes, config.cache.block_size
         assert limits.max_model_len <= num_blocks * block_size
@@ -95,6 +99,10 @@ class EngineLoop:
         self._ids = count(1)
         self._grammars = GrammarQueue(None) if grammars is None else grammars
         self._adapters = adapters
+        self._transfers: Transfers | None = None
+        if transfer is not None:
+            self._transfers = Transfers(transfer, self.scheduler, clock, config.transfer.kv_pull_seconds)
+            self._output_processor.hold = self._transfers.hold
         self._draining = False
         self._drained = False
         self._failures = 0
@@ -105,11 +113,16 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.replies) or self._due is not None or bool(self._grammars) or bool(self._adapters)
+        is_waiting = bool(self._grammars) or bool(self._adapters)
+        is_waiting = is_waiting or (self._transfers is not None and self._transfers.has_work())
+        return bool(self.scheduler.replies) or self._due is not None or is_waiting
 
     def load(self) -> LoadReport:
         """Describe the engine's state."""
-        return self._meter.report(self.scheduler, self.blocks, self._clock())
+        report = self._meter.report(self.scheduler, self.blocks, self._clock())
+        if self._transfers is not None:
+            report.counters.update(self._transfers.counters())
+        return report
 
     def take_block_events(self) -> list[BlockEvent]:
         """Return what the prefix cache gained and lost since the last time."""
@@ -123,6 +136,8 @@ class EngineLoop:
             case Abort(request_id, reply_index):
                 leaving = self.scheduler.replies.of(request_id, reply_index)
                 waiting = self._grammars.abort(request_id, reply_index)
+                if self._transfers is not None:
+                    waiting += self._transfers.abort(request_id, reply_index)
                 aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
                 return [*aborted, *waiting, *self._drain_if_empty()]
             case LoadAdapter(adapter):
@@ -140,6 +155,7 @@ class EngineLoop:
     def step(self) -> list[Event]:
         """Schedule, run, accept; return what to tell whom. Raises if the runner fails for good, or repeatedly."""
         started = self._clock()
+        self._take_pulled()
         answers = [*self._take_compiled(), *self._move_adapters()]
         return [*answers, *self._compute(started), *self._drain_if_empty()]
 
@@ -157,6 +173,10 @@ class EngineLoop:
             step = self.runner.launch(plan) if plan.sequences or plan.copies else None
         except Exception as error:
             failure = error
+        if self._transfers is not None:
+            self._transfers.begin_pulls()
+            if self.scheduler.admission.lacks_room and not self.scheduler.running:
+                self._transfers.end_oldest_lease()
         # While the device computes, the tokens of the step before reach their callers and their grammars.
         events += self._settle()
         if step is not None:
@@ -185,7 +205,7 @@ class EngineLoop:
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
             return refusal(command, "the engine is draining; send this to another replica")
-        if self.scheduler.replies.of(command.request_id) or command.request_id in self._grammars:
+        if self._is_known(command.request_id):
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
             return refusal(command, problem)
@@ -194,11 +214,31 @@ class EngineLoop:
         if refused := refuse_on_arrival(command, self.scheduler, self._steps):
             return [refused]
         replies = make_sequences(command, self._limits, self._ids, self._clock(), self._meter.steps)
+        if isinstance(command, Generate) and self._transfers is not None and self._transfers.add(command, replies):
+            return []
+        self._let_wait(command, replies)
+        return []
+
+    def _is_known(self, request_id: str) -> bool:
+        if self.scheduler.replies.of(request_id) or request_id in self._grammars:
+            return True
+        return self._transfers is not None and request_id in self._transfers
+
+    def _let_wait(self, command: Generate | Embed, replies: list[Sequence]) -> None:
+        """Let a request wait for its grammar, if it has one, and then for its turn."""
         if isinstance(command, Generate) and command.sampling.grammar is not None:
             self._grammars.add(command, replies)
-            return []
-        self.scheduler.add(replies)
-        return []
+        else:
+            self.scheduler.add(replies)
+
+    def _take_pulled(self) -> None:
+        """Queue the requests whose blocks came from another engine, or will not; without other work, wait a moment."""
+        if self._transfers is None or not self._transfers.has_work():
+            return
+        is_idle = self._due is None and not self.scheduler.running
+        is_idle = is_idle and (not self.scheduler.replies or self.scheduler.admission.lacks_room)
+        for command, replies in self._transfers.advance(PATIENCE if is_idle else 0.0):
+            self._let_wait(command, replies)
 
     def _move_adapters(self) -> list[AdapterLoaded]:
         """Load and unload what is to be, between two steps; without other work, wait a moment for one."""
@@ -208,7 +248,7 @@ class EngineLoop:
         return self._adapters.advance(PATIENCE if not self.scheduler.replies else 0.0)
 
     def _used_adapters(self) -> set[int]:
-        replies = chain(self.scheduler.replies, self._grammars)
+        replies = chain(self.scheduler.replies, self._grammars, self._transfers or ())
         return {reply.request.adapter.number for reply in replies if reply.request.adapter is not None}
 
     def _take_compiled(self) -> list[Event]:

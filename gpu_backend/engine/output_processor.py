@@ -14,6 +14,7 @@ from gpu_backend.step.cost import plan_work
 from gpu_backend.step.messages import Embedding, Event, FinishReason, NewTokens, Timings
 from gpu_backend.step.plan import SequenceOutput, SequenceStep, StepPlan, StepResult, TokenLogprob
 from gpu_backend.step.sequence import Sequence
+from gpu_backend.step.transfer import HeldBlocks
 
 
 class OutputProcessor:
@@ -36,6 +37,8 @@ class OutputProcessor:
         self._scheduler = scheduler
         self._meter = meter
         self._clock = clock
+        # What keeps the blocks of a sequence that ends, if another engine is to have them.
+        self.hold: Callable[[Sequence], HeldBlocks | None] = lambda sequence: None
 
     def accept(self, plan: StepPlan, result: StepResult, planned: float) -> list[Event]:
         """Give each sequence of a plan, made at the clock reading ``planned``, what the step brought it."""
@@ -152,6 +155,7 @@ class OutputProcessor:
         sequence.num_awaited -= 1
         reason = sequence.append(token)
         self._scheduler.advance(sequence, step.start + len(step.token_ids))
+        held = self.hold(sequence) if reason else None
         return NewTokens(
             sequence.request.request_id,
             sequence.reply_index,
@@ -161,6 +165,7 @@ class OutputProcessor:
             sequence.cached_tokens or 0,
             sequence.times.gpu_seconds,
             self._leave(sequence) if reason else None,
+            held=held,
         )
 
     def _accept_tokens(self, sequence: Sequence, step: SequenceStep, output: SequenceOutput, now: float) -> list[Event]:
@@ -209,6 +214,7 @@ class OutputProcessor:
         if is_first:
             sequence.times.first_token = now
             sequence.times.first_token_step = self._meter.steps
+        held = self.hold(sequence) if reason else None
         return NewTokens(
             sequence.request.request_id,
             sequence.reply_index,
@@ -219,6 +225,7 @@ class OutputProcessor:
             sequence.times.gpu_seconds,
             self._leave(sequence) if reason else None,
             prompt_scores=tuple(sequence.prompt_scores) if is_first else (),
+            held=held,
         )
 
     def _accept_hidden(self, sequence: Sequence, step: SequenceStep, hidden_sum: tuple[float, ...]) -> list[Event]:

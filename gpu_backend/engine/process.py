@@ -27,6 +27,7 @@ from gpu_backend.step.messages import BlocksChanged, Command, Event, NewTokens, 
 
 if TYPE_CHECKING:
     from gpu_backend.engine.loop import EngineLoop
+    from gpu_backend.kv_transfer.seam import KvTransfer
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 REPORT_EVERY = 0.05  # seconds between load reports while the load changes
@@ -142,6 +143,7 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
 
     from gpu_backend.engine.loop import EngineLoop
     from gpu_backend.execution.runner import Runner
+    from gpu_backend.kv_transfer.tcp import TcpTransfer
     from gpu_backend.lora.loading import load_adapters
     from gpu_backend.scheduling.grammar_queue import GrammarQueue
     from gpu_backend.step.grammar import GrammarCompiler
@@ -177,7 +179,20 @@ def _load(config: EngineConfig) -> tuple[EngineLoop, Ready]:
         copy_seconds=runner.measure_copies(),
         draft_share=runner.draft_share,
     )
-    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=GrammarQueue(compiler), adapters=adapters)
+    transfer: KvTransfer | None = None
+    if config.transfer.kv_transfer_address is not None:
+        transfer = TcpTransfer(
+            runner.block_store(config), *config.transfer.host_and_port, config.transfer.kv_transfer_secret
+        )
+    loop = EngineLoop(
+        config,
+        runner,
+        runner.num_blocks,
+        limits,
+        grammars=GrammarQueue(compiler),
+        adapters=adapters,
+        transfer=transfer,
+    )
     ready = Ready(
         total_blocks=runner.num_blocks,
         block_size=runner.block_size,

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gpu_backend.execution.block_store import KvBlockStore
 from gpu_backend.execution.device_state import DeviceState
 from gpu_backend.execution.device_step import DeviceStep
 from gpu_backend.execution.draft_model import DraftModel
+from gpu_backend.execution.fingerprint import fingerprint_of
 from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, GraphCapture
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
@@ -282,6 +284,10 @@ class Runner(StepRunner):
         if self._ranks is not None:
             self._ranks.tell(None)
             self._ranks.leave()
+
+    def block_store(self, config: EngineConfig) -> KvBlockStore:
+        """Return the bytes of the KV blocks, for other engines that have the same model."""
+        return KvBlockStore(self.kv_cache, fingerprint_of(config, self.dtype, self._kv.scales))
 
     def measure_copies(self) -> float | None:
         """Return the seconds that a block's way to host memory or back takes; None without any such memory."""

@@ -26,6 +26,8 @@ class BlockTables:
     def __init__(self, blocks: BlockManager, prefix_caching: bool) -> None:
         self._blocks = blocks
         self._prefix_caching = prefix_caching
+        # Of no sequence: those that are held for other engines, by lease, or that come from such, by ticket.
+        self.apart: dict[str | int, tuple[int, ...]] = {}
         self.prompt_tokens_seen = 0
         self.prompt_tokens_found = 0  # of them, those that were cached at the first admission
 
@@ -87,6 +89,14 @@ class BlockTables:
             self._blocks.publish(sequence.block_table[index], sequence.block_hashes[index], sequence.request.tenant)
         sequence.num_published = full
 
+    def publish_pulled(self, sequence: Sequence, ticket: int, first: int, end: int) -> None:
+        """Let others find the blocks from ``first`` to before ``end``, which came from another engine."""
+        table, log = self.apart[ticket], self._blocks.log
+        for index in range(first, end):
+            if log is not None:
+                self._describe(log, sequence, index)
+            self._blocks.publish(table[index], sequence.block_hashes[index], sequence.tenant)
+
     def name_waiting(self, sequence: Sequence) -> None:
         """Name the blocks of a prompt that waits: it is looked up in the cache again and again."""
         if self._prefix_caching and not sequence.pools:
@@ -94,9 +104,15 @@ class BlockTables:
 
     def extend_hashes(self, sequence: Sequence) -> None:
         """Name a sequence's full blocks: none finds those of another tenant, but declared beginnings, or adapter."""
-        blocks, salt = self._blocks, self._salt_of(sequence)
+        blocks, salt = self._blocks, self.salt_of(sequence)
         shared = blocks.shared if sequence.request.adapter is None else frozenset()
         extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, shared)
+
+    def salt_of(self, sequence: Sequence) -> bytes:
+        """Return what the hashes of a sequence's blocks are salted with."""
+        request = sequence.request
+        owner = f"tenant {request.tenant}" if self._prefix_caching else f"request {request.request_id}"
+        return _salt_of(owner if request.adapter is None else f"adapter {request.adapter.number} {owner}")
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence's blocks away, wherever they are, and with them what was computed."""
@@ -115,18 +131,13 @@ class BlockTables:
         sequence.swapped, sequence.block_table, sequence.num_published = swapped, (), 0
         return True
 
-    def _salt_of(self, sequence: Sequence) -> bytes:
-        request = sequence.request
-        owner = f"tenant {request.tenant}" if self._prefix_caching else f"request {request.request_id}"
-        return _salt_of(owner if request.adapter is None else f"adapter {request.adapter.number} {owner}")
-
     def _describe(self, log: BlockLog, sequence: Sequence, index: int) -> None:
         """Say what a block holds, and whose it is where those before it are shared by all."""
         hashes, size, shared = sequence.block_hashes, self._blocks.block_size, self._blocks.shared
         parent = hashes[index - 1] if index else None
         begins = hashes[index] not in shared and (parent is None or parent in shared)
         tokens = sequence.token_ids[index * size : (index + 1) * size]
-        owner = self._salt_of(sequence).hex() if begins else None
+        owner = self.salt_of(sequence).hex() if begins else None
         log.describe(hashes[index], parent, tokens, owner, sequence.request.adapter)
 
     def _mark(self, log: BlockLog, sequence: Sequence, start: int, end: int) -> None:

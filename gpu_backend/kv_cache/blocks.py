@@ -164,6 +164,12 @@ class BlockManager:
                 again = True
         self._name(block_hash, block, owner, again)
 
+    def hold(self, block_table: SequenceOf[int]) -> None:
+        """Take one more reference to blocks that are in use."""
+        for block in block_table:
+            assert self._references[block], "a block is held that nothing uses"
+            self._references[block] += 1
+
     def release(self, block_table: SequenceOf[int]) -> None:
         """Give a table's references back. Its end is evicted before its beginning, which more prompts share."""
         resting = []

@@ -41,7 +41,7 @@ class Admission:
         self._starved: Sequence | None = None  # goes next, for it has waited
         self._look_again = 0.0  # when to see whether any has
         self._max_waiting = config.fairness.max_waiting
-        self._headroom = int(config.fairness.interactive_headroom * blocks.num_blocks)
+        self.headroom = int(config.fairness.interactive_headroom * blocks.num_blocks)
         self.num_preempted_for_starved = 0  # preemptions for a sequence that had waited for long
         self._refused: Sequence | None = None  # found no room, and none has left since
         self._batch_admitted = 0.0  # when batch work was last let in
@@ -72,7 +72,7 @@ class Admission:
         sequence.tenancy.preempted_for_starved = for_starved
         self.num_preempted_for_starved += for_starved
         self.queues[sequence.tier].put_back(sequence)
-        self._reconsider()
+        self.reconsider()
 
     def remove(self, sequence: Sequence) -> None:
         """Let a waiting sequence go."""
@@ -83,7 +83,7 @@ class Admission:
     def leave(self, sequence: Sequence) -> None:
         """Record the end of a running sequence."""
         self.queues[sequence.tier].leave(sequence)
-        self._reconsider()
+        self.reconsider()
         if sequence.num_generated and not sequence.pools:
             self.forecast.learn(sequence.num_generated)
 
@@ -135,7 +135,7 @@ class Admission:
             return True
         blocks = self._blocks
         yields = _may_be_preempted(sequence)
-        room = blocks.num_blocks - (self._headroom if yields else 0)
+        room = blocks.num_blocks - (self.headroom if yields else 0)
         needed = blocks.blocks_for(len(sequence.token_ids))
         longest = blocks.blocks_for(self.forecast.longest) * (len(running) + 1)
         if blocks.num_in_use + needed + longest <= room:
@@ -264,7 +264,8 @@ class Admission:
         oldest.tenancy.is_aged = now - max(oldest.times.arrived, self._batch_admitted) >= self._patience
         return oldest if oldest.tenancy.is_aged else None
 
-    def _reconsider(self) -> None:
+    def reconsider(self) -> None:
+        """Forget that there was no room, now that there may be some."""
         self._refused = None
         for queue in self.queues.values():
             queue.reconsider()

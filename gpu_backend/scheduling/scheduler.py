@@ -148,7 +148,8 @@ class Scheduler:
         """Assert that every sequence is in one place, and that exactly the running ones hold blocks."""
         running = list(self.running)
         queued = [sequence for sequence in self.replies if sequence.status is not Status.RUNNING]
-        self.blocks.check((s.block_table for s in running), (s.swapped for s in queued))
+        tables = chain((s.block_table for s in running), self.tables.apart.values())
+        self.blocks.check(tables, (s.swapped for s in queued))
         self.running.check()
         assert not any(s.block_table for s in queued), "a waiting sequence holds blocks"
         kept = (len(s.swapped) * self.blocks.block_size for s in queued)

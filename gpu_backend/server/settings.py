@@ -40,16 +40,9 @@ class FrontSettings:
         return (name,) if self.version is None else (name, f"{name}@{self.version}")
 
     def __post_init__(self) -> None:
-        if not self.api_key and not is_loopback(self.host):
-            raise ValueError(
-                f"listening on {self.host} lets other machines in: set TOLLGATE_ENGINE_SECRET (or --api-key), "
-                "or listen on 127.0.0.1"
-            )
-        if self.api_key and len(self.api_key) < LEAST_SECRET and not is_loopback(self.host):
-            raise ValueError(
-                f"listening on {self.host} lets other machines guess a secret of {len(self.api_key)} characters: "
-                f"TOLLGATE_ENGINE_SECRET (or --api-key) needs {LEAST_SECRET}; make one with `openssl rand -hex 32`"
-            )
+        self._check_secret(self.host)
+        if self.engine.transfer.kv_transfer_address is not None:
+            self._check_secret(self.engine.transfer.host_and_port[0])
         if self.fleet is not None and self.fleet.secret == self.api_key:
             raise ValueError(
                 "TOLLGATE_FLEET_SECRET is the engine's secret, which gateways send over the network: take another"
@@ -66,6 +59,21 @@ class FrontSettings:
             raise ValueError(f"lora_modules names an adapter {clash.pop()}, which is what the model itself is called")
         if not self.served_model_name:
             raise ValueError("served_model_name is empty; clients need a name for the model")
+
+    def _check_secret(self, host: str) -> None:
+        """Raise ``ValueError`` for an address that other machines reach without a secret, or with one to be guessed."""
+        if is_loopback(host):
+            return
+        if not self.api_key:
+            raise ValueError(
+                f"listening on {host} lets other machines in: set TOLLGATE_ENGINE_SECRET (or --api-key), "
+                "or listen on 127.0.0.1"
+            )
+        if len(self.api_key) < LEAST_SECRET:
+            raise ValueError(
+                f"listening on {host} lets other machines guess a secret of {len(self.api_key)} characters: "
+                f"TOLLGATE_ENGINE_SECRET (or --api-key) needs {LEAST_SECRET}; make one with `openssl rand -hex 32`"
+            )
 
 
 def is_loopback(host: str) -> bool:

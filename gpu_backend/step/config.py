@@ -128,6 +128,30 @@ class KvEventsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Whether blocks of the KV cache are exchanged with other engines, and where they read those of this one."""
+
+    kv_transfer_address: str | None = None  # HOST:PORT to listen on, by which others reach it; None: none are exchanged
+    kv_transfer_secret: str = field(default="", repr=False)  # the engines' own, by which they know each other
+    kv_pull_seconds: float = 5.0  # after which what has not come is computed
+
+    def __post_init__(self) -> None:
+        address = self.kv_transfer_address
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            is_address = bool(host) and port.isascii() and port.isdigit() and int(port) < 2**16
+            _is("HOST:PORT, with the port 0 for any free one", "kv_transfer_address", address, is_address)
+        seconds = self.kv_pull_seconds
+        _is("a number of seconds above 0, at most 20", "kv_pull_seconds", seconds, 0 < seconds <= 20)
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """Where to listen; an IPv6 address loses its brackets."""
+        host, _, port = (self.kv_transfer_address or "").rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True, slots=True)
 class StepConfig:
     """How much one step computes, and what it takes."""
 
@@ -226,6 +250,7 @@ class EngineConfig:
     fairness: FairnessConfig
     speculation: SpeculationConfig
     lora: LoraConfig = field(default_factory=LoraConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
     def __post_init__(self) -> None:
@@ -234,6 +259,13 @@ class EngineConfig:
                 "LoRA adapters are computed by one process; leave out lora_modules and allow_runtime_lora_updating, "
                 "or tensor_parallel_size and pipeline_parallel_size"
             )
+        if self.transfer.kv_transfer_address is not None and self.device.num_ranks > 1:
+            raise ValueError(
+                "KV blocks are exchanged by engines of one process; leave out kv_transfer_address, or "
+                "tensor_parallel_size and pipeline_parallel_size"
+            )
+        if self.transfer.kv_transfer_address is not None and not self.prefixes.prefix_caching:
+            raise ValueError("KV blocks that come from other engines are found by their prefix: prefix_caching is off")
 
     @property
     def cached_lead_tokens(self) -> int:

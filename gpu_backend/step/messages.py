@@ -11,6 +11,7 @@ from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.cost import StepCost
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.transfer import HeldBlocks, RemoteBlocks
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000  # of a tenant, whose service is divided by it
 PRIORITIES = ("low", "normal", "high")  # of a request among its tenant's
@@ -36,6 +37,8 @@ class Generate:
     first_reply: int = 0
     prompt_marks: tuple[tuple[int, int], ...] = ()  # of the prompt's beginnings, and how many tokens each has
     adapter: Adapter | None = None  # None: the model as it is
+    remote: RemoteBlocks | None = None  # where another engine holds the prompt's blocks; what does not come is computed
+    holds_blocks: bool = False  # keep the prompt's blocks for another engine; the last event says where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class NewTokens:
     error: str | None = None  # with FinishReason.ERROR: what the caller can do about it
     is_bad_grammar: bool = False  # the error is one of the request's grammar
     prompt_scores: tuple[TokenLogprob, ...] = ()  # if asked for, with the first token: the prompt's from the second on
+    held: HeldBlocks | None = None  # with the last token, if the prompt's blocks are kept for another engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ EXACT = {
     "preemption": "drafts live for one step; a sequence that is computed again has its own tokens alone",
     "adapter": "drafts come from the text, or from a model without it; what they are verified by has it",
     "abort": "blocks of drafts are given back in the step that reserved them",
+    "remote": "only full blocks of the prompt come from another engine, and are found like what is cached",
+    "holds_blocks": "only full blocks of the prompt are kept for another engine; drafts are in none of them",
 }
 
 OFF = {"embeddings": "nothing is generated"}
@@ -52,6 +54,7 @@ ENGINE_FEATURES = {
     "sinks": "a model whose heads have attention sinks, and windows in every other layer",
     "sliding window": "a model whose queries look back only so far",
     "graphs": "--cuda-graphs: decodes are replayed",
+    "kv transfer": "--kv-transfer-address: blocks come from other engines, and are held for them",
     "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",
     "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
 }
@@ -61,4 +64,6 @@ APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
     frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
     frozenset(("ngram", "draft")): "an engine has one method",
+    frozenset(("kv transfer", "tensor parallel")): "blocks are exchanged by engines of one process: refused",
+    frozenset(("kv transfer", "pipeline parallel")): "blocks are exchanged by engines of one process: refused",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -19,6 +20,7 @@ from gpu_backend.execution.runner import Runner
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.decode_rows import StateTensors
 from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.kv_transfer.seam import BlockStore, KvTransfer
 from gpu_backend.lora.loading import load_adapters
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.sampling.verification import num_gained
@@ -60,7 +62,7 @@ class CountingRunner(AtOnce):
         self.plans: list[StepPlan] = []
         self.seconds: Callable[[StepPlan], float] = lambda plan: 0.001  # what a step takes of the virtual clock
         self._block_size = block_size
-        self._slots: dict[int, int] = {}
+        self.slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
         self._sampled: dict[int, int] = {}  # by row
         self._starts: dict[int, int] = {}  # by row, where the next step begins
@@ -73,7 +75,7 @@ class CountingRunner(AtOnce):
         """Write the step's tokens to their slots, then read every sampling sequence's context back."""
         self.plans.append(plan)
         for copy in plan.copies:
-            origin, goal = (self._slots, self._host_slots) if copy.to_host else (self._host_slots, self._slots)
+            origin, goal = (self.slots, self._host_slots) if copy.to_host else (self._host_slots, self.slots)
             for i in range(self._block_size):
                 source, target = copy.source * self._block_size + i, copy.target * self._block_size + i
                 goal.pop(target, None)
@@ -88,13 +90,13 @@ class CountingRunner(AtOnce):
         for step in plan.sequences:
             for position, token in enumerate(step.token_ids, step.start):
                 token = self._sampled[step.row] if token == UNKNOWN else token
-                self._slots[self._slot(step.block_table, position)] = token
+                self.slots[self._slot(step.block_table, position)] = token
         outputs: list[SequenceOutput] = []
         for step in plan.sequences:
             tokens: tuple[int, ...] = ()
             if step.samples:
                 end = step.start + len(step.token_ids)
-                context = [self._slots[self._slot(step.block_table, i)] for i in range(end)]
+                context = [self.slots[self._slot(step.block_table, i)] for i in range(end)]
                 sampled = [next_token(context[:i]) for i in range(end - step.num_draft_tokens, end + 1)]
                 tokens = tuple(sampled[: num_gained(step, sampled)])
                 self._sampled[step.row] = tokens[-1]
@@ -113,7 +115,7 @@ class CountingRunner(AtOnce):
         text = self._texts.setdefault(step.row, {})
         text |= dict(enumerate(memoryview(step.text).cast("i"), step.text_start))
         text[start] = last
-        seen = [self._slots[self._slot(step.block_table, i)] for i in range(start)]
+        seen = [self.slots[self._slot(step.block_table, i)] for i in range(start)]
         if step.num_unsure:
             assert [text.get(i) for i in range(start + 1)] == [*seen, last], "the device has not seen all of the text"
         seen.append(last)
@@ -130,7 +132,7 @@ class CountingRunner(AtOnce):
         if not step.num_to_draft:
             return step
         seen = [self._draft_slots[self._slot(step.block_table, i)] for i in range(end)]
-        known = [self._slots[self._slot(step.block_table, i)] for i in range(step.start)]
+        known = [self.slots[self._slot(step.block_table, i)] for i in range(step.start)]
         assert seen == [*known, *step.token_ids], "the draft model has not seen all of the reply"
         for count in range(step.num_to_draft):
             if count:
@@ -165,6 +167,8 @@ def counting_loop(
     most_ahead: int = 0,
     runner: CountingRunner | None = None,
     kv_events: KvEventsConfig | None = None,
+    transfer: KvTransfer | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> tuple[EngineLoop, CountingRunner]:
     """Build a loop over a ``CountingRunner``; ``settings`` go to ``EngineConfig``.
@@ -184,7 +188,7 @@ def counting_loop(
         copy_seconds=copy_seconds,
         assumed_cost=assumed_cost,
     )
-    loop = EngineLoop(config, runner, num_blocks, limits)
+    loop = EngineLoop(config, runner, num_blocks, limits, clock, transfer=transfer)
     if loop.scheduler.speculator is not None:
         loop.scheduler.speculator.economics.is_forced = is_forced
     return loop, runner
@@ -199,7 +203,12 @@ class WaitingCompiler(GrammarCompiler):
         return compiled
 
 
-def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any) -> EngineLoop:
+def model_loop(
+    folder: Path,
+    copy_seconds: float | None = None,
+    transfer: Callable[[BlockStore], KvTransfer] | None = None,
+    **settings: Any,
+) -> EngineLoop:
     """Build a loop over a real model on the CPU; ``settings`` go to ``EngineConfig``.
 
     Drafts are made whether they pay or not, and grammars are compiled while a request is handed over, so that no test
@@ -219,7 +228,10 @@ def model_loop(folder: Path, copy_seconds: float | None = None, **settings: Any)
     compiler = WaitingCompiler(folder, model.vocab_size, model.eos_token_ids)
     adapters = load_adapters(config.lora, runner.adapters, model)
     grammars = GrammarQueue(compiler)
-    loop = EngineLoop(config, runner, runner.num_blocks, limits, grammars=grammars, adapters=adapters)
+    exchange = transfer(runner.block_store(config)) if transfer is not None else None
+    loop = EngineLoop(
+        config, runner, runner.num_blocks, limits, grammars=grammars, adapters=adapters, transfer=exchange
+    )
     if loop.scheduler.speculator is not None:
         loop.scheduler.speculator.economics.is_forced = True
     return loop

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from gpu_backend.step.messages import Abort, FinishReason, Generate
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.support.composition import APART, ENGINE_FEATURES, EXACT
 from tests.support.engine import Answer, collect, draft_from, expect_short_replies, model_loop
+from tests.support.kv_transfer import end_leases, exchanging, prefill
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
 Answers = dict[tuple[str, int], Answer]
@@ -60,8 +62,10 @@ COMMAND: dict[str, dict[str, Any]] = {
     "priority": {"priority": "low"},
     "tier": {"tier": "batch"},
     "deadline_ms": {"deadline_ms": 600_000},
+    "holds_blocks": {"holds_blocks": True},
 }
 LATER = ("resume_token_ids", "stop", "abort")  # asked for when the reply alone is known
+LATER += ("remote",)  # when another engine holds the prompt's blocks
 FEATURES = [*SAMPLING, *COMMAND, *LATER]
 AT_ONCE = 6  # features of one request
 METHODS: dict[str, dict[str, Any]] = {
@@ -71,14 +75,15 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("prefix cache", "host cache", "preemption", "chunks")  # what the busy engine meets
 MORE = ("sliding window", "swap", "graphs")
+EXCHANGE = "kv transfer"  # of all engines of one process
 KINDS = ("experts", "sinks")  # of models, in engines of a model without windows
 WAYS: tuple[tuple[str, ...], ...] = (("ngram", "overlap"), ("draft", "overlap"))
-ENGINES: list[tuple[str, ...]] = [(method, *ALWAYS, *KINDS) for method in ("ngram", "draft")]
-ENGINES += [("overlap", *ALWAYS, *KINDS, "graphs"), *((*ways, *ALWAYS, *MORE) for ways in WAYS)]
+ENGINES: list[tuple[str, ...]] = [(method, *ALWAYS, *KINDS, EXCHANGE) for method in ("ngram", "draft")]
+ENGINES += [("overlap", *ALWAYS, *KINDS, "graphs", EXCHANGE), *((*ways, *ALWAYS, *MORE, EXCHANGE) for ways in WAYS)]
 RANKS = ("tensor parallel", "pipeline parallel")
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
 ENGINES_OF_RANKS.append(("overlap", *ALWAYS, *KINDS, *RANKS))
-WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs")]
+WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
 KINDS_OF_RANKS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 64}
 BUSY: dict[str, Any] = PLAIN | {
@@ -88,6 +93,7 @@ BUSY: dict[str, Any] = PLAIN | {
     "num_kv_blocks": 32,
     "max_num_batched_tokens": 16,
 }
+PREFILLS: dict[str, Any] = PLAIN | {"prefix_caching": True, "num_kv_blocks": 2048}
 Faults = dict[tuple[tuple[str, ...], str], AssertionError | None]
 FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)  # of a step: copies pay, and drafts
 
@@ -133,6 +139,7 @@ def answer(loop: EngineLoop, asked: list[Generate]) -> Answers:
         for command in asked if steps % 9 == 0 else ():
             if "abort" in command.request_id.split(","):
                 collect(answers, loop.handle(Abort(command.request_id)))
+    end_leases(loop)
     assert loop.blocks.num_in_use == 0
     return answers
 
@@ -227,21 +234,34 @@ def run(
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
     graphs = {"cuda_graphs": "graphs" in engine}
-    loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks)
-    assert isinstance(loop.runner, Runner)
-    if method == "ngram":
-        draft_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
-    expect_short_replies(loop)
-    try:
-        answers = answer(loop, asked)
-    finally:
-        loop.runner.close()
+    with contextlib.ExitStack() as stack:
+        exchange = exchanging(stack) if EXCHANGE in engine else None
+        loop = model_loop(models[kind], **BUSY, **ways, **draft, **swaps, **graphs, **ranks, transfer=exchange)
+        if EXCHANGE in engine:
+            prefiller = model_loop(models[kind], **PREFILLS, transfer=exchanging(stack))
+            asked = [replace(c, remote=prefill(prefiller, c)) if "remote" in c.request_id else c for c in asked]
+        answers = run_in(loop, method, asked, expected)
+        if EXCHANGE in engine:
+            assert loop.load().counters["kv_blocks_pulled"] > 0
+            assert loop.load().counters["kv_blocks_offered"] > 0
     assert not graphs["cuda_graphs"] or (loop.runner.graphs is not None and loop.runner.graphs._graphs)
     assert loop.scheduler.running.num_swapped == (loop.scheduler.running.num_preempted if "swap" in engine else 0)
     assert loop.scheduler.tables.prompt_tokens_found > 0
     assert loop.blocks.host.num_cached > 0
     assert loop.scheduler.speculator is None or loop.scheduler.speculator.num_held > 0
     return answers, loop.scheduler.running.num_preempted
+
+
+def run_in(loop: EngineLoop, method: str, asked: list[Generate], expected: Answers) -> Answers:
+    """Answer all in a loop whose drafts, if they are to come from the text, are the right ones or not."""
+    assert isinstance(loop.runner, Runner)
+    if method == "ngram":
+        draft_from(loop, {key: reply.token_ids for key, reply in expected.items()}, 0.8)
+    expect_short_replies(loop)
+    try:
+        return answer(loop, asked)
+    finally:
+        loop.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -276,11 +296,13 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     assert {*FEATURES, "prefix cache", "preemption", "adapter"} == EXACT.keys()  # test_lora.py has the last
-    assert {*METHODS, *ALWAYS, *MORE, *KINDS, *RANKS} == ENGINE_FEATURES.keys()
-    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS}
+    assert {*METHODS, *ALWAYS, *MORE, *KINDS, EXCHANGE, *RANKS} == ENGINE_FEATURES.keys()
+    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS}
 
 
-@pytest.mark.parametrize("pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE]), *WITH_KINDS], ids=" and ".join)
+@pytest.mark.parametrize(
+    "pair", [*pairs([*FEATURES, *METHODS, *ALWAYS, *MORE, EXCHANGE]), *WITH_KINDS], ids=" and ".join
+)
 def test_a_pair_composes(pair: tuple[str, str], faults: Faults) -> None:
     """A request that asks for both, or for one in an engine that has the other, has the replies that it has alone."""
     expect_none(pair, faults)
@@ -311,3 +333,6 @@ def test_what_is_apart_is_refused(models: dict[str, Path]) -> None:
     assert SAMPLING["grammar"].keys() == SAMPLING["tools"].keys() == {"grammar"}
     with pytest.raises(ValueError, match="speculative_method"):
         engine_config("x", speculative_method="ngram", speculative_model="y")
+    for rank in RANKS:
+        with pytest.raises(ValueError, match="one process"):
+            engine_config("x", kv_transfer_address="127.0.0.1:0", **{f"{rank.replace(' ', '_')}_size": 2})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from gpu_backend.step.plan import SequenceStep
 from gpu_backend.step.sampling_params import Grammar, GrammarKind, SamplingParams
 from tests.support.composition import EXACT, OFF
 from tests.support.engine import Answer, answer_all, collect, draft_from, expect_short_replies, finish, model_loop
+from tests.support.kv_transfer import decode, exchanging, prefill
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
 ON: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 3}
@@ -69,6 +71,8 @@ ALONE = {
     "preemption",
     "abort",
     "stop",
+    "remote",
+    "holds_blocks",
 }
 
 
@@ -219,6 +223,24 @@ def test_resumed_reply_goes_on_with_drafts(llama: Path, prompts: list[tuple[int,
     assert first.token_ids == whole
     assert rest.token_ids == whole[11:]
     assert rest.events[0].cached_tokens == 47
+
+
+def test_blocks_of_another_engine_compose(llama: Path, draft: Path, prompts: list[tuple[int, ...]]) -> None:
+    """An engine that drafts holds blocks, and one that drafts goes on with them, with the very tokens of one alone."""
+    commands = [Generate(str(i), prompt, replace(WARM, seed=i)) for i, prompt in enumerate(prompts)]
+    expected = answer_all(model_loop(llama), commands)
+    with contextlib.ExitStack() as stack:
+        prefiller = drafting_loop(llama, tokens_of(expected), transfer=exchanging(stack))
+        decoder = model_loop(llama, **drafting(draft), transfer=exchanging(stack))
+        long = [command for command in commands if len(command.prompt_token_ids) > 16]
+        asked = [replace(command, remote=prefill(prefiller, command)) for command in long]
+
+        answers = decode(decoder, asked)
+
+        assert decoder.load().counters["kv_blocks_pulled"] == sum((len(c.prompt_token_ids) - 1) // 16 for c in long) > 0
+        assert decoder.scheduler.speculator is not None
+        assert decoder.scheduler.speculator.num_held > 0
+    assert tokens_of(answers).items() <= tokens_of(expected).items()
 
 
 def test_draft_model_knows_what_the_model_knows(llama: Path, prompts: list[tuple[int, ...]]) -> None:

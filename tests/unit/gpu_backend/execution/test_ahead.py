@@ -245,7 +245,7 @@ class Poisoned(CountingRunner):
 
     def _place(self, step: Any) -> Any:
         if self._texts.get(step.row) is None and step.slack:  # the garbage that follows
-            self._texts[step.row] = dict(enumerate(self._slots.get(self._slot(step.block_table, i), 0)
+            self._texts[step.row] = dict(enumerate(self.slots.get(self._slot(step.block_table, i), 0)
                                                    for i in range(self._starts[step.row])))  # fmt: skip
         return super()._place(step)
 

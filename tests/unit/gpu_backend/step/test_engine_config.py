@@ -37,7 +37,7 @@ def test_setting_that_cannot_work_is_refused(settings: dict[str, Any], message: 
 
 
 CORE = (
-    *("engine", "execution", "hardware", "kernels", "kv_cache", "lora"),
+    *("engine", "execution", "hardware", "kernels", "kv_cache", "kv_transfer", "lora"),
     *("models", "sampling", "scheduling", "speculation", "step"),
 )
 

@@ -1,0 +1,36 @@
+# What tells two engines that their keys and values mean the same: of one model, rounded in one way.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+
+from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.step.config import EngineConfig
+
+SAMPLE = 4096  # bytes of a file that are read at each of so many places; a smaller file is read whole
+PLACES = 1024
+
+
+def fingerprint_of(config: EngineConfig, dtype: torch.dtype, scales: Sequence[KvScales] | None) -> str:
+    """Return what is equal for engines whose blocks may be exchanged, and for no others."""
+    folder, digest = config.checkpoint.folder, blake2b(digest_size=16)
+    has_adapters = config.lora.num_slots > 0  # of their model other outliers are smoothed
+    ways = (config.checkpoint.load_format, config.checkpoint.quantization, str(dtype), has_adapters)
+    digest.update(f"{ways}\n".encode())
+    for scale in scales or ():
+        for numbers in (scale.key, scale.value):
+            digest.update(repr(numbers.tolist()).encode())
+    files = [folder / "config.json"]
+    if config.checkpoint.load_format != "dummy":
+        files += sorted(folder.glob("*.safetensors"))
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            for start in range(0, size, max(SAMPLE, size // PLACES)):
+                content.seek(start)
+                digest.update(content.read(SAMPLE))
+    return digest.hexdigest()

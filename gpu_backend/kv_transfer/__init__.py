@@ -1,0 +1,1 @@
+# Blocks of the KV cache on their way from one engine to another: leases, descriptions, and the wire.
