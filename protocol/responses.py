@@ -171,6 +171,13 @@ class ResponseStreamOptions(Struct, frozen=True, omit_defaults=True, forbid_unkn
     include_obfuscation: bool | None = None
 
 
+class ContextEdit(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the upstream is to make a conversation shorter while it answers: from so many tokens of it on."""
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = None
+
+
 class ConversationRef(Struct, frozen=True, forbid_unknown_fields=True):
     id: str
 
@@ -212,6 +219,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         | None
     ) = None
     truncation: Literal["auto", "disabled"] | None = None
+    context_management: Annotated[tuple[ContextEdit, ...], Meta(max_length=MOST_TOOLS)] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -262,6 +270,8 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         for place, item in enumerate(() if isinstance(self.input, str) else self.input):
             if item.type in OF_TOOL_SEARCH:
                 return f"input[{place}]", item.type
+            if item.type == "compaction":  # of an upstream of this API: a summary that was made here is words by now
+                return f"input[{place}].encrypted_content", item.type
             for content in (item.content, item.output):
                 if isinstance(content, tuple) and any(isinstance(part, InputFile) for part in content):
                     return f"input[{place}]", "input_file"

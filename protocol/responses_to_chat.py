@@ -50,6 +50,7 @@ from protocol.responses import (
     SchemaFormat,
     SearchChoice,
     TextConfig,
+    upstreams_id,
 )
 
 SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
@@ -121,7 +122,7 @@ class _Turns:
 
     def add(self, item: InputItem, where: str) -> None:
         """Take in the next item. Raises BadRequest."""
-        if item.type in ("item_reference", "compaction"):
+        if item.type == "item_reference" or (item.type == "compaction" and not is_compacted_elsewhere(item)):
             return
         if item.type in ("function_call_output", "custom_tool_call_output"):
             self._end()
@@ -133,7 +134,7 @@ class _Turns:
                 self._end()
             self._thoughts += thoughts_of(item, where)
             self._messages += _for_its_own_api(item)
-        elif item.type in ("web_search_call", *OF_TOOL_SEARCH):
+        elif item.type in ("web_search_call", "compaction", *OF_TOOL_SEARCH):
             self._messages += _for_its_own_api(item)
         elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
@@ -213,7 +214,10 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
 
 def _for_its_own_api(item: InputItem) -> list[ItemMessage]:
     """Return what stands for an item that other APIs have no words for: a search, of the web or of tools, or thinking
-    that the upstream sealed."""
+    or turns that the upstream sealed."""
+    if item.type == "compaction":
+        seal = RedactedThinkingBlock(item.encrypted_content or "")
+        return [ItemMessage("assistant", "", thinking_blocks=(seal,), told_as="input.compaction")]
     if item.type != "reasoning":
         said = msgspec.json.encode((item.action, item.arguments, item.tools)).decode()
         return [ItemMessage("assistant", said, told_as=f"input.{item.type}")]
@@ -228,6 +232,26 @@ def is_sealed_elsewhere(item: InputItem) -> bool:
     """Whether an item is thinking that an upstream of this same API sealed, and takes back."""
     sealed = item.encrypted_content or SEAL
     return item.type == "reasoning" and not sealed.startswith(SEAL)
+
+
+def is_compacted_elsewhere(item: InputItem) -> bool:
+    """Whether an item stands for turns that an upstream of this same API compacted, and reads again."""
+    sealed = item.encrypted_content or SEAL
+    return item.type == "compaction" and not sealed.startswith(SEAL)
+
+
+def without_compacted(before: tuple[InputItem, ...], own: tuple[InputItem, ...]) -> tuple[InputItem, ...]:
+    """Return the items of the turns before ``own`` without those that an upstream compacted while it answered: the item
+    that it gave then is all that it needs of them."""
+    if any(map(_is_of_an_answer, own)):
+        return ()
+    made = [place for place, item in enumerate(before) if _is_of_an_answer(item)]
+    return before[made[-1] :] if made else before
+
+
+def _is_of_an_answer(item: InputItem) -> bool:
+    """Whether an upstream compacted the turns before in an answer that was given here."""
+    return is_compacted_elsewhere(item) and upstreams_id(item.id) is not None
 
 
 def _pdf(part: InputFile, where: str) -> str:

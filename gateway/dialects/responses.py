@@ -27,7 +27,7 @@ from protocol.responses import (
     ResponsesRequest,
     ResponsesTool,
 )
-from protocol.responses_to_chat import to_chat
+from protocol.responses_to_chat import to_chat, without_compacted
 
 RESEND = "send the items of the turns before in 'input'."
 # What a model is asked at the end of a conversation that is to be made shorter (docs/dialects.md has it, too).
@@ -63,6 +63,9 @@ def check_response(asked: ResponsesRequest) -> None:
     require_between(asked.temperature, 0, 2, "temperature")
     require_between(asked.top_p, 0, 1, "top_p")
     require_between(asked.top_logprobs, 0, 20, "top_logprobs")
+    for place, edit in enumerate(asked.context_management or ()):
+        where = f"context_management[{place}].compact_threshold"
+        require_between(edit.compact_threshold, 1, 2**31, where)
     require(asked.stream_options is None or bool(asked.stream), "stream_options", "'stream_options' needs 'stream'.")
     can_load = any(tool.type == TOOL_SEARCH for tool in asked.tools or ())
     for place, tool in enumerate(asked.tools or ()):
@@ -160,6 +163,7 @@ def _compaction(asked: CompactRequest) -> Compaction:
 
 def as_chat_after(before: tuple[InputItem, ...], asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:
     """Return a request after the items of the turns ``before``. Raises BadRequest."""
+    before = without_compacted(before, own_items(asked))
     chat = to_chat(asked, before)
     require(bool(chat.messages), "input", "'input' holds nothing that a model could read.")
     return Asked(chat, extra, asked, shown=replace(asked, input=(*before, *own_items(asked))) if before else asked)
@@ -187,6 +191,8 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
     """Yield what is left out, as nothing here can do it and the answer means the same without."""
     if asked.truncation == "auto":
         yield "truncation", "auto"
+    if asked.context_management:
+        yield "context_management", asked.context_management
     if asked.reasoning is not None and (asked.reasoning.summary or asked.reasoning.generate_summary):
         yield "reasoning.summary", asked.reasoning.summary or asked.reasoning.generate_summary
     if asked.reasoning is not None and asked.reasoning.context:

@@ -213,6 +213,8 @@ def legs_of(call: Call, route: Route, prompt: PromptBound | None = None) -> tupl
     legs = []
     for target in route.targets:
         most = usage_most(call.request, target.model, prompt)
+        if call.shown is not None and call.shown.context_management:  # what is compacted is read twice
+            most = replace(most, input_tokens=2 * most.input_tokens)
         cost = most_cost(most, target.model.price, batch=batch, at=call.created_at)
         legs.append(Leg(target.key, most.total_tokens, cost, target.model.name))
     return tuple(legs)

@@ -13,7 +13,7 @@ from gateway.upstreams.wire.errors import UpstreamError
 from protocol.chat import ChatReply
 from protocol.errors import invalid_param, missing_param
 from protocol.responses import InputItem
-from protocol.responses_to_chat import SEAL
+from protocol.responses_to_chat import SEAL, is_compacted_elsewhere
 
 OPENING = "This is a summary of our conversation until here; what I said in it may stand above, too. Go on from it.\n\n"
 
@@ -29,11 +29,11 @@ class Summaries:
         return SEAL + base64.b64encode(self._sealer.seal(summary.encode(), team_id)).decode()
 
     def opened(self, team_id: str, items: tuple[InputItem, ...], where: str) -> tuple[InputItem, ...]:
-        """Return items with each summary as what a user says. ``where`` they stand. Raises BadRequest for one that was
-        not sealed here and for this team."""
+        """Return items with each summary that was sealed here as what a user says. ``where`` they stand. Raises
+        BadRequest for one that was sealed for another team, or altered."""
         opened = list(items)
         for place, item in enumerate(items):
-            if item.type == "compaction":
+            if item.type == "compaction" and not is_compacted_elsewhere(item):
                 words = self._unsealed(team_id, item.encrypted_content, f"{where}[{place}].encrypted_content")
                 opened[place] = InputItem(role="user", content=OPENING + words)
         return tuple(opened)

@@ -79,6 +79,7 @@ def test_every_field_reaches_the_upstream_and_nothing_is_left_out(
         "reasoning": {"effort": "xhigh", "summary": "detailed"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "truncation": "auto",
+        "context_management": [{"type": "compaction", "compact_threshold": 90_000}],
         "top_p": 0.5,
         "parallel_tool_calls": False,
         "tools": [WEATHER, PATCH, NAMESPACE],
@@ -231,6 +232,36 @@ def test_another_model_goes_on_with_what_it_can_read(client: httpx.Client, upstr
 
     assert (answer.status_code, answer.headers["x-model-used"]) == (200, "small")
     assert told == {"input.reasoning", "truncation"} and upstream.requests[-1].path == CHAT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_upstream_compacted_stands_for_the_turns_before(
+    openai: OpenAI, client: httpx.Client, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    """Its item comes in the answer and goes back; of stored turns those before it are not shown again. No other API
+    reads it, and none is asked to compact."""
+    asked: dict[str, Any] = ASK | {"input": "Long ago. " * 9, "stream": stream}
+    asked["context_management"] = [{"type": "compaction", "compact_threshold": 50}]
+    answer = client.post(URL, json=asked)
+    response = events_in(answer.text)[-1]["response"] if stream else answer.json()
+    made = response["output"][0]
+    theirs = made["encrypted_content"].removeprefix("sealed-")
+    told: dict[str, Any] = {"type": "compaction", "id": theirs, "encrypted_content": made["encrypted_content"]}
+    client.post(URL, json=ASK | {"previous_response_id": response["id"]}).raise_for_status()
+    stored = sent(upstream)["input"]
+    client.post(
+        URL, json=ASK | {"input": [*response["output"], {"role": "user", "content": "And?"}]}
+    ).raise_for_status()
+    stateless = sent(upstream)["input"]
+    elsewhere = client.post(URL, json={"model": "small", "input": [made, {"role": "user", "content": "And?"}]})
+    uncompacted = client.post(URL, json=asked | {"model": "small"})
+
+    assert made["type"] == "compaction" and "Long ago" not in json.dumps(stored)
+    assert stored[0] == told and stateless[0] == told
+    assert [item["type"] for item in stored] == ["compaction", "message", "message"]
+    error = elsewhere.json()["error"]
+    assert (elsewhere.status_code, error["param"]) == (400, "input[0].encrypted_content")
+    assert (uncompacted.status_code, uncompacted.headers[DROPPED]) == (200, "context_management")
 
 
 def test_thinking_that_another_account_sealed_is_left_out(client: httpx.Client, upstream: ScriptedUpstream) -> None:

@@ -100,6 +100,10 @@ class ResponseAnswer:
 
     def _made(self) -> Iterator[dict[str, Any]]:
         spoken = self.spoken[0]
+        said = len(json.dumps(self._request["input"]))  # characters, as if each were a token
+        if any(said > edit["compact_threshold"] for edit in self._request.get("context_management") or ()):
+            ident = f"cmp_{self._tag}"
+            yield {"id": ident, "type": "compaction", "encrypted_content": SEAL + ident}
         if spoken.thought is not None:
             ident = f"rs_{self._tag}"
             asks = (self._request.get("reasoning") or {}).get("summary")
@@ -160,6 +164,8 @@ class ResponseAnswer:
                 kind, scores = f"response.{part['type']}", {} if field == "refusal" else {"logprobs": []}
                 yield from self._words(kind, there, field, self.spoken[0].tokens, "", **scores)
                 yield self._event("response.content_part.done", **there, part=part), False
+            case "compaction":
+                pass
             case kind:
                 field = "arguments" if kind == "function_call" else "input"
                 name = "function_call_arguments" if kind == "function_call" else "custom_tool_call_input"

@@ -95,6 +95,16 @@ class Searched(Strict, tag="web_search_call", kw_only=True, frozen=True):
     status: str
 
 
+class Compacted(Strict, tag="compaction", kw_only=True, frozen=True):
+    encrypted_content: Words
+    id: str | None = None
+
+
+class Edit(Strict, kw_only=True, frozen=True):
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Meta(ge=1)] | None = None
+
+
 class ToolSearched(Strict, tag="tool_search_call", kw_only=True, frozen=True):
     arguments: dict[str, Any]
     call_id: str | None
@@ -160,7 +170,9 @@ class StreamOptions(Strict, frozen=True):
 
 
 Offered = Function | Custom | Namespace | Search | ToolSearch
-Item = Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched | ToolSearched | ToolsFound
+Item = (
+    Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched | ToolSearched | ToolsFound | Compacted
+)
 
 
 class Asked(Strict, kw_only=True, frozen=True):
@@ -182,6 +194,7 @@ class Asked(Strict, kw_only=True, frozen=True):
     text: Text | None = None
     reasoning: Thinking | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[Edit] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     user: Annotated[str, Meta(max_length=64)] | None = None
@@ -203,6 +216,8 @@ def check_response(raw: bytes) -> dict[str, Any]:
                 calls.add(item.call_id)
             case Output() if item.call_id not in calls:
                 raise Violation(f"No tool call found for function call output with call_id {item.call_id}.", "input")
+            case Compacted() if item.encrypted_content != f"{SEAL}{item.id}":
+                raise Violation("The encrypted content could not be verified.", code="invalid_encrypted_content")
             case Thought() if item.encrypted_content != f"{SEAL}{item.id}":
                 words = "The encrypted content could not be verified. Reason: the item's id did not match."
                 raise Violation(words, code="invalid_encrypted_content")

@@ -103,6 +103,11 @@ def without_items(request: ChatRequest, asked: ResponsesRequest) -> tuple[ChatRe
     if (kind := asked.kind_of_its_own) is not None:
         right = "Send its text" if kind == "input_file" else "Send tools of type 'function' or 'custom'"
         words = f"The model that answers here does not know '{kind}'. {right}, or ask one whose provider has this API."
+        if kind == "compaction":
+            words = (
+                f"'{asked.place_of_its_own}' is no summary that this gateway made for your team, and the model that "
+                "answers here can read no other. Send the items of the conversation, or ask the model that made it."
+            )
         raise UpstreamUnable(words, param=asked.place_of_its_own)
     gone = dict.fromkeys(message.told_as for message in request.messages if isinstance(message, ItemMessage))
     if not gone:
