@@ -116,7 +116,7 @@ class Authenticator:
             raise InvalidKey("Incorrect API key provided: it is unknown, revoked or expired.")
         if caller.addresses is not None and not is_among(address, caller.addresses):
             raise AddressNotAllowed(f"This key may not be used from {address or 'here'}: ask who made it for you.")
-        self.uses.note(caller.key_id)
+        self.uses.note(caller.key_id, address)
         return caller
 
     async def identify_session(self, token: str) -> Admin:

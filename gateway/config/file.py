@@ -159,7 +159,9 @@ def _phrase(node: Node, faults: Faults) -> str | None:
 # What the content policy does where.
 _LEVEL = one_of("block", "flag", "off")
 _REDACTS = one_of("block", "redact", "flag", "off")
-_ABUSE = struct_of(AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration})
+_ABUSE = struct_of(
+    AbuseSettings, {"blocks": integer(0), "window": duration, "pause": duration, "pause_unusual": duration}
+)
 _CHECKER_FIELDS = struct_of(
     CheckerSettings,
     {

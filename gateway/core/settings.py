@@ -178,6 +178,7 @@ class AbuseSettings(Struct, frozen=True, kw_only=True):
     blocks: int = 20  # that one key may meet in a window; 0: any number
     window: float = 600.0
     pause: float = 60.0  # for which its calls are then refused
+    pause_unusual: float = 0.0  # the same for a key whose day is nothing like its past; 0: it is told of, no more
 
 
 # What an outside checker speaks: OpenAI's moderation API, or chat completions with a model that answers as Llama Guard.

@@ -1,5 +1,5 @@
-# Keys that keep breaking the content policy are paused. Every gateway counts what it blocks in Redis and asks each
-# second which keys are paused; while Redis is away, each goes by what it saw itself.
+# Keys that keep breaking the content policy, or are used as never before, are paused. Every gateway counts what it
+# blocks in Redis and asks each second which keys are paused; while Redis is away, each goes by what it saw itself.
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ class AbuseWatch:
         if is_too_much:
             self._pause(key_id, team_id, now + policy.pause, tell)
         self._background.spawn(self._share(key_id, team_id, now, tell))
+
+    async def pause(self, key_id: str, team_id: str, seconds: float) -> None:
+        """Pause a key at every gateway. Raises one of REDIS_AWAY."""
+        until = self._clock.now() + seconds
+        self._pause(key_id, team_id, until, lambda: None)
+        async with running_timeout(DEADLINE):
+            await self._redis.zadd(PAUSED, {key_id: until}, gt=True)
 
     async def run(self) -> None:
         """Learn of the pauses that other gateways made, for ever."""

@@ -219,8 +219,18 @@ class _Process:
     def parts(self) -> Parts:
         """Return what routes and commands may ask for."""
         return Parts(
-            *(self.editions, self.clock, self.database, self.books, self.client, self.breakers, self.budgets),
-            *(self.mcp, self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth, self.metrics),
+            *(
+                self.editions,
+                self.clock,
+                self.database,
+                self.books,
+                self.client,
+                self.breakers,
+                self.budgets,
+                self.abuse,
+            ),
+            *(self.mcp, self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth),
+            self.metrics,
             *(
                 self.refusals,
                 self.live,

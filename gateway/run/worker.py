@@ -29,6 +29,7 @@ from gateway.egress.destinations import Guard
 from gateway.idempotency.store import purge_expired
 from gateway.inference.edition import Edition, Editions
 from gateway.inference.recalibrations import Recalibrations
+from gateway.moderation.abuse import AbuseWatch
 from gateway.reports.call_list import purge_refused
 from gateway.run.heartbeat import show_life
 from gateway.run.process import open_process
@@ -48,6 +49,7 @@ from gateway.upstreams.registry import PURPOSE as OF_PROVIDER_KEYS
 from gateway.webhooks.budget_alerts import BudgetAlerts
 from gateway.webhooks.deliverer import Deliverer
 from gateway.webhooks.sender import Sender
+from gateway.webhooks.unusual_use import UnusualUse
 from protocol.serving.listening import raise_descriptor_limit
 from router.complexity.classifier import Complexity
 
@@ -98,6 +100,12 @@ async def _work(
         batches, comparer = batch_runner_of(parts, concurrency), comparer_of(parts)
         purger = Purger(editions, database, clock)
         budgets = BudgetAlerts(database, clock)
+        abuse = parts.get(AbuseWatch)
+
+        async def pause_unusual(key_id: str, team_id: str) -> None:
+            if seconds := editions.current.settings.safety.abuse.pause_unusual:
+                await abuse.pause(key_id, team_id, seconds)
+
         shown = WorkMetrics(metrics, database, lambda: batches.running, lambda: budgets.used)
         await stack.enter_async_context(shown.served_at(metrics_at))
         log.info("worker_started", owner=books.owner.id)
@@ -116,6 +124,7 @@ async def _work(
             "purge": asyncio.create_task(purger.run()),
             "heartbeat": asyncio.create_task(show_life(settings)),
             "budgets": asyncio.create_task(budgets.run()),
+            "unusual use": asyncio.create_task(UnusualUse(database, clock, pause_unusual).run()),
             "callbacks": asyncio.create_task(deliverer.run()),
             "batches": asyncio.create_task(batches.run()),
             "shadow": asyncio.create_task(comparer.run()),

@@ -8,6 +8,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Computed,
+    Date,
     DateTime,
     Double,
     ForeignKey,
@@ -415,6 +416,29 @@ budget_alerts = Table(
     Column("callback_id", Text, ForeignKey("callbacks.id", ondelete="SET NULL")),  # null: no callback was sent
     since(),
     Index("budget_alerts_created_at_idx", "created_at"),
+)
+
+# From where keys were used, for as long as a key's past counts: keyed hashes of networks, which only tell them apart.
+key_networks = Table(
+    "key_networks",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("network", LargeBinary, primary_key=True),
+    Index("key_networks_day_idx", "day"),
+)
+
+# What was unusual about the day of a key, each signal once.
+unusual_uses = Table(
+    "unusual_uses",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("day", Date, primary_key=True),
+    Column("signal", Text, primary_key=True),  # gateway.webhooks.unusual_use.Signal
+    Column("team_id", Text, ForeignKey("teams.id"), nullable=False),
+    Column("details", JSONB, nullable=False),
+    since(),
+    Index("unusual_uses_day_idx", "day"),
 )
 
 # What an automatic route's quality takes for one team, as its shadow calls show it.
