@@ -123,6 +123,12 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
     if responses == "native" and (wire != "openai" or self_hosted or api_version is not None):
         right = "only for a provider of format openai that has /responses below its base URL"
         complain(fields.node("responses") or node, faults, f"{right}; leave it out")
+    concurrency, no_parts = fields.find("concurrency", integer(1)), dict[str, float]()
+    reserved = fields.get("reserved", by_name(number(0, 1, above=True), "parts by team: {search: 0.25}"), no_parts)
+    if sum(reserved.values()) > 1 + 1e-9:
+        complain(fields.node("reserved") or node, faults, "together more than the whole: parts add up to 1 at the most")
+    if reserved and concurrency is None and not self_hosted:
+        complain(fields.node("reserved") or node, faults, "parts of how much? concurrency: N")
     parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
     if parallel_n and self_hosted:
         complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
@@ -147,7 +153,8 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         endpoints=endpoints,
         self_hosted=self_hosted,
         optional=optional,
-        concurrency=fields.find("concurrency", integer(1)),
+        concurrency=concurrency,
+        reserved=reserved,
         batch_api=batch_api,
         parallel_n=parallel_n,
         responses=responses == "native",

@@ -98,6 +98,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     self_hosted: bool = False
     optional: bool = False  # left out, with its models, while it has no key
     concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
+    reserved: Mapping[str, float] = {}  # teams' parts of what each endpoint runs at once; others may borrow them
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
     breaker: BreakerPolicy = BreakerPolicy()

@@ -98,7 +98,7 @@ class EngineWatch:
             self._kv_events.lose(replica.endpoint.base_url)
         else:
             slots = slots_from(report, len(room.held), room.limit)
-            self._limiter.resize(room, slots, is_full=is_full(report))
+            self._limiter.resize(room, slots, is_full=is_full(report), capacity=report.max_running)
             if len(replica.provider.endpoints) > 1:
                 where = replica.endpoint.base_url
                 self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)

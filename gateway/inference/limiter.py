@@ -84,14 +84,16 @@ class TargetLimiter:
                 self._peers[target.key] = (target.model.name, target.endpoint.region)
             if provider.concurrency is not None:
                 pool = pool if pool is not None and pool.name == target.key else SlotPool(target.key, None)
-                self.resize(pool, provider.concurrency)
+                self.resize(pool, provider.concurrency, capacity=provider.concurrency)
             elif provider.self_hosted:  # one engine, whatever names its model has
                 address = target.endpoint.base_url
                 pool = self.engines.setdefault(address, engines.get(address) or SlotPool(address, None))
+                pool.has_queue = True
             else:
                 if pool is not None:
                     self.resize(pool, None)
                 continue
+            pool.reserved = provider.reserved
             self._pools[target.key] = pool
             self._targets.setdefault(pool, target)
         self._placement.keep(self.engines)
@@ -106,7 +108,7 @@ class TargetLimiter:
             pool = self._pools.get(target.key)
             if pool is None:
                 return SlotGrant(_beginning_with(target, route))
-            if pool.has_free:
+            if pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH):
                 return SlotGrant(_beginning_with(target, route), self._give(pool, call, target))
         return None if able else SlotGrant(route)
 
@@ -160,7 +162,7 @@ class TargetLimiter:
         pool = self._pools.get(target.key)
         if pool is None:
             return None
-        if not pool.has_free and not goes_on:
+        if not goes_on and not pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH):
             raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
         return self._give(pool, call, target)
 
@@ -190,11 +192,13 @@ class TargetLimiter:
         """Return our own engines that say they are full, by ``Target.key``."""
         return self._full
 
-    def resize(self, pool: SlotPool, slots: int | None, *, is_full: bool = False) -> None:
+    def resize(self, pool: SlotPool, slots: int | None, *, is_full: bool = False, capacity: int = 0) -> None:
         """Say how many slots a target has from now on; ``None``: as many as are asked for.
 
-        ``is_full``: whether it says that it has more to do than it needs, from any sender.
+        ``is_full``: whether it says that it has more to do than it needs, from any sender. ``capacity``: calls that it
+        runs at once; 0: not known.
         """
+        pool.capacity = capacity
         if is_full != pool.is_full:
             pool.is_full = is_full
             self._note_full()

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -103,9 +104,11 @@ class FairQueue(Generic[Queued]):
         if not share.waiting:
             del self._waiting[call.team]
 
-    def first(self) -> Queued | None:
-        """Return the call whose turn it is: of the team that was served the least; among equals, that waits longest."""
-        return min(self._waiting.values(), key=_served).first() if self._waiting else None
+    def first(self, teams: Collection[str] | None = None) -> Queued | None:
+        """Return the call whose turn it is: of the team that was served the least; among equals, that waits longest.
+        Of these ``teams``, where some are named."""
+        waiting = [share for team, share in self._waiting.items() if teams is None or team in teams]
+        return min(waiting, key=_served).first() if waiting else None
 
     def fraction_of(self, team: str, weight: float) -> float:
         """Return which part of the turns is a team's while it waits."""

@@ -1,11 +1,12 @@
-# Slots of targets, and the calls that wait for one: bounded queues per team and fair turns. Pure: time is an argument,
-# in monotonic seconds, and freeing a slot returns the calls whose turn it is.
+# Slots of targets, and the calls that wait for one: bounded queues per team and fair turns; and parts of them that are
+# reserved for teams, which others borrow while they are free. Pure: time is an argument, in monotonic seconds, and
+# freeing a slot returns the calls whose turn it is.
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.overload.fair_queue import FairQueue, Share
@@ -29,6 +30,7 @@ class Slot:
     share: Share[QueuedCall]
     since: float
     charged: float  # seconds
+    owner: str | None = None  # the team, if it counts against a part that is reserved for it
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,10 @@ class SlotPool:
         self.is_resting = False  # it said that it takes none for a while
         self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
         self.held: dict[Slot, None] = {}
+        self.reserved: Mapping[str, float] = {}  # teams' parts of what it runs at once: interactive calls have them
+        self.capacity = 0  # that it runs at once, from all senders; 0: not known
+        self.has_queue = False  # our own engine: a call beyond its slots waits inside it, for the next that ends
+        self._owned = Counter[str]()  # slots that teams hold of their parts
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
         self.interactive = FairQueue[QueuedCall]()
         self.batch = FairQueue[QueuedCall]()
@@ -71,6 +77,11 @@ class SlotPool:
         """Whether a slot is free. While a target rests the calls that wait for it go first."""
         is_below = self.limit is None or len(self.held) < self.limit
         return is_below and not (self.is_resting and self.has_waiting)
+
+    def has_free_for(self, team: str, is_batch: bool) -> bool:
+        """Whether a slot is free, or others have borrowed one that is the team's: then a call goes to an engine all the
+        same, which has the next place for it."""
+        return self.has_free or (not is_batch and self._lends and self._is_owed(team))
 
     @property
     def has_waiting(self) -> bool:
@@ -86,8 +97,11 @@ class SlotPool:
         queue = self.batch if is_batch else self.interactive
         share = queue.share_of(team, weight)
         queue.begin(share, self.typical)
-        slot = Slot(self, queue, share, now, self.typical)
+        owner = team if team in self.reserved and not is_batch else None
+        slot = Slot(self, queue, share, now, self.typical, owner)
         self.held[slot] = None
+        if owner is not None:
+            self._owned[owner] += 1
         return slot
 
     def take_back(self, slot: Slot, now: float) -> bool:
@@ -95,14 +109,21 @@ class SlotPool:
         if slot not in self.held:
             return False
         del self.held[slot]
+        if slot.owner is not None:
+            self._owned[slot.owner] -= 1
         used = max(LEAST, now - slot.since)
         slot.queue.correct(slot.share, used - slot.charged)
         self.typical += SMOOTHING * (used - self.typical)
         return True
 
     def next_call(self, now: float, ages_after: float) -> QueuedCall | None:
-        """Return the call whose turn it is, if a slot is free and a call waits."""
-        if not self.has_waiting or not self.has_free:
+        """Return the call whose turn it is, if a slot is free and a call waits; teams that are owed one go first."""
+        if not self.has_waiting or not (self.has_free or self._lends):
+            return None
+        owed = [team for team in self.reserved if self._is_owed(team)]
+        if owed and (call := self.interactive.first(owed)) is not None:
+            return call
+        if not self.has_free:
             return None
         self._charge_overtime(now)
         normal, patient = self.interactive.first(), self.batch.first()
@@ -123,6 +144,15 @@ class SlotPool:
         queue = self.queue_of(is_batch)
         turns = (queue.count(team) + 1) / queue.fraction_of(team, weight)
         return turns * self.typical / self.limit
+
+    @property
+    def _lends(self) -> bool:
+        """Whether X."""
+        return self.has_queue and bool(self.reserved) and bool(self.limit) and not self.is_resting
+
+    def _is_owed(self, team: str) -> bool:
+        part = self.reserved.get(team)
+        return part is not None and self._owned[team] < math.ceil(part * self.capacity - 1e-9)
 
     def _charge_overtime(self, now: float) -> None:
         if now < self._overtime_at:

@@ -118,7 +118,7 @@ async def test_a_replica_that_is_gone_is_remembered_by_its_version(ledger: Ledge
 
 
 def test_a_rollout_is_stuck_once_it_is_overdue() -> None:
-    """Whoever looks, also where no controller is left to say so."""
+    """By any look, also where no controller is left to say so."""
     one = rolling(due_at=100.0)
 
     assert (one.state_at(100.0), one.state_at(100.1)) == ("standing", "stuck")

@@ -160,7 +160,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             allow_fields: [verbosity]
             parallel_n: true
             responses: native
-          own: {format: openai, self_hosted: true, endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
+          own: {format: openai, self_hosted: true, reserved: {team_a: 0.75, b: 0.25},
+                endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
         models:
           gpt-4o:
             provider: openai
@@ -221,6 +222,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (provider.timeouts.connect, provider.timeouts.first_token, provider.timeouts.total) == (0.5, 90.0, 3600.0)
     assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
     assert provider.allow_fields == {"verbosity"} and provider.parallel_n and provider.responses
+    assert settings.providers["own"].reserved == {"team_a": 0.75, "b": 0.25}
     assert model.price == Price(
         input=to_nano("2.5"),
         output=to_nano(10),
@@ -602,7 +604,12 @@ def test_a_model_that_only_embeds_needs_no_price_of_answers(tmp_path: Path) -> N
     assert settings.models["brush"].price.image == to_nano("0.07")
 
 
+ASKED = "format: openai, endpoints: [{region: a, base_url: 'https://a/v1'}]"
 PROVIDER_FAULTS = [
+    (f"{{{ASKED}, reserved: {{a: 0.5}}}}", "reserved", "parts of how much? concurrency: N"),
+    (f"{{{ASKED}, concurrency: 8, reserved: {{a: 0.5, b: 0.6}}}}", "reserved", "together more than the whole"),
+    (f"{{{ASKED}, concurrency: 8, reserved: {{a: 0}}}}", "reserved.a", "a number above 0 and at most 1"),
+    (f"{{{ASKED}, concurrency: 8, reserved: [a]}}", "reserved", "expected parts by team: {search: 0.25}"),
     ("{endpoints: [{region: us, base_url: 'http://h/v1'}]}", "format", "openai or anthropic"),
     ("{format: opneai, endpoints: [{region: us, base_url: 'http://h/v1'}]}", "format", "openai, anthropic"),
     ("{format: openai}", "endpoints", "missing"),

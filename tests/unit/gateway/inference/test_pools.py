@@ -1,4 +1,5 @@
-# Calls while a pool is rolled out: conversations are shared between its two versions, and stay at theirs.
+# Which replica of a pool calls get: conversations are shared between its two versions while it is rolled out, and stay
+# at theirs; teams have the parts that are reserved for them.
 
 from __future__ import annotations
 
@@ -27,21 +28,23 @@ class Pool:
     def __init__(self) -> None:
         self.clock, self.shares = SetClock(), dict[str, VersionShare]()
         endpoints = tuple(Endpoint("here", url) for url in OLD + NEW)
-        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=endpoints)
+        own = ProviderSettings(
+            name="own", format="openai", self_hosted=True, endpoints=endpoints, reserved={"owner": 0.5}
+        )
         targets = tuple(Target(model("tiny", "own"), one) for one in endpoints)
         self.route, registry = Route("tiny", targets, "named"), ProviderRegistry({"own": own})
         self.limiter = TargetLimiter(
             *(registry, targets, cast(Any, None), QueueSettings(), self.clock, Metrics()), versions=self.shares
         )
 
-    def asked(self, number: int, turns: int = 1, *, ends: bool = True) -> str:
-        """Return which replica a conversation's next turn goes to."""
+    def asked(self, number: int, turns: int = 1, *, ends: bool = True, team: str = "a") -> str:
+        """Return which replica a conversation's next turn goes to; nothing, where it has to wait."""
         said = [Message(role="user", content=f"Tell me of river {number}.")]
         for turn in range(turns - 1):
             said += [Message(role="assistant", content=f"It is long {turn}."), Message(role="user", content="And?")]
         call = Call(
             request_id=self.clock.new_id(),
-            caller=Caller(team=Team(id="a", name="A"), key_id="k"),
+            caller=Caller(team=Team(id=team, name="A"), key_id="k"),
             endpoint="chat.completions",
             request=ChatRequest(model="tiny", messages=tuple(said)),
             routing=RoutingOptions(),
@@ -49,7 +52,8 @@ class Pool:
             started=self.clock.monotonic(),
         )
         grant = self.limiter.enter(call, self.route, {})
-        assert grant is not None
+        if grant is None:
+            return ""
         if ends:
             self.limiter.release(grant.slot)
         return grant.route.targets[0].endpoint.base_url
@@ -83,3 +87,15 @@ def test_a_version_that_has_no_slot_left_leaves_its_calls_to_the_other() -> None
     went = [pool.asked(number, ends=False) for number in mine]
 
     assert went[:2] == NEW * 2 and went[2] in OLD
+
+
+def test_a_team_has_its_part_while_others_wait() -> None:
+    """Half of what two replicas run at once, beyond their slots, which others hold; no other has."""
+    pool = Pool()
+    for url, room in pool.limiter.engines.items():
+        pool.limiter.resize(room, 2 if url in OLD[:2] else 0, capacity=2)
+    others = [pool.asked(number, ends=False) for number in range(5)]
+    owners = [pool.asked(number, ends=False, team="owner") for number in range(3)]
+
+    assert sorted(others) == ["", *OLD[:1] * 2, *OLD[1:2] * 2]
+    assert sorted(owners) == ["", *OLD[:2]]
