@@ -163,7 +163,8 @@ class Transfers:
         apart = self._scheduler.tables.apart
         held = sum(len(table) for name, table in apart.items() if isinstance(name, str))
         names = ("kv_blocks_offered", "kv_blocks_pulled", "kv_pulls", "kv_pulls_failed")
-        return {"kv_blocks_held": float(held), **{name: float(self._counts[name]) for name in names}}
+        now = {"kv_blocks_held": float(held), "kv_pulls_waiting": float(len(self._coming))}
+        return {**now, **{name: float(self._counts[name]) for name in names}}
 
     def close(self) -> None:
         """Serve and bring no more."""

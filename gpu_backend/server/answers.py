@@ -10,13 +10,14 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gpu_backend.server.client.engine_client import EngineClient
 from gpu_backend.server.client.errors import EngineFailed
 from gpu_backend.server.front import Front
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.reply import Piece, join_replies
+from gpu_backend.server.requests.transfer import as_params
 from gpu_backend.server.wire import Answer, Choice, UsageBody, encode
 from gpu_backend.step.messages import LoadReport
 from protocol.chat import ChatRequest
@@ -62,9 +63,12 @@ class Envelope:
             "system_fingerprint": front.checkpoint.fingerprint,
         }
 
-    def whole(self, choices: Sequence[Choice], usage: UsageBody) -> bytes:
-        """Return a whole answer."""
-        return encode(Answer(object=self._whole, choices=choices, usage=usage, **self._common))
+    def whole(
+        self, choices: Sequence[Choice], usage: UsageBody, transfer: dict[str, Any] | UnsetType | None = UNSET
+    ) -> bytes:
+        """Return a whole answer; ``transfer`` is what the engine that goes on with it is to be told."""
+        answer = Answer(object=self._whole, choices=choices, usage=usage, kv_transfer_params=transfer, **self._common)
+        return encode(answer)
 
     def chunk(self, choice: Choice) -> bytes:
         """Return a chunk with one choice: its usage is null where a later chunk will have one."""
@@ -96,11 +100,13 @@ class InferenceResponse:
             finally:
                 generation.close()
 
-    async def _send_whole(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
+    async def _send_whole(self, generation: Generation, send: Any, headers: RawHeaders) -> None:
         pieces = [piece async for some in generation.pieces() for piece in some]
         choices = [self._writer.whole_choice(reply) for reply in join_replies(pieces, self._job.num_replies)]
-        body = self._writer.envelope.whole(choices, generation.usage())
-        await send_json(send, body, self._request_id, load_headers(asked, self._front.engine.load))
+        asked = self._job.transfer
+        transfer = as_params(generation.held) if asked is not None and asked.do_remote_decode else UNSET
+        body = self._writer.envelope.whole(choices, generation.usage(), transfer)
+        await send_json(send, body, self._request_id, load_headers(headers, self._front.engine.load))
 
     async def _stream(self, generation: Generation, send: Any, asked: RawHeaders) -> None:
         async with aclosing(generation.pieces()) as pieces:

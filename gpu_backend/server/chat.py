@@ -22,6 +22,7 @@ from gpu_backend.server.requests.checks import check_chat, check_tokens
 from gpu_backend.server.requests.prompts import encode_chat, render_chat
 from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.requests.tools import ToolUse, read_tools
+from gpu_backend.server.requests.transfer import check_transfer
 from gpu_backend.server.wire import (
     ChatChoice,
     ChatDelta,
@@ -71,6 +72,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         new_detokenizer=partial(HarmonyDetokenizer, front.checkpoint.codec, in_answer=asked.grammar is not None)
         if is_harmony
         else None,
+        transfer=extensions.kv_transfer_params,
     )
     writer = ChatAnswerWriter(front, body, extensions, tool_use, is_harmony=is_harmony)
     return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))
@@ -97,6 +99,7 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
     chat = checkpoint.chat
     check_chat(body, extensions, chat.efforts if chat is not None else ())
     check_tokens(body, extensions, checkpoint.vocab_size)
+    check_transfer(extensions.kv_transfer_params, 1, streams=bool(body.stream))
     tool_use = read_tools(body, checkpoint)
     grammar, grammar_field = grammar_of(body, extensions)
     if tool_use is not None and tool_use.grammar is not None:

@@ -17,6 +17,7 @@ from gpu_backend.server.requests.bodies import Extensions, read_body, read_sende
 from gpu_backend.server.requests.checks import check_completion, check_tokens
 from gpu_backend.server.requests.prompts import encode_prompts, split_prompts
 from gpu_backend.server.requests.structured import grammar_of
+from gpu_backend.server.requests.transfer import check_transfer
 from gpu_backend.server.wire import TextChoice, completion_logprobs, with_prompt
 from protocol.completions import CompletionRequest
 from protocol.errors import BadRequest, invalid_param
@@ -40,6 +41,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
     if extensions.resume_token_ids and len(prompts) > 1:
         raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
+    check_transfer(extensions.kv_transfer_params, len(prompts), streams=bool(body.stream))
     if (replies := len(prompts) * (body.n or 1)) > MOST_REPLIES:
         message = f"'prompt' and 'n' ask for {replies} replies; one request asks for at most {MOST_REPLIES}."
         raise invalid_param("n", message)
@@ -64,6 +66,7 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
         skip=extensions.resume_text_chars,
         grammar_field=grammar_field,
         adapter=adapter,
+        transfer=extensions.kv_transfer_params,
     )
     writer = CompletionAnswerWriter(front, body, extensions, prompts)
     return InferenceResponse(front, job, writer, request_id_of(request), streams=bool(body.stream))

@@ -16,11 +16,13 @@ from gpu_backend.server.client.errors import DeadlineExceeded, EngineFailed
 from gpu_backend.server.metrics import Metrics
 from gpu_backend.server.reply import Piece, ReplyWriter
 from gpu_backend.server.requests.bodies import Sender
+from gpu_backend.server.requests.transfer import TransferParams
 from gpu_backend.server.wire import UsageBody
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import Embedding, FinishReason, Generate, NewTokens
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.transfer import HeldBlocks
 from protocol.errors import invalid_param
 from protocol.serving.prompt_marks import tokens_of_marks
 
@@ -38,6 +40,7 @@ class Job:
     skip: int = 0  # characters of the resumed reply that its reader has
     grammar_field: str | None = None  # the request's field that the grammar comes from
     adapter: Adapter | None = None
+    transfer: TransferParams | None = None  # what is asked of its prompt's blocks
     new_detokenizer: Callable[[], HarmonyDetokenizer] | None = None  # for each reply; None: what tokens say is text
 
     @property
@@ -84,6 +87,7 @@ class Generation:
         }
         self._prompt_scores: dict[str, tuple[TokenLogprob, ...]] = {}  # by the engine's request id
         self._scored: set[int] = set()  # replies whose first piece had its prompt's scores
+        self.held: HeldBlocks | None = None  # for another engine, if that was asked for
         self._call: EngineCall | None = None
         if any(writer.finish_reason is None for writer in self._writers.values()):
             commands = [self._command(f"{request_id}-{i}", p) for i, p in enumerate(job.prompts)]
@@ -149,6 +153,8 @@ class Generation:
             resume_token_ids=job.resumed,
             prompt_marks=tokens_of_marks(job.sender.marks, len(prompt)) if len(job.prompts) == 1 else (),
             adapter=job.adapter,
+            remote=job.transfer.remote if job.transfer else None,
+            holds_blocks=job.transfer is not None and job.transfer.do_remote_decode,
         )
 
     def _write(self, event: NewTokens) -> Piece | None:
@@ -163,6 +169,7 @@ class Generation:
             raise EngineFailed(f"The engine could not finish this reply: {event.error}.")
         if event.finish_reason is FinishReason.ABORT and not had_ended:
             raise EngineFailed("The engine gave this reply up before its end.")
+        self.held = event.held or self.held
         if event.token_ids:
             self._note_time(event)
         piece = writer.write(event)

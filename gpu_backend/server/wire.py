@@ -150,6 +150,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: Sequence[Choice]
     usage: UsageBody | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET  # null: no blocks are held, though that was asked for
 
 
 class EmbeddingBody(Struct, frozen=True, kw_only=True):

@@ -71,6 +71,8 @@ class EngineCollector:
             "tollgate_engine_made_room", "Of these, for a tenant that held less and had waited.", made_room
         )
         yield self._count("tollgate_engine_swaps", "Of these, copied to host memory.", load.counters.get("swaps", 0.0))
+        if "kv_pulls" in load.counters:
+            yield from self._transfers(load.counters)
         if "drafts" in load.counters:
             yield from self._speculation(load.counters)
 
@@ -99,6 +101,20 @@ class EngineCollector:
             family = GaugeMetricFamily(f"vllm:{name}_info", text, labels=(*LABELS, *labels))
             family.add_metric([self._model_name, *labels.values()], value)
             yield family
+
+    def _transfers(self, counters: Mapping[str, float]) -> Iterable[Metric]:
+        for name, text in (
+            ("kv_blocks_held", "KV blocks held for other engines now."),
+            ("kv_pulls_waiting", "Prompts whose KV blocks are awaited from other engines now."),
+        ):
+            yield self._gauge(f"tollgate_engine_{name}", text, counters[name])
+        for name, text in (
+            ("kv_blocks_offered", "KV blocks that were held for other engines."),
+            ("kv_blocks_pulled", "KV blocks that came from other engines."),
+            ("kv_pulls", "Prompts whose KV blocks were asked of another engine."),
+            ("kv_pulls_failed", "Of these, those that not all came of: the rest was computed."),
+        ):
+            yield self._count(f"tollgate_engine_{name}", text, counters[name])
 
     def _speculation(self, counters: Mapping[str, float]) -> Iterable[Metric]:
         for name, text in (

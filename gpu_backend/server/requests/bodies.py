@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from gpu_backend.server.checkpoint.checkpoint import SamplingDefaults
+from gpu_backend.server.requests.transfer import TransferParams
 from gpu_backend.step.messages import LEAST_WEIGHT, MOST_WEIGHT, PRIORITIES
 from gpu_backend.step.sampling_params import Grammar, SamplingParams
 from protocol.chat import ChatRequest
@@ -51,6 +52,7 @@ class Extensions(Struct, frozen=True, omit_defaults=True, kw_only=True):
     return_gpu_seconds: bool = False
     resume_token_ids: tuple[int, ...] = ()
     resume_text_chars: int = 0
+    kv_transfer_params: TransferParams | None = None
 
 
 NO_EXTENSIONS = Extensions()

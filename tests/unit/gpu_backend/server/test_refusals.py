@@ -14,6 +14,17 @@ from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import CHAT, running_front, token_ids, write_small_files
 
 RESUMED, STOPS = "resume_token_ids", "stop_token_ids"
+TRANSFER = "kv_transfer_params"
+HOLD = {"do_remote_decode": True}
+BOTH = {**HOLD, "do_remote_prefill": True}
+WRONG_TRANSFERS = [
+    json.dumps({**CHAT, TRANSFER: BOTH}).encode(),
+    json.dumps({**CHAT, TRANSFER: HOLD, "stream": True}).encode(),
+    json.dumps({**CHAT, TRANSFER: {"remote_port": 2**16}}).encode(),
+    json.dumps({**CHAT, TRANSFER: {"remote_host": "h" * 257}}).encode(),
+    json.dumps({**CHAT, TRANSFER: {"remote_cached_tokens": -1}}).encode(),
+]
+TWO_PROMPTS = json.dumps({"model": "tiny", "prompt": ["a", "b"], TRANSFER: HOLD}).encode()
 CROWD = json.dumps({"model": "tiny", "prompt": ["a"] * 17, "n": 128}).encode()  # 2,176 replies
 
 
@@ -37,6 +48,8 @@ CROWD = json.dumps({"model": "tiny", "prompt": ["a"] * 17, "n": 128}).encode()  
         ("/v1/completions", b'{"model":"tiny","prompt":"a","stop_token_ids":[260]}', 400, "invalid_value", STOPS),
         ("/v1/chat/completions", json.dumps({**CHAT, STOPS: [1] * 1025}).encode(), 400, "invalid_value", STOPS),
         ("/v1/chat/completions", json.dumps({**CHAT, "stop": "x" * 4097}).encode(), 400, "invalid_value", "stop"),
+        ("/v1/completions", TWO_PROMPTS, 400, "invalid_value", TRANSFER),
+        *(("/v1/chat/completions", body, 400, "invalid_value", TRANSFER) for body in WRONG_TRANSFERS),
         ("/v1/embeddings", b'{"model": "tiny", "input": ["a", ""]}', 400, "invalid_value", "input"),
         ("/v1/embeddings", b'{"model":"tiny","input":"a","dimensions":1}', 400, "unsupported_parameter", "dimensions"),
         ("/v1/nothing", b"{}", 404, "unknown_url", None),

@@ -1,0 +1,118 @@
+# Two engines as their users start them: one computes prompts, the other goes on with their blocks. Answers are those of
+# one engine alone, and stay so when the other stands still, dies or comes back.
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.engine_server import EngineServer, running_engine_server
+from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import until
+
+SECRET = "the secret of two engines of a test"
+FLAGS = ("--kv-transfer-address", "127.0.0.1:0", "--kv-pull-seconds", "3", "--api-key", SECRET)
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+HEADERS = {"authorization": f"Bearer {SECRET}", "x-tenant": "a team"}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, EngineServer]]:
+    model = write_tiny_model(tmp_path_factory.mktemp("tiny"), with_tokenizer=True)
+    with running_engine_server(model, *FLAGS) as prefiller, running_engine_server(model, *FLAGS) as decoder:
+        yield prefiller, decoder
+
+
+def ask(engine: EngineServer, subject: str, **more: Any) -> dict[str, Any]:
+    """Ask about something at length; return the whole answer."""
+    question = f"What is to be said of {subject}? " * 6
+    body = {"model": "tiny", "messages": [{"role": "user", "content": question}], "max_tokens": 12, "seed": 5, **more}
+    answer = httpx.post(engine.url + "/v1/chat/completions", json=body, headers=HEADERS, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def prefilled(engine: EngineServer, subject: str) -> dict[str, Any]:
+    """Have a prompt computed; return what the engine that goes on is told."""
+    told = ask(engine, subject, max_tokens=1, kv_transfer_params=PREFILL)["kv_transfer_params"]
+    assert told["remote_port"] > 0
+    return told
+
+
+def counter(engine: EngineServer, name: str) -> float:
+    metrics = httpx.get(engine.url + "/metrics", headers=HEADERS).text
+    lines = [line for line in metrics.splitlines() if line.startswith(f"tollgate_engine_{name}{{")]
+    return float(lines[0].rpartition(" ")[2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_an_answer_is_that_of_one_engine(temperature: float, engines: tuple[EngineServer, EngineServer]) -> None:
+    """Whole and as a stream; the decoder computes less of the prompt than half."""
+    prefiller, decoder = engines
+    subject = f"bridges at {temperature}"
+    before = counter(decoder, "kv_blocks_pulled_total")
+
+    told = prefilled(prefiller, subject)
+    answer = ask(decoder, subject, temperature=temperature, kv_transfer_params=told)
+
+    until(lambda: counter(decoder, "kv_blocks_pulled_total") - before >= answer["usage"]["prompt_tokens"] // 32)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] < answer["usage"]["prompt_tokens"] // 2
+    assert text_of(answer) == text_of(ask(prefiller, subject, temperature=temperature))
+    until(lambda: counter(prefiller, "kv_blocks_held") == 0)
+
+
+def test_a_prefiller_that_stands_still_is_waited_for_no_longer_than_was_said(
+    engines: tuple[EngineServer, EngineServer],
+) -> None:
+    """The decoder computes the prompt then, and answers others meanwhile."""
+    prefiller, decoder = engines
+    expected = ask(prefiller, "ferries")
+    told = prefilled(prefiller, "ferries")
+    os.kill(prefiller.engine().pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, decoder, "ferries", kv_transfer_params=told)
+            ask(decoder, "tunnels")
+            answer = waiting.result(60)
+    finally:
+        os.kill(prefiller.engine().pid, signal.SIGCONT)
+
+    assert text_of(answer) == text_of(expected)
+
+
+def test_a_decoder_that_dies_with_blocks_on_their_way_goes_on(engines: tuple[EngineServer, EngineServer]) -> None:
+    """Its next process asks for them again, or computes them; the prefiller's lease ends by itself at the latest."""
+    prefiller, decoder = engines
+    expected = ask(prefiller, "piers")
+    told = prefilled(prefiller, "piers")
+    os.kill(prefiller.engine().pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, decoder, "piers", kv_transfer_params=told)
+            until(lambda: counter(decoder, "kv_pulls_waiting") == 1)
+            decoder.engine().kill()
+            answer = waiting.result(60)
+    finally:
+        os.kill(prefiller.engine().pid, signal.SIGCONT)
+
+    assert text_of(answer) == text_of(expected)
+
+
+def test_a_prefiller_that_dies_leaves_prompts_to_the_decoder(engines: tuple[EngineServer, EngineServer]) -> None:
+    """The process that follows it knows nothing of its leases."""
+    prefiller, decoder = engines
+    expected = ask(prefiller, "fords")
+    told = prefilled(prefiller, "fords")
+    prefiller.engine().kill()
+
+    assert text_of(ask(decoder, "fords", kv_transfer_params=told)) == text_of(expected)
