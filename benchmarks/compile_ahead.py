@@ -29,6 +29,7 @@ from gpu_backend.kernels.triton_ops import (
     decoding,
     experts,
     fused,
+    latent_attention,
     logprobs,
     lora,
     paged_attention,
@@ -162,6 +163,7 @@ def compile_variant(variant: Variant) -> Resources:
 def variants() -> Iterator[Variant]:
     """Every kernel as the models call it that the benchmarks run: Qwen3-0.6B, Llama-3.1-8B, Qwen3-14B; and odd ones."""
     yield from _attention()
+    yield from _latent_attention()
     yield from _fused()
     yield from _decoding()
     yield from _sampling()
@@ -234,6 +236,37 @@ def _attention() -> Iterator[Variant]:
             types, most = pointers | {"part": "*fp32", "out": "*bf16"}, {"MOST_SPLITS": MAX_SPLITS}
             what = f"attention: putting parts together{', sinks' * ('sinks' in name)}"
             yield Variant(what, paged_attention.combine_kernel, types, common | most, 4)
+
+
+def _latent_attention() -> Iterator[Variant]:
+    """As of DeepSeek-V3 and Kimi K2: all heads on one card, and a part of them on each of eight."""
+    pointers = dict.fromkeys(("block_tables", "context_lens", "query_starts"), "*i32")
+    pointers |= {"weight": "*fp32", "scale": "fp32"}
+    for name, heads, queries, splits, what in (
+        ("decode, 128 heads, split", 128, 1, 16, "bf16"), ("decode, 16 heads", 16, 1, 1, "bf16"),
+        ("decode, 8 heads, split", 8, 1, 16, "bf16"), ("4 drafts, 16 heads, split", 16, 5, 16, "bf16"),
+        ("chunk, 128 heads", 128, 512, 1, "bf16"), ("decode, 16 heads, float32", 16, 1, 1, "fp32"),
+    ):  # fmt: skip
+        wide = what == "fp32"
+        shape = latent_attention.tile_shape(queries * heads, wide)
+        constants = {
+            "HEADS": heads, "RANK": 512, "RANK_PADDED": 512, "TURNED": 64, "TURNED_PADDED": 64, "BLOCK_SIZE": 16,
+            "ROWS": shape.rows, "TILE": shape.tile, "SPLIT": splits > 1, "FIXED": False,
+            "PRECISION": "tf32x3" if wide else "tf32",
+        }  # fmt: skip
+        types = pointers | dict.fromkeys(("query", "turned", "kv_cache"), f"*{what}")
+        types |= {"part": "*fp32" if splits > 1 else f"*{what}"}
+        kernel = latent_attention.attend_latent_kernel
+        yield Variant(f"latent attention: {name}", kernel, types, constants, shape.num_warps, shape.num_stages)
+    types = dict.fromkeys(("query", "latent", "norm", "cos", "sin", "turned", "kv_cache"), "*bf16")
+    types |= {"slots": "*i64", "eps": "fp32"}
+    constants = {
+        "HEADS": 128, "OWN": 128, "RANK": 512, "RANK_PADDED": 512, "HALF": 32, "HALF_PADDED": 32, "INTERLEAVED": True,
+        "BLOCK_SIZE": 16, "AT_ONCE": latent_attention.HEADS_AT_ONCE,
+    }  # fmt: skip
+    yield Variant(
+        "latent attention: norm, rope and store", latent_attention.norm_rope_store_latent_kernel, types, constants, 4
+    )
 
 
 def _fused() -> Iterator[Variant]:
@@ -358,16 +391,21 @@ def _experts() -> Iterator[Variant]:
     for number, count in ((8, 2), (128, 8)):
         named = f"{number} experts"
         constants = {"EXPERTS": number, "EXPERTS_PADDED": number}
-        chosen = {"COUNT": count, "COUNT_PADDED": count, "NORMALISED": True, "BIASED": False}
+        chosen = {"COUNT": count, "COUNT_PADDED": count, "NORMALISED": True, "BIASED": False, "EXPERTS": number}
+        chosen |= {"GROUPS": 1, "GROUPS_PADDED": 1, "MOST_GROUPS": 1, "SIZE_PADDED": number}
         types = whole | {"logits": "*bf16", "bias": "*fp32", "factor": "fp32"}
-        yield Variant(f"choice of {count} of {named}", experts.choose_experts_kernel, types, constants | chosen, 1)
+        yield Variant(f"choice of {count} of {named}", experts.choose_experts_kernel, types, chosen, 1)
         at_once = {"AT_ONCE": experts.PAIRS_AT_ONCE}
         yield Variant(
             f"pairs of {named}, placed", experts.place_pairs_kernel, whole, constants | at_once | {"ROWS": 16}, 4
         )
     chosen |= {"BIASED": True}
     types |= {"logits": "*fp32"}
-    yield Variant(f"choice of {count} by sigmoids", experts.choose_experts_kernel, types, constants | chosen, 1)
+    yield Variant(f"choice of {count} by sigmoids", experts.choose_experts_kernel, types, chosen, 1)
+    for what, each, groups, most, by in (("DeepSeek-V3's", 256, 8, 4, True), ("DeepSeek-V2's", 160, 8, 3, False)):
+        grouped = {"EXPERTS": each, "GROUPS": groups, "GROUPS_PADDED": groups, "MOST_GROUPS": most, "BIASED": by}
+        grouped |= {"SIZE_PADDED": 32, "NORMALISED": by}
+        yield Variant(f"choice of {count} in {what} groups", experts.choose_experts_kernel, types, chosen | grouped, 1)
     yield Variant("pairs of an expert, counted", experts.count_pairs_kernel, whole, at_once, 4)
     whole |= {"alpha": "fp32", "limit": "fp32"}
     for pairs, weight, what in (

@@ -14,7 +14,7 @@ from gpu_backend.step.plan import BlockCopy
 
 
 class HostCache:
-    """``num_blocks`` blocks like those of ``kv_cache`` (layers, blocks, block_size, 2, kv_heads, head_dim)."""
+    """``num_blocks`` blocks like those of ``kv_cache`` (layers, blocks, block_size, …)."""
 
     def __init__(self, num_blocks: int, kv_cache: Tensor) -> None:
         self._device_blocks = kv_cache

@@ -12,6 +12,7 @@ from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
+from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.step.plan import SequenceStep, StepPlan
@@ -77,11 +78,14 @@ class KvFormat:
     def empty(self, num_blocks: int) -> Tensor:
         """Return a cache of zeros."""
         model = self.model
-        shape = (model.num_layers, num_blocks, self.block_size, 2, model.num_kv_heads, model.head_dim)
+        shape = (model.num_layers, num_blocks, self.block_size, *model.kv_shape)
         return torch.zeros(shape, dtype=self.number, device=self.device)
 
     def in_float8(self, model: Decoder, placement: Placement, longest: int) -> KvFormat:
-        """Return it with each layer's scales by the keys and values of tokens from all over the vocabulary."""
+        """Return it with each layer's scales by the keys and values of tokens from all over the vocabulary. Raises
+        ``UnsupportedModel``."""
+        if self.model.latent is not None:
+            raise UnsupportedModel("kv_cache_dtype is fp8; latent vectors are kept as they are: leave it out")
         count = min(longest, TOKENS_TO_MEASURE)
         blocks = -(-count // self.block_size)
         cache = self.empty(blocks + 1)

@@ -57,6 +57,7 @@ def compile_attention_for(
     """
     from triton import AsyncCompileMode
 
+    from gpu_backend.kernels.triton_ops.latent_attention import latent_attention
     from gpu_backend.kernels.triton_ops.paged_attention import Launch, only_compile, paged_attention, run
 
     of_window = {window > 0: window for window in model.windows}
@@ -65,11 +66,18 @@ def compile_attention_for(
     query = torch.zeros((longest, model.num_heads, model.head_dim), dtype=dtype, device=kv_cache.device)
     sinks = torch.zeros(model.num_heads, device=kv_cache.device) if model.has_sinks else None
     cache = kv_cache if kv_scales is None else kv_cache.view(FP8)
+    parts: tuple[Tensor, ...] = ()
+    if model.latent is not None:
+        parts = tuple(query.new_zeros(longest, model.num_heads, dim) for dim in (model.latent.rank, model.rope_dim))
 
     def go_through(launch: Launch) -> None:
         for window in of_window.values():
             for layout in samples:
                 scoring = Scoring(1.0, window, model.softcap, sinks)
+                if model.latent is not None:
+                    own, turned = (part[layout.rows] for part in parts)
+                    latent_attention(own, turned, cache, layout, scoring, launch=launch)
+                    continue
                 paged_attention(query[layout.rows], cache, layout, scoring, kv_scales, launch=launch)
 
     with ThreadPoolExecutor(COMPILERS) as threads, AsyncCompileMode(threads):

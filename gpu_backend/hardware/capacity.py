@@ -64,6 +64,8 @@ def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int
     rows = min(tokens, config.steps.max_num_seqs * (1 + drafts))
     logits = model.vocab_size * max(rows * LOGIT_BYTES, min(tokens, ROWS_TO_SCORE) * SCORED_LOGIT_BYTES)
     attention = 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim  # before and after rope, and packed
+    if model.latent is not None:  # queries as they come, in two parts and together, what they see, and values
+        attention += 2 * model.num_heads * model.latent.query_dim + 2 * model.attended_width
     inner = 3 * model.intermediate_size
     if model.experts is not None:  # inner rows, and what each of a token's experts adds, in float32 on a CPU
         each = model.experts.intermediate_size * 3 + model.hidden_size * 2

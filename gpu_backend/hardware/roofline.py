@@ -93,7 +93,7 @@ class Roofline:
     def __init__(self, config: ModelConfig, model: Decoder, kv_bytes: float, peaks: HardwarePeaks) -> None:
         head = config.vocab_size * config.hidden_size
         matrices = config.products_per_token - head
-        attention = 4 * config.num_heads * config.head_dim  # operations of a layer for one query and one key
+        attention = config.pair_operations
         rate = (peaks.fp8_flops or peaks.flops) if _is_fp8(model) else peaks.flops
         all_layers = config.num_layers / len(model.layers) / peaks.bandwidth
         self._layer_weights = num_bytes(model.layers) * all_layers  # seconds, like all here

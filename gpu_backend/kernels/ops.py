@@ -53,6 +53,7 @@ add_rms_norm = _by_device(reference.add_rms_norm, "fused")
 silu_and_mul = _by_device(reference.silu_and_mul, "fused")
 gelu_and_mul = _by_device(reference.gelu_and_mul, "fused")
 norm_rope_store = _by_device(reference.norm_rope_store, "fused")
+norm_rope_store_latent = _by_device(reference.norm_rope_store_latent, "latent_attention")
 propose_drafts = _by_device(reference_decoding.propose_drafts, "decoding")
 place_decodes = _by_device(reference_decoding.place_decodes, "decoding")
 accept_draws = _by_device(reference_decoding.accept_draws, "decoding")
@@ -128,6 +129,30 @@ def paged_attention(
         assert isinstance(layout, PagedLayout), "groups are for plain torch"
         rows = layout.rows
         triton_attention.paged_attention(query[rows], kv_cache, layout, scoring, kv_scales, out[rows])
+    return out
+
+
+def latent_attention(
+    query: Tensor,
+    turned: Tensor,
+    kv_cache: Tensor,
+    groups: Sequence[AttentionGroup | PagedLayout],
+    scoring: Scoring,
+) -> Tensor:
+    """Let each query look at its own sequence's latent vectors up to its position; (tokens, heads, rank) in and out.
+
+    ``turned`` (tokens, heads, numbers) is the part of queries for the key that all heads share; ``kv_cache`` is one
+    layer's, (blocks, block_size, 1, 1, rank + numbers); ``groups`` as for ``paged_attention``.
+    """
+    if not uses_triton(query.device):
+        return reference_attention.latent_attention(query, turned, kv_cache, groups, scoring)
+    from gpu_backend.kernels.triton_ops import latent_attention as triton_attention
+
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for layout in groups:
+        assert isinstance(layout, PagedLayout), "groups are for plain torch"
+        rows = layout.rows
+        triton_attention.latent_attention(query[rows], turned[rows], kv_cache, layout, scoring, out[rows])
     return out
 
 

@@ -103,6 +103,30 @@ def norm_rope_store(
     return query_key[:, :heads]
 
 
+def norm_rope_store_latent(
+    query: Tensor,
+    latent: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slots: Tensor,
+    eps: float,
+    interleaved: bool = False,
+) -> Tensor:
+    """Norm the latent vectors, rotate their key and the ends of queries, write both of the former to their slots, and
+    return the latter (tokens, heads, turned).
+
+    ``query`` is (tokens, heads, own + turned), ``latent`` (tokens, rank + turned), ``norm`` (rank,), ``kv_cache`` one
+    layer's, (blocks, block_size, 1, 1, rank + turned); ``interleaved`` as in ``apply_rope``.
+    """
+    rank = len(norm)
+    key = apply_rope(latent[:, None, rank:], cos, sin, None, interleaved)[:, 0]
+    kept = torch.cat((rms_norm(latent[:, :rank], norm, eps), key), 1)
+    kv_cache.view(-1, kept.shape[1]).index_copy_(0, slots, kept)
+    return apply_rope(query[:, :, -key.shape[1] :], cos, sin, None, interleaved)
+
+
 def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
     """Write keys and values (tokens, kv_heads, head_dim) to their slots of one layer's cache.
 

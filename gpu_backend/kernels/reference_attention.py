@@ -27,7 +27,11 @@ def paged_attention(
     scoring: Scoring,
     kv_scales: KvScales | None = None,
 ) -> Tensor:
-    """Do what ``ops.paged_attention`` says; for a ``scoring`` with a window the groups must be made."""
+    """Do what ``ops.paged_attention`` says; for a ``scoring`` with a window the groups must be made.
+
+    A cache with one in the place of keys and values, (blocks, block_size, 1, heads, head_dim), has keys that are the
+    values, too.
+    """
     attended: list[Tensor] = []
     for group in groups:
         if isinstance(group, PagedLayout):
@@ -55,7 +59,7 @@ def _attend_padded(
     if scoring.window:
         visible &= places >= ends[..., None] - scoring.window
     kv = kv.masked_fill(~visible.any(1)[:, :, None, None, None], 0)  # what is not a number stays so behind a mask
-    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, -1].transpose(1, 2)
     mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, -torch.inf)
     q = query[layout.rows].view(sequences, width, kv_cache.shape[3], -1, head_dim).transpose(1, 2).flatten(2, 3)
     mask = mask.repeat_interleave(heads // kv_cache.shape[3], dim=1)[:, None]
@@ -80,7 +84,7 @@ def _attend_one_each(
     for start, stop, width in parts:
         kv = _gather(kv_cache, kv_scales, tables[start:stop, :width], query.dtype, room)
         visible = mask[start:stop, ..., : kv.shape[1]]
-        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, 1], visible, scoring)
+        attended[start:stop] = _attend(q[start:stop], kv[:, :, 0], kv[:, :, -1], visible, scoring)
     return attended.view(-1, *query.shape[1:])
 
 
@@ -120,7 +124,7 @@ def _attend_several_each(
 ) -> Tensor:
     _, heads, head_dim = query.shape
     kv = _gather(kv_cache, kv_scales, group.block_tables.view(group.num_sequences, -1), query.dtype)
-    key, value = kv.transpose(1, 3).unbind(2)
+    key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, -1].transpose(1, 2)
     q = query[group.rows]
     if group.padded_rows is not None:
         q = q.index_select(0, group.padded_rows)
@@ -128,6 +132,18 @@ def _attend_several_each(
     attended = dot_products(q, key, value, mask, scoring, None if scoring.sinks is None else scoring.sinks[:, None])
     rows = attended.transpose(1, 2).reshape(-1, heads, head_dim)
     return rows if group.unpadded is None else rows.index_select(0, group.unpadded)
+
+
+def latent_attention(
+    query: Tensor,
+    turned: Tensor,
+    kv_cache: Tensor,
+    groups: Sequence[AttentionGroup | PagedLayout],
+    scoring: Scoring,
+) -> Tensor:
+    """Do what ``ops.latent_attention`` says: one key for all heads, whose first numbers are the value."""
+    both = torch.cat((query, turned), 2)
+    return paged_attention(both, kv_cache, groups, scoring)[..., : query.shape[2]]
 
 
 def dot_products(

@@ -12,25 +12,42 @@ from gpu_backend.kernels.reference import grouped_numbers, silu_and_mul
 
 
 def choose_experts(
-    logits: Tensor, count: int, normalised: bool, bias: Tensor | None = None, factor: float = 1.0
+    logits: Tensor,
+    count: int,
+    normalised: bool,
+    bias: Tensor | None = None,
+    factor: float = 1.0,
+    groups: int = 1,
+    most_groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return each token's ``count`` likeliest experts: their shares, float32, and their numbers, int32.
 
     ``logits`` are (tokens, experts), the results (count, tokens), the likeliest first. Shares are of the softmax over
     all experts (Shazeer et al. 2017), or, ``normalised``, over those that were chosen. With a ``bias`` (experts,) they
     are sigmoids, and those count most that have the largest sum with it (DeepSeek-V3, Liu et al. 2024). All shares are
-    multiplied by ``factor``.
+    multiplied by ``factor``. Of several ``groups`` a token's experts are in the best ``most_groups``: by the best of
+    each, or, with a bias, by its best two together.
     """
     wide = logits.float()
     if bias is None:
-        chosen, experts = wide.topk(count, dim=-1)
+        chosen, experts = _in_best_groups(wide, groups, most_groups, 1).topk(count, dim=-1)
         shares = chosen.softmax(-1) if normalised else (chosen - wide.logsumexp(-1, keepdim=True)).exp()
     else:
         scores = wide.sigmoid()
-        experts = (scores + bias).topk(count, dim=-1).indices
+        experts = _in_best_groups(scores + bias, groups, most_groups, 2).topk(count, dim=-1).indices
         shares = scores.gather(-1, experts)
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20) if normalised else shares
     return (shares * factor).t().contiguous(), experts.t().int().contiguous()
+
+
+def _in_best_groups(scores: Tensor, groups: int, most: int, best: int) -> Tensor:
+    """Return scores (tokens, experts) without those of other groups than the ``most`` whose ``best`` sum up highest."""
+    if groups == 1:
+        return scores
+    grouped = scores.view(len(scores), groups, -1)
+    worth = grouped.topk(best, dim=-1).values.sum(-1)
+    hidden = torch.ones_like(worth, dtype=torch.bool).scatter_(1, worth.topk(most, dim=-1).indices, value=False)
+    return grouped.masked_fill(hidden[..., None], -torch.inf).flatten(1)
 
 
 def mix_experts(

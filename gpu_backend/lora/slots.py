@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpu_backend.kernels import ops
 from gpu_backend.lora.peft import LowRank, Place, shape_of
+from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.layers import Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import Product
 from gpu_backend.step.adapter import ANY, NONE
@@ -101,7 +102,9 @@ class AdaptedLinear:
 
 
 def with_adapters(model: Decoder, slots: AdapterSlots) -> Decoder:
-    """Return the model with room for adapters beside each of its products."""
+    """Return the model with room for adapters beside each of its products. Raises ``UnsupportedModel``."""
+    if model.config.latent is not None:
+        raise UnsupportedModel("LoRA adapters of a model with attention over latent vectors are not supported")
     count, max_rank = slots.count, slots.max_rank
 
     def product(layer: int, modules: tuple[str, ...], base: Product) -> AdaptedLinear:

@@ -34,6 +34,7 @@ class Experts:
     batch_invariant: bool
     bias: Tensor | None = None  # (experts,) float32: shares are sigmoids, chosen by their sum with it
     factor: float = 1.0  # of all shares
+    groups: tuple[int, int] = (1, 1)  # that experts lie in, and of how many of them a token's are chosen
     shared: Mlp | None = None  # the expert that every token goes through
     shared_gate: Tensor | None = None  # (1, hidden): by how much; None: whole
     router_bias: Tensor | None = None  # (experts,): of its logits
@@ -44,7 +45,9 @@ class Experts:
         """Return what it makes of the norm of ``x + residual``, and that sum."""
         normed, summed = ops.add_rms_norm(x, residual, norm, eps)
         logits = ops.linear(normed.to(self.router.dtype), self.router, self.router_bias, self.batch_invariant)
-        shares, chosen = ops.choose_experts(logits, self.per_token, self.is_normalised, self.bias, self.factor)
+        shares, chosen = ops.choose_experts(
+            logits, self.per_token, self.is_normalised, self.bias, self.factor, *self.groups
+        )
         mixed = ops.mix_experts(
             normed,
             self.gate_up,
@@ -83,7 +86,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
     shared = f"{prefix}.shared_expert"
     return Experts(
-        router=router.float() if shape.is_sigmoid else router,
+        router=router.float() if shape.is_sigmoid or shape.groups > 1 else router,
         gate_up=gate_up,
         down=down,
         scales=None if of_inner is None or of_out is None else (of_inner, of_out),
@@ -92,6 +95,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         batch_invariant=weights.linear.batch_invariant,
         bias=weights.get_scales(f"{prefix}.gate.e_score_correction_bias", shape.number) if shape.is_sigmoid else None,
         factor=shape.factor,
+        groups=(shape.groups, shape.most_groups),
         shared=_load_mlp(weights, shared, hidden, shape.shared_size) if shape.shared_size else None,
         shared_gate=weights.get(gate, 1, hidden) if shape.gates_shared else None,
     )

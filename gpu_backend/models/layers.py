@@ -16,6 +16,7 @@ from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.kernels.layout.scoring import Scoring
 from gpu_backend.kernels.reference import soft_cap_
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.latent import LatentAttention
 from gpu_backend.models.linear import Product
 from gpu_backend.models.rope import RopeTable
 from gpu_backend.step.step_tensors import StepTensors, token_by_token
@@ -115,7 +116,7 @@ class DecoderLayer:
     """Attention, then a gated MLP, each added to what came in; there are norms before them, after them, or both."""
 
     attention_norm: Tensor | None
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp_norm: Tensor | None
     mlp: AfterNorm
     eps: float
@@ -186,7 +187,7 @@ class Decoder:
     ) -> Tensor:
         """Return the hidden states (tokens, hidden) after the last layer, and store the step's keys and values.
 
-        ``kv_cache`` is (layers, blocks, block_size, 2, kv_heads, head_dim); one of float8 has scales for each layer.
+        ``kv_cache`` is (layers, blocks, block_size, *config.kv_shape); one of float8 has scales for each layer.
         """
         if self.batch_invariant and not ops.uses_triton(kv_cache.device):
             # Libraries add in another order for other shapes, so there is but one shape.

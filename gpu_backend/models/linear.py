@@ -75,6 +75,15 @@ def load_linear(
     return Linear(weight, added, weights.linear.batch_invariant)
 
 
+def load_whole(weights: WeightSource, name: str, out: int, width: int) -> Tensor:
+    """Load a matrix (out, width) whose numbers are needed themselves: unpacked, where the checkpoint has it packed."""
+    if not is_packed(weights.packed, name):
+        return weights.get(f"{name}.weight", out, width)
+    product = load_linear(weights, (name,), (out,), width, False)
+    assert isinstance(product, QuantizedLinear)
+    return product.numbers()
+
+
 def _together(weights: WeightSource, names: list[str], outs: tuple[int, ...], *width: int) -> Tensor:
     """Put tensors below each other, with only one of them in memory beside the whole."""
     first = weights.get(names[0], outs[0], *width)

@@ -14,6 +14,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.rope import RopeConfig
 from gpu_backend.models.experts import Experts, load_experts
+from gpu_backend.models.latent import LatentAttention, load_latent_attention
 from gpu_backend.models.layers import Attention, Decoder, DecoderLayer, Mlp
 from gpu_backend.models.linear import load_linear
 from gpu_backend.models.rope import rope_table
@@ -37,7 +38,7 @@ def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int) -
         embedding = weights.get("model.embed_tokens.weight", *shape)
     if not config.layers_after:
         head = embedding if config.tie_word_embeddings else weights.get("lm_head.weight", *shape)
-    ropes = tuple(rope_table(rope, config.head_dim, max_model_len, embedding) for rope in distinct_ropes(config))
+    ropes = tuple(rope_table(rope, config.rope_dim, max_model_len, embedding) for rope in distinct_ropes(config))
     model = Decoder(
         config=config,
         embedding=embedding,
@@ -58,9 +59,12 @@ def distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
     return list(dict.fromkeys(config.ropes))
 
 
-def _load_attention(config: ModelConfig, weights: WeightSource, index: int, prefix: str) -> Attention:
+def _load_attention(config: ModelConfig, weights: WeightSource, index: int, prefix: str) -> Attention | LatentAttention:
     """Load one layer's projections, and its norms of queries and keys, which are applied to all heads in one go."""
     own = max(index, 0)  # of a layer before a stage's own, as of its first
+    rope = distinct_ropes(config).index(config.ropes[own])
+    if config.latent is not None:
+        return load_latent_attention(config, weights, prefix, config.windows[own], rope)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     names = (f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
     qk_norm: Tensor | None = None
@@ -86,7 +90,7 @@ def _load_attention(config: ModelConfig, weights: WeightSource, index: int, pref
             config.softcap,
             weights.get(f"{prefix}.sinks", config.num_heads).float() if config.has_sinks else None,
         ),
-        rope=distinct_ropes(config).index(config.ropes[own]),
+        rope=rope,
         width_norms=width_norms,
         add_ranks=weights.linear.add_ranks,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels import ops
+from gpu_backend.kernels import ops, reference
 from gpu_backend.models.config.errors import UnsupportedModel
 
 FP8 = torch.float8_e4m3fn
@@ -42,6 +42,12 @@ class QuantizedLinear:
         return ops.quantized_linear(
             x, self.weight, self.scales, self.bias, self.zeros, self.rounds_input, self.batch_invariant
         )
+
+    def numbers(self) -> Tensor:
+        """Return the weights (out, in) that are kept, float32."""
+        scales = self.scales[:, None] if self.scales.dim() == 1 else self.scales
+        kept = reference.grouped_numbers(self.weight, scales, self.zeros)
+        return kept if self.order is None else torch.empty_like(kept).index_copy_(1, self.order, kept)
 
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return the product with the norm of ``x + residual``, and that sum."""

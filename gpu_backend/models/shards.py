@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import MXFP4_GROUP
 from gpu_backend.models.weights import WeightSource
 
-WIDENING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+WIDENING = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj")
 NARROWING = ("o_proj", "down_proj")
 STACKED = {  # of tensors of all of a GPT-OSS' experts: which dimension is their inner one
     "gate_up_proj": 2,
@@ -39,7 +40,8 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
     """Return the shape of one rank's part of every layer. Raises ``UnsupportedModel`` where it does not divide."""
     if ranks == 1:
         return model
-    sizes = {name: getattr(model, name) for name in ("num_kv_heads", "intermediate_size")}
+    heads = "num_kv_heads" if model.latent is None else "num_heads"  # every rank has all latent vectors
+    sizes = {name: getattr(model, name) for name in (heads, "intermediate_size")}
     experts = model.experts
     if experts is not None:
         sizes |= {
@@ -54,7 +56,7 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
     part = replace(
         model,
         num_heads=model.num_heads // ranks,
-        num_kv_heads=model.num_kv_heads // ranks,
+        num_kv_heads=model.num_kv_heads // ranks if model.latent is None else 1,
         intermediate_size=model.intermediate_size // ranks,
         experts=experts,
     )
@@ -63,8 +65,8 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
         raise UnsupportedModel(f"{ranks} ranks cut through the experts' blocks of {MXFP4_GROUP} inputs (mxfp4)")
     if model.packed is not None and model.packed.is_of_words:
         group = max(model.packed.group_size, model.packed.per_word)  # inputs of a scale, outputs of a word
-        widths = (part.num_heads * part.head_dim, part.intermediate_size)
-        if any(width % group for width in widths) or part.num_kv_heads * part.head_dim % model.packed.per_word:
+        widths = (part.attended_width, part.intermediate_size)
+        if any(width % group for width in widths) or math.prod(part.kv_shape[1:]) % model.packed.per_word:
             raise UnsupportedModel(f"{ranks} ranks cut through the checkpoint's groups of {group} inputs or outputs")
     return part
 

@@ -49,7 +49,7 @@ def begin_passage(model: Decoder) -> Passage:
 @torch.inference_mode()
 def smooth(layer: DecoderLayer, passage: Passage, method: str) -> tuple[DecoderLayer, Passage]:
     """Return a layer of plain weights as it is best rounded by ``method``, and the tokens behind it."""
-    attention, mlp = layer.attention, _mlp_of(layer)
+    attention, mlp = _attention_of(layer), _mlp_of(layer)
     qkv, out, gate_up, down = map(_plain, (attention.qkv, attention.out, mlp.gate_up, mlp.down))
     normed, residual = reference.add_rms_norm(passage.x, passage.residual, layer.attention_norm, layer.eps)
     attended = _attend(attention, _product(qkv, normed), passage)
@@ -172,6 +172,11 @@ def _product(product: Linear, x: Tensor) -> Tensor:
 def _mlp_of(layer: DecoderLayer) -> Mlp:
     assert isinstance(layer.mlp, Mlp), "mixtures of experts refuse what is smoothed"
     return layer.mlp
+
+
+def _attention_of(layer: DecoderLayer) -> Attention:
+    assert isinstance(layer.attention, Attention), "attention over latent vectors refuses what is smoothed"
+    return layer.attention
 
 
 def _plain(product: Product) -> Linear:

@@ -25,7 +25,7 @@ ROUTINGS = ("even", "one", "some", "skewed")
 
 
 def choices_of_experts(setting: Setting) -> str:
-    """The likeliest experts of each token, in their order, and shares as plain torch has them."""
+    """The likeliest experts of each token, in their order, also of some groups, and shares as plain torch has them."""
     dice, on_card = setting.dice, setting.device.type == "cuda"
 
     def error() -> float:
@@ -34,8 +34,11 @@ def choices_of_experts(setting: Setting) -> str:
         ranks = torch.stack([torch.randperm(number, generator=setting.generator()) for _ in range(tokens)])
         logits = (ranks / 8).to(dtype_of(setting)).to(setting.device)  # no two alike
         bias, factor = setting.randn(number).float() / 99 if dice.random() < 0.4 else None, dice.choice((1.0, 2.5))
-        shares, chosen = experts.choose_experts(logits, count, normalised, bias, factor)
-        expected, likeliest = reference_experts.choose_experts(logits, count, normalised, bias, factor)
+        groups = dice.choice([some for some in (1, 2, 4, 5) if number % some == 0 and number // some > 1])
+        size = number // groups
+        in_groups = groups, dice.randint(-(-count // size), groups)
+        shares, chosen = experts.choose_experts(logits, count, normalised, bias, factor, *in_groups)
+        expected, likeliest = reference_experts.choose_experts(logits, count, normalised, bias, factor, *in_groups)
         require(torch.equal(chosen, likeliest), "other experts are chosen")
         return relative_error(shares, expected)
 

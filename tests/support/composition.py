@@ -53,6 +53,7 @@ ENGINE_FEATURES = {
     "experts": "a model with mixtures of experts",
     "sinks": "a model whose heads have attention sinks, and windows in every other layer",
     "sliding window": "a model whose queries look back only so far",
+    "latent": "a model with attention over latent vectors, whose experts lie in groups",
     "graphs": "--cuda-graphs: decodes are replayed",
     "kv transfer": "--kv-transfer-address: blocks come from other engines, and are held for them",
     "tensor parallel": "--tensor-parallel-size: several processes have a part of each layer",

@@ -18,6 +18,9 @@ MODEL_TYPES_OF_MIXTURES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GraniteMoeForCausalLM": "granitemoe",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "GptOssForCausalLM": "gpt_oss",
 }
 NAMES = {  # of router, gate, up and down; Granite has all experts' in two tensors
@@ -33,14 +36,17 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
     """Return what config.json says of the experts; nothing of a dense model."""
     if model.architecture not in MODEL_TYPES_OF_MIXTURES:
         return {}
-    named = {"Qwen": "num_experts", "Glm4": "n_routed_experts"}.get(model.architecture[:4], "num_local_experts")
+    routed = dict.fromkeys(("Glm4", "Deep"), "n_routed_experts")
+    named = ({"Qwen": "num_experts"} | routed).get(model.architecture[:4], "num_local_experts")
     config: dict[str, Any] = {named: model.num_experts, "num_experts_per_tok": model.experts_per_token}
     if model.packs_experts:
         config["quantization_config"] = {"quant_method": "mxfp4", "dequantize": True}  # which transformers asks for
     if named == "n_routed_experts":
         config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_shared_experts": 1}
+        config |= {"n_group": 1, "topk_group": 1}
     if named != "num_local_experts":
-        config |= {"moe_intermediate_size": model.intermediate_size // 2, "norm_topk_prob": model.seed % 2 == 0}
+        is_normalised = model.seed % 2 == 0 and model.architecture != "DeepseekV2ForCausalLM"
+        config |= {"moe_intermediate_size": model.intermediate_size // 2, "norm_topk_prob": is_normalised}
     if model.architecture == "Qwen2MoeForCausalLM":
         config["shared_expert_intermediate_size"] = SHARED_SIZE
     return config
@@ -67,9 +73,11 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
             stem, gate = first.format(number).rsplit(".", 1)
             names = (f"{stem}.{module.removeprefix(f'{layer}.')}.weight" for module in (gate, up, down))
             tensors |= dict(zip(names, expert, strict=True))
-    if model.architecture == "Glm4MoeForCausalLM":
-        tensors[f"{router}.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4
-        tensors |= _shared(f"{layer}.mlp.shared_experts", hidden, inner, matrix)
+    if "n_shared_experts" in config:
+        if model.architecture != "DeepseekV2ForCausalLM":
+            tensors[f"{router}.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4
+        shared = inner * config["n_shared_experts"]
+        tensors |= _shared(f"{layer}.mlp.shared_experts", hidden, shared, matrix)
     elif model.architecture == "Qwen2MoeForCausalLM":
         tensors |= _shared(f"{layer}.mlp.shared_expert", hidden, SHARED_SIZE, matrix)
         tensors[f"{layer}.mlp.shared_expert_gate.weight"] = matrix(1, hidden)

@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 
 from tests.support.tiny_experts import MODEL_TYPES_OF_MIXTURES, experts_config, experts_tensors, has_experts
+from tests.support.tiny_latent import MODEL_TYPES_OF_LATENT, latent_config, latent_tensors
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -33,7 +34,7 @@ NORMS = {
     "Olmo3ForCausalLM": _AROUND[1::2],
     "Glm4ForCausalLM": (*_AROUND[:2], "post_self_attn_layernorm", "post_mlp_layernorm"),
 }
-MODEL_TYPES = {"Gemma3ForCausalLM": "gemma3_text"} | MODEL_TYPES_OF_MIXTURES
+MODEL_TYPES = {"Gemma3ForCausalLM": "gemma3_text"} | MODEL_TYPES_OF_MIXTURES | MODEL_TYPES_OF_LATENT
 SPECIAL_TOKENS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -84,6 +85,7 @@ class TinyModel:
             "pad_token_id": None,
             "torch_dtype": "float32",
             **experts_config(self),
+            **latent_config(self),
             **self.extra,
         }
 
@@ -114,6 +116,9 @@ class TinyModel:
                 "v_proj": (keys, hidden),
                 "o_proj": (hidden, queries),
             }
+            if self.architecture in MODEL_TYPES_OF_LATENT:
+                shapes = {}
+                tensors |= latent_tensors(self, attention, matrix, norm)
             for name, shape in shapes.items():
                 tensors[f"{attention}.{name}.weight"] = matrix(*shape)
                 if self._has_bias(name):

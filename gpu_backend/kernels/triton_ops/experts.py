@@ -38,7 +38,13 @@ def depth_of(shape: ProductShape, itemsize: int, packed: bool = False, group: in
 
 
 def choose_experts(
-    logits: Tensor, count: int, normalised: bool, bias: Tensor | None = None, factor: float = 1.0
+    logits: Tensor,
+    count: int,
+    normalised: bool,
+    bias: Tensor | None = None,
+    factor: float = 1.0,
+    groups: int = 1,
+    most_groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return each token's ``count`` likeliest experts: their shares, float32, and their numbers, int32.
 
@@ -49,7 +55,8 @@ def choose_experts(
     chosen = torch.empty((count, tokens), dtype=torch.int32, device=logits.device)
     choose_experts_kernel[(tokens,)](
         logits, shares if bias is None else bias, shares, chosen, tokens, logits.stride(0), factor,
-        EXPERTS=experts, EXPERTS_PADDED=triton.next_power_of_2(experts), COUNT=count,
+        EXPERTS=experts, GROUPS=groups, GROUPS_PADDED=triton.next_power_of_2(groups), MOST_GROUPS=most_groups,
+        SIZE_PADDED=triton.next_power_of_2(experts // groups), COUNT=count,
         COUNT_PADDED=triton.next_power_of_2(count), NORMALISED=normalised, BIASED=bias is not None, num_warps=1,
     )  # fmt: skip
     return shares, chosen
@@ -152,33 +159,59 @@ def _multiply(
 
 @triton.jit(do_not_specialize=["tokens"])
 def choose_experts_kernel(
-    logits, bias, shares, chosen, tokens, row_stride, factor, EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr,
+    logits, bias, shares, chosen, tokens, row_stride, factor, EXPERTS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_PADDED: tl.constexpr, MOST_GROUPS: tl.constexpr, SIZE_PADDED: tl.constexpr,
     COUNT: tl.constexpr, COUNT_PADDED: tl.constexpr, NORMALISED: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """One token."""
+    """One token. Experts stand group by group, each in as much room as a power of two."""
+    SIZE: tl.constexpr = EXPERTS // GROUPS
     token = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, EXPERTS_PADDED)
-    logit = tl.load(logits + token * row_stride + expert, mask=expert < EXPERTS, other=float("-inf")).to(tl.float32)
+    spot = tl.arange(0, GROUPS_PADDED * SIZE_PADDED)
+    expert = spot // SIZE_PADDED * SIZE + spot % SIZE_PADDED
+    real = (spot % SIZE_PADDED < SIZE) & (spot // SIZE_PADDED < GROUPS)
+    logit = tl.load(logits + token * row_stride + expert, mask=real, other=float("-inf")).to(tl.float32)
     if BIASED:
         score = 1.0 / (1.0 + tl.exp(-logit))
-        left = score + tl.load(bias + expert, mask=expert < EXPERTS, other=float("-inf"))
+        left = score + tl.load(bias + expert, mask=real, other=float("-inf"))
         whole = 1.0
     else:
         score = tl.exp(logit - tl.max(logit, 0))
         left = logit
         whole = tl.sum(score, 0)
+    if GROUPS > 1:
+        left = _in_best_groups(left, GROUPS_PADDED, MOST_GROUPS, SIZE_PADDED, BIASED)
     place = tl.arange(0, COUNT_PADDED)
     kept = tl.zeros([COUNT_PADDED], tl.float32)
     numbers = tl.zeros([COUNT_PADDED], tl.int32)
     for i in tl.static_range(COUNT):
-        best = tl.minimum(tl.argmax(left, 0), EXPERTS - 1)  # a row that is no number chooses some, too
-        kept = tl.where(place == i, tl.sum(tl.where(expert == best, score, 0.0), 0), kept)
-        numbers = tl.where(place == i, best, numbers)
-        left = tl.where(expert == best, float("-inf"), left)
+        best = tl.argmax(left, 0)
+        kept = tl.where(place == i, tl.sum(tl.where(spot == best, score, 0.0), 0), kept)
+        number = best // SIZE_PADDED * SIZE + best % SIZE_PADDED
+        numbers = tl.where(place == i, tl.minimum(number, EXPERTS - 1), numbers)  # what is no number chooses some, too
+        left = tl.where(spot == best, float("-inf"), left)
     if NORMALISED:
         whole = tl.sum(kept, 0) + 1e-20
     tl.store(shares + place * tokens + token, kept / whole * factor, mask=place < COUNT)
     tl.store(chosen + place * tokens + token, numbers, mask=place < COUNT)
+
+
+@triton.jit
+def _in_best_groups(
+    left, GROUPS: tl.constexpr, MOST: tl.constexpr, SIZE: tl.constexpr, BY_TWO: tl.constexpr
+):  # fmt: skip
+    """Return what is left of all groups but the ``MOST`` best: by their best, or by their best two together."""
+    grouped = tl.reshape(left, (GROUPS, SIZE))
+    worth = tl.max(grouped, 1)
+    if BY_TWO:
+        is_best = tl.arange(0, SIZE)[None, :] == tl.argmax(grouped, 1)[:, None]
+        worth += tl.max(tl.where(is_best, float("-inf"), grouped), 1)
+    number = tl.arange(0, GROUPS)
+    is_kept = number < 0
+    for _ in tl.static_range(MOST):
+        is_next = number == tl.argmax(worth, 0)
+        is_kept = is_kept | is_next
+        worth = tl.where(is_next, float("-inf"), worth)
+    return tl.reshape(tl.where(is_kept[:, None], grouped, float("-inf")), (GROUPS * SIZE,))
 
 
 @triton.jit(do_not_specialize=["pairs"])

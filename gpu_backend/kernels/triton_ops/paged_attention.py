@@ -171,10 +171,10 @@ def attend_kernel(
     if first_row >= num_rows:
         return
     start = tl.load(context_lens + sequence) - num_rows // GROUP  # position of the sequence's first query
-    begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
+    begin, end = tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
     keys_end = start + (tl.minimum(first_row + ROWS, num_rows) - 1) // GROUP + 1
     if SPLIT:
-        begin, end = _tiles_of_split(split, begin, end, split_tiles, splits, FIXED)
+        begin, end = tiles_of_split(split, begin, end, split_tiles, splits, FIXED)
         if begin >= end:
             return
 
@@ -274,9 +274,9 @@ def combine_kernel(
         return
     start = tl.load(context_lens + sequence) - num_rows // GROUP
     first_row = (index * GROUP + head % GROUP) // ROWS * ROWS
-    begin, end = _tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
+    begin, end = tiles_of_rows(first_row, num_rows, start, window, GROUP, ROWS, TILE, WINDOWED)
     each = tl.arange(0, MOST_SPLITS)
-    begins, ends = _tiles_of_split(each, begin, end, split_tiles, splits, FIXED)
+    begins, ends = tiles_of_split(each, begin, end, split_tiles, splits, FIXED)
     used = (begins < ends) & (each < splits)
 
     dims = tl.arange(0, DIM_PADDED)
@@ -298,7 +298,7 @@ def combine_kernel(
 
 
 @triton.jit
-def _tiles_of_rows(
+def tiles_of_rows(
     first_row, num_rows, start, window,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -311,7 +311,7 @@ def _tiles_of_rows(
 
 
 @triton.jit
-def _tiles_of_split(split, begin, end, split_tiles, splits, FIXED: tl.constexpr):
+def tiles_of_split(split, begin, end, split_tiles, splits, FIXED: tl.constexpr):
     """Return a split's first tile, and the one after the last; equal shares, or ``FIXED`` ones from position 0 on."""
     if FIXED:
         first, last = split * split_tiles, (split + 1) * split_tiles

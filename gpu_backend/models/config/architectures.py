@@ -41,6 +41,7 @@ class Architecture:
     turns_part: bool = False  # of a head's numbers, where partial_rotary_factor says so
     interleaves: bool = False  # in what turns, neighbours are a pair
     has_sinks: bool = False  # each head has a score of its own that every softmax counts and that adds nothing
+    is_latent: bool = False  # keys and values of all heads are made of one vector (MLA)
     scales_queries: bool = False  # by how often their position has the original context, as Llama 4 does
     rope_kinds: tuple[str, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
     defaults: dict[str, Any] = field(default_factory=dict)  # of config.json, where it says nothing
@@ -104,6 +105,21 @@ _OLMO_2 = Architecture(
     qk_norm="width",
     mlp_bias=False,
     defaults={"rms_norm_eps": 1e-5},
+)
+_LATENT = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_DEEPSEEK_3 = Architecture(
+    mlp_bias=False,
+    interleaves=True,
+    is_latent=True,
+    defaults=_LATENT
+    | {
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
+    mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
 )
 _MISTRAL = Architecture(qkv_bias=False, out_bias=False, mlp_bias=False, slides="all", defaults={"sliding_window": 4096})
 ARCHITECTURES = {
@@ -171,6 +187,30 @@ ARCHITECTURES = {
         turns_part=True,
         defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "use_qk_norm": False},
         mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
+    ),
+    "DeepseekV2ForCausalLM": replace(
+        _DEEPSEEK_3,
+        defaults=_LATENT | {"first_k_dense_replace": 0, "topk_method": "greedy"},
+        mixture=Mixture(begins_dense=True, shared="whole", has_factor=True),
+    ),
+    # Kimi K2, too
+    "DeepseekV3ForCausalLM": _DEEPSEEK_3,
+    # GLM-4.7-Flash
+    "Glm4MoeLiteForCausalLM": replace(
+        _DEEPSEEK_3,
+        defaults={
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "routed_scaling_factor": 1.8,
+        },
+    ),
+    "YoutuForCausalLM": replace(
+        _DEEPSEEK_3, defaults=_LATENT | {"tie_word_embeddings": True, "max_position_embeddings": 131072}, mixture=None
     ),
     "GraniteMoeForCausalLM": Architecture(multiplies=True, mixture=Mixture("intermediate_size", is_normalised=True)),
     "GptOssForCausalLM": Architecture(

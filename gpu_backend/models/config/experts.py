@@ -21,6 +21,7 @@ class Mixture:
     begins_dense: bool = False  # the first layers have one: by first_k_dense_replace
     shared: str = ""  # beside those chosen there is one that every token goes through: "gated", or "whole"
     is_sigmoid: bool = False  # shares are sigmoids, chosen with a bias (DeepSeek-V3's router), and have a factor
+    has_factor: bool = False  # shares of the softmax have one (DeepSeek-V2)
     is_clamped: bool = False  # gate and up are bounded, and router and experts have biases (GPT-OSS)
 
 
@@ -37,6 +38,8 @@ class ExpertsConfig:
     is_sigmoid: bool  # shares are sigmoids, chosen with a bias
     factor: float  # of all shares
     layers: tuple[bool, ...]  # by layer: whether its MLP is a mixture
+    groups: int = 1  # that experts lie in
+    most_groups: int = 1  # of which a token's are chosen
     clamp: tuple[float, float] | None = None  # GPT-OSS' alpha and limit, see ``reference_experts``; biases come with it
 
     def share_read(self, tokens: float) -> float:
@@ -61,8 +64,8 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
         raise UnsupportedModel(f"hidden_act is {activation!r}; supported for a mixture of experts: 'silu'")
     if per_token > number:
         raise UnsupportedModel(f"num_experts_per_tok is {per_token}, but there are {number} experts")
-    if mixture.is_sigmoid and config.get("n_group", 1) != 1:
-        raise UnsupportedModel(f"n_group is {config['n_group']!r}; experts are chosen of one group")
+    _check_router(config, mixture)
+    groups, most_groups = _groups(config, mixture, number, per_token)
     if not any(layers):
         return None
     inner = _whole(config, mixture.size)
@@ -79,10 +82,41 @@ def experts_config(config: Mapping[str, Any], mixture: Mixture | None, num_layer
         shared_size=shared,
         gates_shared=mixture.shared == "gated",
         is_sigmoid=mixture.is_sigmoid,
-        factor=float(config.get("routed_scaling_factor") or 1.0) if mixture.is_sigmoid else 1.0,
+        factor=float(config.get("routed_scaling_factor") or 1.0) if mixture.is_sigmoid or mixture.has_factor else 1.0,
         layers=layers,
+        groups=groups,
+        most_groups=most_groups,
         clamp=_clamp(config) if mixture.is_clamped else None,
     )
+
+
+def _check_router(config: Mapping[str, Any], mixture: Mixture) -> None:
+    """Refuse what would choose other experts, or count them otherwise."""
+    known: dict[str, tuple[Any, ...]] = {}
+    if mixture.is_sigmoid:
+        known = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
+    elif mixture.has_factor:
+        known = {"scoring_func": ("softmax",), "topk_method": ("greedy", "group_limited_greedy")}
+        known |= {"moe_layer_freq": (1,), "norm_topk_prob": (False,)}
+    for name, values in known.items():
+        if config.get(name, values[0]) not in values:
+            supported = " or ".join(map(repr, values))
+            raise UnsupportedModel(f"config.json has {name} = {config[name]!r}; supported here: {supported}")
+
+
+def _groups(config: Mapping[str, Any], mixture: Mixture, number: int, per_token: int) -> tuple[int, int]:
+    """Return how many groups experts lie in, and of how many a token's are chosen; 1 and 1: of all."""
+    is_grouped = mixture.is_sigmoid or config.get("topk_method") == "group_limited_greedy"
+    groups, most = (config.get(name) or 1 for name in ("n_group", "topk_group"))
+    if not is_grouped or groups == most:
+        return 1, 1
+    size = number // groups if isinstance(groups, int) and groups > 0 and number % groups == 0 else 0
+    if not isinstance(most, int) or not 0 < most < groups or size < 2 or most * size < per_token:
+        raise UnsupportedModel(
+            f"config.json has n_group = {groups!r} and topk_group = {most!r}, of which {per_token} of {number} experts "
+            "cannot be chosen"
+        )
+    return groups, most
 
 
 def _clamp(config: Mapping[str, Any]) -> tuple[float, float]:
@@ -96,6 +130,10 @@ def _clamp(config: Mapping[str, Any]) -> tuple[float, float]:
 
 def _layers(config: Mapping[str, Any], num_layers: int, mixture: Mixture) -> tuple[bool, ...]:
     """Return which layers have a mixture: all, those behind the first, or each so many-th but for those named."""
+    if mixture.begins_dense and (kinds := config.get("mlp_layer_types")) is not None:
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
+            raise UnsupportedModel(f"mlp_layer_types is {kinds!r}; each of {num_layers} layers is dense or sparse")
+        return tuple(kind == "sparse" for kind in kinds)
     first = config.get("first_k_dense_replace", 1) if mixture.begins_dense else 0
     if not mixture.is_optional:
         return tuple(layer >= first for layer in range(num_layers))

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_backend.models.config.architectures import ARCHITECTURES, TEXT_OF, Architecture
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.experts import ExpertsConfig, experts_config
+from gpu_backend.models.config.latent import LatentConfig, latent_config, score_scale
 from gpu_backend.models.config.packed_format import PackedFormat, packed_format
 from gpu_backend.models.config.rope import RopeConfig, layer_ropes, max_position
 
@@ -40,7 +41,7 @@ class ModelConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of a key in the KV cache
     rms_norm_eps: float
     max_position: int
     tie_word_embeddings: bool
@@ -56,6 +57,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig | None, ...]  # by layer: how positions turn queries and keys; None: not at all
     factors: Factors
     experts: ExpertsConfig | None = None  # in the place of some layers' MLPs
+    latent: LatentConfig | None = None  # keys and values are made of one vector, which is the one key that is kept
     qk_norm: str = "none"  # of queries and keys, as ``Architecture`` says
     has_sinks: bool = False  # each head has a score of its own, which adds nothing
     # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
@@ -63,9 +65,30 @@ class ModelConfig:
     layers_after: int = 0
 
     @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """The shape of what a token has in a layer's KV cache: keys and values, or what is both; heads; numbers."""
+        return 2 if self.latent is None else 1, self.num_kv_heads, self.head_dim
+
+    @property
     def kv_floats_per_token(self) -> int:
         """Numbers that one token adds to the KV cache, all layers together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return self.num_layers * math.prod(self.kv_shape)
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head of which some turn, or all."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def attended_width(self) -> int:
+        """Numbers that all heads together make of a token's values."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def pair_operations(self) -> int:
+        """Operations of a layer for one query and one key, all heads together."""
+        value_dim = self.head_dim if self.latent is None else self.latent.rank
+        return 2 * self.num_heads * (self.head_dim + value_dim)
 
     @property
     def products_per_token(self) -> int:
@@ -78,6 +101,8 @@ class ModelConfig:
         A step of very many tokens reads all.
         """
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        if self.latent is not None:
+            attention = self.latent.weights(self.num_heads, self.hidden_size)
         mixtures = sum(self.experts.layers) if self.experts is not None else 0
         mlps: float = (self.num_layers - mixtures) * 3 * self.intermediate_size * self.hidden_size
         if self.experts is not None:
@@ -113,7 +138,14 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
     num_layers = _whole(config, "num_hidden_layers")
     rotates = _rotates(config, does, num_layers)
     kinds, windows = _windows(config, architecture, rotates)
+    latent = latent_config(config) if does.is_latent else None
+    head_dim = config.get("head_dim") or hidden_size // num_heads
+    if latent is not None:
+        num_kv_heads, head_dim, config = 1, latent.key_dim, {**config, "head_dim": latent.rope_dim}
     ropes = layer_ropes(config, does, kinds, rotates)
+    factors = _factors(config, does, hidden_size)
+    if latent is not None:
+        factors = replace(factors, attention=score_scale(config, latent, ropes[0]))
     return ModelConfig(
         architecture=architecture,
         vocab_size=_whole(config, "vocab_size"),
@@ -122,7 +154,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        head_dim=head_dim,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         max_position=max_position(config, ropes),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -136,7 +168,8 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         packed=packed_format(config),
         windows=windows,
         ropes=ropes,
-        factors=_factors(config, does, hidden_size),
+        factors=factors,
+        latent=latent,
         experts=experts_config(config, does.mixture, num_layers),
         qk_norm=does.qk_norm if config.get("use_qk_norm", True) else "none",
         has_sinks=does.has_sinks,

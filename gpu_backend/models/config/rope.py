@@ -104,7 +104,7 @@ def _rope(
         truncate=bool(parameters.get("truncate", True)),
         attention_factor=_attention_factor(kind, parameters, factor, original),
         share=share,
-        interleaved=architecture.interleaves,
+        interleaved=architecture.interleaves and bool(config.get("rope_interleave", True)),
         short_factors=factors[0],
         long_factors=factors[1],
         query_beta=float(parameters.get("llama_4_scaling_beta") or 0.0) if architecture.scales_queries else 0.0,
@@ -122,9 +122,11 @@ def _attention_factor(kind: str, parameters: Mapping[str, Any], factor: float, o
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return scale(parameters["mscale"]) / scale(parameters["mscale_all_dim"])
-    return scale(1.0)
+        return growth(factor, parameters["mscale"]) / growth(factor, parameters["mscale_all_dim"])
+    return growth(factor, 1.0)
+
+
+def growth(factor: float, weight: float) -> float:
+    """Return by how much yarn's scores grow for a context that is stretched by ``factor``."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

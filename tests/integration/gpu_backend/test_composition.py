@@ -80,11 +80,13 @@ KINDS = ("experts", "sinks")  # of models, in engines of a model without windows
 WAYS: tuple[tuple[str, ...], ...] = (("ngram", "overlap"), ("draft", "overlap"))
 ENGINES: list[tuple[str, ...]] = [(method, *ALWAYS, *KINDS, EXCHANGE) for method in ("ngram", "draft")]
 ENGINES += [("overlap", *ALWAYS, *KINDS, "graphs", EXCHANGE), *((*ways, *ALWAYS, *MORE, EXCHANGE) for ways in WAYS)]
+ENGINES += [("ngram", "overlap", *ALWAYS, "latent", "graphs", EXCHANGE), ("draft", *ALWAYS, "latent", EXCHANGE)]
 RANKS = ("tensor parallel", "pipeline parallel")
 ENGINES_OF_RANKS = [(*ways, *ALWAYS, *MORE, *RANKS) for ways in (*WAYS, ("overlap",))]  # of four processes each
-ENGINES_OF_RANKS.append(("overlap", *ALWAYS, *KINDS, *RANKS))
-WITH_KINDS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
-KINDS_OF_RANKS = [(feature, kind) for kind in KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
+ENGINES_OF_RANKS += [("overlap", *ALWAYS, *KINDS, *RANKS), ("overlap", *ALWAYS, "latent", *RANKS)]
+ALL_KINDS = (*KINDS, "latent")
+WITH_KINDS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, *METHODS, *ALWAYS, "graphs", EXCHANGE)]
+KINDS_OF_RANKS = [(feature, kind) for kind in ALL_KINDS for feature in (*FEATURES, "overlap", *ALWAYS, *RANKS)]
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 2, "max_model_len": 64}
 BUSY: dict[str, Any] = PLAIN | {
     "prefix_caching": True,
@@ -106,7 +108,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     windows = {"sliding_window": 10, "sliding_window_pattern": 2, "attn_logit_softcapping": 6.0}
     windowed = TinyModel("Gemma3ForCausalLM", extra=windows | {"query_pre_attn_scalar": 16}, eos_token_id=END)
     packed = TinyModel("GptOssForCausalLM", intermediate_size=64, packs_experts=True, extra={"sliding_window": 10})
-    kinds = {"": replace(packed, eos_token_id=END, attention_bias=True), "sliding window": windowed}
+    grouped = {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "norm_topk_prob": True}
+    latent = TinyModel("DeepseekV3ForCausalLM", num_experts=8, extra=grouped, eos_token_id=END)
+    kinds = {"": replace(packed, eos_token_id=END, attention_bias=True), "sliding window": windowed, "latent": latent}
     return {name: write_tiny_model(tmp_path_factory.mktemp("m"), kind, True) for name, kind in kinds.items()}
 
 
@@ -228,9 +232,9 @@ def run(
     engine: tuple[str, ...], asked: list[Generate], expected: Answers, models: dict[str, Path]
 ) -> tuple[Answers, int]:
     """Answer all in a busy engine that has these features; return how many sequences were preempted, too."""
-    method, kind = engine[0], "sliding window" if "sliding window" in engine else ""
+    method, kind = engine[0], kind_of(engine)
     ways = {name: value for way in METHODS if way in engine for name, value in METHODS[way].items()}
-    draft = {"speculative_model": str(models[""])} if method == "draft" else {}
+    draft = {"speculative_model": str(models[kind if kind == "latent" else ""])} if method == "draft" else {}
     swaps = {"copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9} if "swap" in engine else {}
     ranks = {f"{how.replace(' ', '_')}_size": 2 for how in RANKS if how in engine}
     graphs = {"cuda_graphs": "graphs" in engine}
@@ -264,6 +268,11 @@ def run_in(loop: EngineLoop, method: str, asked: list[Generate], expected: Answe
         loop.runner.close()
 
 
+def kind_of(engine: tuple[str, ...]) -> str:
+    """Return which model an engine with these features has."""
+    return next((kind for kind in ("sliding window", "latent") if kind in engine), "")
+
+
 @pytest.fixture(scope="module")
 def faults(models: dict[str, Path]) -> Faults:
     return faults_in(ENGINES, models)
@@ -282,7 +291,7 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults
         asked = [ask(*row) for row in rows()]
         expected = alone(folder, asked)
         asked = resumed(asked, expected)
-        for engine in (engine for engine in engines if ("sliding window" in engine) == bool(kind)):
+        for engine in (engine for engine in engines if kind_of(engine) == kind):
             answers, times = run(engine, asked, expected, models)
             preempted.update(dict.fromkeys(engine, times))
             ends = {reply.finish_reason for reply in answers.values()}
@@ -296,7 +305,7 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     assert {*FEATURES, "prefix cache", "preemption", "adapter"} == EXACT.keys()  # test_lora.py has the last
-    assert {*METHODS, *ALWAYS, *MORE, *KINDS, EXCHANGE, *RANKS} == ENGINE_FEATURES.keys()
+    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS}
 
 

@@ -36,6 +36,7 @@ BLOCK = 16
 TOLERANCE = 1e-4  # of the largest logit; float32 on both sides
 MAYBE_BIASED = ("LlamaForCausalLM", "GlmForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM")
 DENSE = [name for name, does in ARCHITECTURES.items() if does.mixture is None]
+SMOOTHED = [name for name in DENSE if not ARCHITECTURES[name].is_latent]
 NAMED_ALWAYS = {
     "architectures", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings",
@@ -103,7 +104,18 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         extra |= dice.choice([{}, {"swiglu_limit": 1.0}, {"layer_types": ["full_attention"] * layers}])
     elif architecture == "Glm4MoeForCausalLM":
         extra |= {"use_qk_norm": dice.random() < 0.5, "first_k_dense_replace": dice.choice([0, 1])}
+    elif ARCHITECTURES[architecture].is_latent:
+        extra |= dice.choice([{}, {"q_lora_rank": None}, {"kv_lora_rank": 40, "v_head_dim": 20}])
+        extra |= dice.choice([{}, {"rope_interleave": False}]) if "V2" not in architecture else {}
+        extra |= dice.choice([{}, {"first_k_dense_replace": 0}, {"n_shared_experts": 2}])
+        extra |= {"mlp_layer_types": None} if "Lite" in architecture else {}
+        if rope.get("rope_type") == "yarn":
+            extra["rope_scaling"] = rope | {"mscale": dice.choice([1.0, 0.707]), "mscale_all_dim": 0.9}
     experts = dice.randint(3, 9)
+    if ARCHITECTURES[architecture].is_latent and dice.random() < 0.6:
+        experts = 12
+        extra |= {"n_group": 4, "topk_group": dice.choice([2, 3]), "topk_method": "group_limited_greedy"}
+        extra |= {"topk_method": "noaux_tc"} if "V2" not in architecture else {}
     num_heads, is_phi = kv_heads * dice.choice([1, 2, 4]), architecture == "Phi3ForCausalLM"
     model = TinyModel(
         architecture,
@@ -137,7 +149,7 @@ def our_logits(folder: Path, token_ids: list[int], cut: int, adapter: Path | Non
         if adapter is not None:
             model = with_adapters(model, slots)
             load_adapters(LoraConfig((Adapter(1, "own", str(adapter)),)), slots, config)
-        cache = torch.zeros(config.num_layers, num_blocks + 1, BLOCK, 2, config.num_kv_heads, config.head_dim)
+        cache = torch.zeros(config.num_layers, num_blocks + 1, BLOCK, *config.kv_shape)
         rows = []
         for start, end in ((0, cut), (cut, len(token_ids))):
             table = tuple(order[: -(-end // BLOCK)])
@@ -218,7 +230,7 @@ def test_parts_of_a_model_say_what_the_whole_says(architecture: str, tmp_path: P
     assert (in_parts - whole[40:]).abs().max() <= TOLERANCE * whole.abs().max()
 
 
-@pytest.mark.parametrize("architecture", DENSE)
+@pytest.mark.parametrize("architecture", SMOOTHED)
 def test_tokens_that_smooth_weights_pass_as_others_do(architecture: str, tmp_path: Path) -> None:
     """What reaches a layer while its weights are smoothed is what reaches it when it is served."""
     folder = write_tiny_model(tmp_path, draw(architecture, 0, random.Random(architecture)))
@@ -242,6 +254,7 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it(architecture: str)
 
     model_type = TinyModel(architecture).config()["model_type"]
     whole = CONFIG_MAPPING[model_type]().to_dict() | {"architectures": [architecture]}
+    whole["num_experts_per_tok"] = whole.get("num_experts_per_tok") or 2
     named = {name for name in whole if "expert" in name} | NAMED_ALWAYS
     named |= {"rope_parameters"} if architecture == "Ministral3ForCausalLM" else set()  # refused without
     found, short = (
@@ -280,7 +293,7 @@ def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
             send=None if stage else between[rank].append,
         )
         grouping = Grouping(BLOCK, blocks, 512, CPU, torch.float32, max(part.windows))
-        cache = torch.zeros(part.num_layers, blocks + 1, BLOCK, 2, part.num_kv_heads, part.head_dim)
+        cache = torch.zeros(part.num_layers, blocks + 1, BLOCK, *part.kv_shape)
         hidden = []
         for start, end in ((0, 40), (40, len(token_ids))):
             table = tuple(range(-(-end // BLOCK)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,22 @@ def most_bytes(runner: Runner, steps: list[SequenceStep], scored: bool = False) 
 
 
 @pytest.mark.parametrize(
-    ("vocab", "inner", "seqs", "tokens", "scored"),
-    [(8_000, 64, 32, 32, False), (256, 4096, 4, 256, False), (20_000, 64, 4, 256, True)],
-    ids=["all adjustments", "a chunk of prompts", "scores of a prompt"],
+    ("vocab", "inner", "seqs", "tokens", "scored", "architecture"),
+    [
+        (8_000, 64, 32, 32, False, "LlamaForCausalLM"),
+        (256, 4096, 4, 256, False, "LlamaForCausalLM"),
+        (20_000, 64, 4, 256, True, "LlamaForCausalLM"),
+        (256, 64, 4, 256, False, "YoutuForCausalLM"),
+    ],
+    ids=["all adjustments", "a chunk of prompts", "scores of a prompt", "latent vectors"],
 )
 def test_no_step_takes_more_than_is_left_for_it(
-    vocab: int, inner: int, seqs: int, tokens: int, scored: bool, tmp_path: Path
+    vocab: int, inner: int, seqs: int, tokens: int, scored: bool, architecture: str, tmp_path: Path
 ) -> None:
     """With every row penalised, reported and drawn; nor is very much more left than is ever taken."""
-    folder = write_tiny_model(tmp_path, TinyModel(vocab_size=vocab, intermediate_size=inner, num_layers=1))
+    model = TinyModel(architecture, vocab_size=vocab, intermediate_size=inner, num_layers=1)
+    model = replace(model, num_heads=32) if architecture.startswith("Youtu") else model
+    folder = write_tiny_model(tmp_path, model)
     settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "max_model_len": 128}
     config = engine_config(str(folder), device="cpu", **settings)
     runner = Runner(config, load_model_config(folder))

@@ -187,10 +187,34 @@ def test_sigmoid_router_chooses_by_a_bias_and_shares_without_it() -> None:
     torch.testing.assert_close(shares.flatten(), 2.5 * sigmoids / sigmoids.sum())
 
 
-def test_experts_in_groups_are_refused() -> None:
-    """DeepSeek's larger ones choose groups of experts first."""
-    with pytest.raises(UnsupportedModel, match="n_group is 8; experts are chosen of one group"):
-        parse_model_config(TinyModel("Glm4MoeForCausalLM").config() | {"n_group": 8})
+def test_experts_are_chosen_of_the_best_groups() -> None:
+    """By a group's best two with the bias, or, of a softmax, by its best: another expert that is better is left out."""
+    logits = torch.tensor([[3.0, -3.0, 1.0, 1.1, 0.0, 0.0]])
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.31, 0.3])
+
+    by_two = reference_experts.choose_experts(logits, 2, False, bias, 1.0, 3, 2)[1]
+    by_best, chosen = reference_experts.choose_experts(logits, 2, False, None, 4.0, 3, 1)
+
+    assert by_two.flatten().tolist() == [4, 5]
+    assert chosen.flatten().tolist() == [0, 1]
+    torch.testing.assert_close(by_best.flatten(), 4 * logits.softmax(-1)[0, :2])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("Glm4MoeForCausalLM", {"n_group": 8}, "n_group = 8 and topk_group = 1, of which 2 of 5 experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 5, "topk_group": 2}, "n_group = 5 and topk_group = 2"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'; supported here: 'sigmoid'"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'; supported here: 'greedy' or"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "each of 2 layers is dense or sparse"),
+    ],
+)
+def test_routers_that_choose_otherwise_are_refused(architecture: str, fields: dict[str, Any], words: str) -> None:
+    """With what config.json would have to say."""
+    with pytest.raises(UnsupportedModel, match=words):
+        parse_model_config(TinyModel(architecture).config() | fields)
 
 
 def test_mxfp4_is_kept_as_it_was_stored(tmp_path: Path) -> None:

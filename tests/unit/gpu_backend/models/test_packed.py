@@ -166,45 +166,47 @@ def write_packed_model(
     torch.manual_seed(7)
     tensors = load_file(folder / "model.safetensors")
     packed, whole = {}, dict(tensors)
-    described = form.get("config_groups", {}).get("group_0", {}).get("weights", form)
-    bits, middle = described.get("num_bits") or form["bits"], 1 << (described.get("num_bits") or form["bits"]) - 1
     for name, tensor in tensors.items():
-        if "proj.weight" not in name or not is_packed(name):
-            packed[name] = tensor
-            continue
-        outs, inputs = tensor.shape
-        size = inputs if described["group_size"] in (-1, None) else described["group_size"]
-        of_input = torch.arange(inputs) // size
-        if has_order(form):  # matrices that share an input share its order
-            of_input = of_input[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
-        numbers = torch.randint(0, 2**bits, (outs, inputs))
-        zeros = torch.randint(1, 2**bits, (outs, inputs // size))
-        if described.get("symmetric"):
-            zeros[:] = middle
-        scales = ((0.02 + 0.02 * torch.rand(outs, inputs // size)) * 8 / middle).half()
-        whole[name] = (numbers - zeros[:, of_input]).float() * scales[:, of_input].float()
-        prefix = name.removesuffix(".weight")
-        if form["quant_method"] == "compressed-tensors":
-            packed[f"{prefix}.weight_scale"] = scales
-            packed[f"{prefix}.weight_packed"] = _in_order(numbers, bits)
-            packed[f"{prefix}.weight_shape"] = torch.tensor(tensor.shape)
-            if not described["symmetric"]:
-                packed[f"{prefix}.weight_zero_point"] = _in_order(zeros.t(), bits).t()
-            if has_order(form):
-                packed[f"{prefix}.weight_g_idx"] = of_input.int()
-            continue
-        packed[f"{prefix}.scales"] = scales.t()
-        if form["quant_method"] == "awq":
-            packed[f"{prefix}.qweight"], packed[f"{prefix}.qzeros"] = _awq(numbers.t()), _awq(zeros.t())
+        if "proj.weight" in name and is_packed(name):
+            parts, whole[name] = pack(name, tensor, form)
+            packed |= parts
         else:
-            packed[f"{prefix}.g_idx"] = of_input.int()
-            packed[f"{prefix}.qweight"] = _in_order(numbers, bits).t()
-            one_less = form.get("checkpoint_format") != "gptq_v2"
-            packed[f"{prefix}.qzeros"] = _in_order(zeros.t() - int(one_less), bits)
+            packed[name] = tensor
     save_file({name: tensor.contiguous() for name, tensor in packed.items()}, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form}))
     return folder, whole
+
+
+def pack(name: str, tensor: Tensor, form: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a matrix of chance in the place of ``tensor``: as it is packed, and the weights that it stands for."""
+    described = form.get("config_groups", {}).get("group_0", {}).get("weights", form)
+    bits = described.get("num_bits") or form["bits"]
+    middle, (outs, inputs), prefix = 1 << bits - 1, tensor.shape, name.removesuffix(".weight")
+    size = inputs if described["group_size"] in (-1, None) else described["group_size"]
+    of_input = torch.arange(inputs) // size
+    if has_order(form):  # matrices that share an input share its order
+        of_input = of_input[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+    numbers = torch.randint(0, 2**bits, (outs, inputs))
+    zeros = torch.randint(1, 2**bits, (outs, inputs // size))
+    if described.get("symmetric"):
+        zeros[:] = middle
+    scales = ((0.02 + 0.02 * torch.rand(outs, inputs // size)) * 8 / middle).half()
+    whole = (numbers - zeros[:, of_input]).float() * scales[:, of_input].float()
+    if form["quant_method"] == "compressed-tensors":
+        parts = {"weight_scale": scales, "weight_packed": _in_order(numbers, bits)}
+        parts["weight_shape"] = torch.tensor(tensor.shape)
+        if not described["symmetric"]:
+            parts["weight_zero_point"] = _in_order(zeros.t(), bits).t()
+        if has_order(form):
+            parts["weight_g_idx"] = of_input.int()
+    elif form["quant_method"] == "awq":
+        parts = {"scales": scales.t(), "qweight": _awq(numbers.t()), "qzeros": _awq(zeros.t())}
+    else:
+        parts = {"scales": scales.t(), "g_idx": of_input.int(), "qweight": _in_order(numbers, bits).t()}
+        one_less = form.get("checkpoint_format") != "gptq_v2"
+        parts["qzeros"] = _in_order(zeros.t() - int(one_less), bits)
+    return {f"{prefix}.{part}": some for part, some in parts.items()}, whole
 
 
 def _awq(numbers: Tensor) -> Tensor:
