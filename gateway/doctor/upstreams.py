@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, Message
 from protocol.serving.redis_client import open_redis
-from router.catalog.targets import Target
+from router.catalog.targets import Target, TeamKeys
 
 WITHIN = 10.0  # seconds for each answer
 LISTS = {"openai": "/models", "anthropic": "/v1/models", "gemini": "/models", "bedrock": "/"}
@@ -36,11 +37,11 @@ async def look_at_upstreams(settings: Settings) -> list[Finding]:
     client, registry = UpstreamClient(), ProviderRegistry(settings.providers)
     try:
         looks = [
-            _look_at_key(client, registry, target, number)
+            _look_at_key(client, registry, replace(target, own=own), key, part)
             for provider in settings.providers.values()
             if not provider.self_hosted
             for target in _one_at_each_endpoint(settings, provider)
-            for number in range(max(1, len(provider.api_keys)))
+            for part, key, own in _keys_of(provider)
         ]
         return [*await asyncio.gather(*looks), *announced, *await _look_at_engines(client, registry, settings)]
     finally:
@@ -61,15 +62,25 @@ def request_of_models(
     return replace(built, method="GET", url=url, body=b"")
 
 
-async def _look_at_key(client: UpstreamClient, registry: ProviderRegistry, target: Target, number: int) -> Finding:
-    provider = registry.settings_at(target)
-    several = f", key {number + 1} of {len(provider.api_keys)}" if len(provider.api_keys) > 1 else ""
-    part, place = f"{provider.name}{several}", target.endpoint.base_url
+def _keys_of(provider: ProviderSettings) -> Iterator[tuple[str, str | None, TeamKeys | None]]:
+    """Yield each key that the file has for a provider, with its name and, of a team's own, whose it is; once none,
+    where it is asked with none."""
+    several, teams = len(provider.api_keys), provider.team_keys
+    for number, key in enumerate(provider.api_keys or ((None,) if teams is None else ())):
+        yield f"{provider.name}, key {number + 1} of {several}" if several > 1 else provider.name, key, None
+    for team, keys in (teams or {}).items():
+        for key in keys:
+            yield f"{provider.name}, key of {team}", key, TeamKeys(team)
+
+
+async def _look_at_key(
+    client: UpstreamClient, registry: ProviderRegistry, target: Target, key: str | None, part: str
+) -> Finding:
+    provider, place = registry.settings_at(target), target.endpoint.base_url
     try:
         token = await registry.token_for(target, client, time.monotonic())
     except UpstreamFailure as exc:
         return fault(part, f"no token: {exc.message}", "correct its oauth, google_key_file or token_file")
-    key = provider.api_keys[number] if provider.api_keys else None
     began = time.perf_counter()
     try:
         async with asyncio.timeout(WITHIN):

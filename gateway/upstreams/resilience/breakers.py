@@ -173,8 +173,9 @@ class Breakers:
         watched, now = permit.watched, self._clock.monotonic()
         if self._keys.cool_down(permit.asked or watched.target, permit.api_key, failure, now):
             self._wake.set()
-        # No prompt is to blame for a connection that did not come about.
-        verdict, is_small = verdict_of(failure), prompt_characters <= SMALL_PROMPT or failure.outcome == "connect"
+        # No prompt is to blame for a connection that did not come about, nor is a team's own account.
+        is_usual = prompt_characters <= SMALL_PROMPT and permit.asked is None
+        verdict, is_small = verdict_of(failure), is_usual or failure.outcome == "connect"
         if permit.probe is not None:
             self._end_probe(permit, verdict, team, is_small)
         elif verdict is Verdict.GOOD:
