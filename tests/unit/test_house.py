@@ -232,3 +232,17 @@ def test_no_object_takes_a_bag(package: str) -> None:
 
     assert crowded == []
     assert reaching == []
+
+
+def test_migrations_are_numbered_one_after_the_other() -> None:
+    """Each begins where the one before it ends, and the program needs the last of them."""
+    from gateway.storage.schema import NEEDED
+
+    files = sorted((ROOT / "migrations" / "versions").glob("0*.py"))
+    numbers = [f"{number:04}" for number in range(1, len(files) + 1)]
+    texts = [path.read_text() for path in files]
+
+    assert [path.name[:4] for path in files] == numbers
+    assert all(f'\nrevision = "{one}"\n' in text for one, text in zip(numbers, texts, strict=True))
+    assert all(f'\ndown_revision = "{one}"\n' in text for one, text in zip(numbers, texts[1:], strict=False))
+    assert numbers[-1] == NEEDED
