@@ -24,15 +24,28 @@ TENANTS = 32  # whose requests these are, at most
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One tenant's standing in one tier. Service is divided by the tenant's weight."""
+    """One tenant's standing in one tier. Service is divided by the weight that its request came with."""
 
     tenant: str
-    weight: float
     served: float
     newcomers: deque[Sequence] = field(default_factory=deque)  # waiting for their first blocks
-    promised: int = 0  # tokens that its admitted replies may still generate
+    promised: dict[float, int] = field(
+        default_factory=dict
+    )  # tokens its admitted replies may still generate, by weight
     admitted: int = 0  # replies that have or had blocks, and have not ended
     is_ranked: bool = False
+
+    def promise(self, weight: float, num_tokens: int) -> None:
+        """Let replies of a weight generate so many tokens more, or less."""
+        left = self.promised.get(weight, 0) + num_tokens
+        if left:
+            self.promised[weight] = left
+        else:
+            self.promised.pop(weight, None)
+
+    def owed(self) -> float:
+        """Return the weighted service of all that its replies may still generate."""
+        return sum(REPLY_TOKEN * num_tokens / weight for weight, num_tokens in self.promised.items())
 
 
 class FairQueue:
@@ -86,8 +99,7 @@ class FairQueue:
         account = self._accounts.get(sequence.tenant)
         if account is None:
             self._forget_idle()
-            account = self._accounts[sequence.tenant] = Account(sequence.tenant, sequence.request.weight, self.clock)
-        account.weight = sequence.request.weight
+            account = self._accounts[sequence.tenant] = Account(sequence.tenant, self.clock)
         place = len(account.newcomers)
         while place and _gives_way(account.newcomers[place - 1], sequence):
             place -= 1
@@ -157,16 +169,16 @@ class FairQueue:
         self._num_waiting -= 1
         self.clock = max(self.clock, least.served)
         account.admitted += 1
-        account.promised += most_tokens
+        account.promise(sequence.request.weight, most_tokens)
         sequence.tenancy.promised, sequence.tenancy.num_charged = most_tokens, len(sequence.token_ids)
         self.reconsider()
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """Record the prompt tokens that a newcomer has computed for it."""
         account = self._accounts[sequence.tenant]
-        service = PROMPT_TOKEN * num_tokens
-        self._largest = max(self._largest, (service + REPLY_TOKEN * account.promised) / account.weight)
-        account.served += service / account.weight
+        service = PROMPT_TOKEN * num_tokens / sequence.request.weight
+        self._largest = max(self._largest, service + account.owed())
+        account.served += service
 
     def charge_reply(self, sequence: Sequence) -> None:
         """Record what an admitted sequence generated since the last time."""
@@ -174,8 +186,8 @@ class FairQueue:
         fresh = len(sequence.token_ids) - tenancy.num_charged
         if fresh:
             account = self._accounts[sequence.tenant]
-            account.served += REPLY_TOKEN * fresh / account.weight
-            account.promised -= fresh
+            account.served += REPLY_TOKEN * fresh / sequence.request.weight
+            account.promise(sequence.request.weight, -fresh)
             tenancy.promised -= fresh
             tenancy.num_charged += fresh
 
@@ -193,7 +205,7 @@ class FairQueue:
         """Record the end of an admitted sequence."""
         self.charge_reply(sequence)
         account = self._accounts[sequence.tenant]
-        account.promised -= sequence.tenancy.promised
+        account.promise(sequence.request.weight, -sequence.tenancy.promised)
         account.admitted -= 1
 
     def gap(self) -> float:
@@ -213,7 +225,8 @@ class FairQueue:
         newcomers = sum(len(account.newcomers) for account in self._accounts.values())
         assert self._num_waiting == newcomers, "newcomers differ"
         for account in self._accounts.values():
-            assert account.promised == left[account.tenant] >= 0, "an account promises what no sequence holds"
+            promised = sum(account.promised.values())
+            assert promised == left[account.tenant] >= 0, "an account promises what no sequence holds"
             assert not account.newcomers or account.served >= self.clock, "a waiting tenant stands below the clock"
             assert account.is_ranked or not account.newcomers, "a tenant that waits has no rank"
             assert account.served <= self.clock + self.bound + 1e-6 * self.bound, "a tenant was served beyond the bound"

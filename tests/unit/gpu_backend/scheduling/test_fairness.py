@@ -107,6 +107,20 @@ def test_service_follows_the_weights() -> None:
     assert ledger.service["heavy"] == pytest.approx(ledger.service["light"], rel=0.1)  # each over its weight
 
 
+def test_a_weight_that_changes_breaks_no_bound() -> None:
+    """A reply is charged over the weight that its request came with: a later request of another weight changes nothing
+    of what was promised to it."""
+    target = replica(max_num_seqs=2)
+    submit(target, [TraceRequest(0.0, 8, 200, tenant="falls", weight=4.0)] * 2, 200)
+    Ledger(target).run(1.0)
+    for tenant, weight in (("falls", 0.5), ("steady", 4.0)):
+        submit(target, [TraceRequest(1.0, 8, 4, tenant=tenant, weight=weight)] * 20, 4)
+    Ledger(target).run()  # after each step it is checked that no counter is beyond the bound
+    served = target.loop.scheduler.admission.queues["interactive"].counters()
+
+    assert served["falls"] == pytest.approx(2 * (8 + 400) / 4 + 20 * (8 + 8) / 0.5, rel=0.1)
+
+
 def test_idle_time_is_not_owed() -> None:
     """Whoever comes back after a pause shares from then on; it does not catch up on what it never asked for."""
     target = replica(max_num_seqs=1)
@@ -190,7 +204,7 @@ def test_accounts_of_bygone_tenants_are_forgotten(monkeypatch: pytest.MonkeyPatc
 
 tenants = st.lists(
     st.tuples(
-        st.sampled_from([0.5, 1.0, 4.0]),  # weight
+        st.tuples(st.sampled_from([0.5, 1.0, 4.0]), st.sampled_from([0.5, 1.0, 4.0])),  # weights, in turns
         st.integers(1, 60),  # prompt length
         st.integers(1, 20),  # reply length
         st.integers(1, 25),  # requests
@@ -228,7 +242,7 @@ def test_service_gap_stays_within_the_derived_bound_in_many_workloads(workload: 
 
 
 def serve(
-    loads: list[tuple[float, int, int, int, bool, int]],
+    loads: list[tuple[tuple[float, float], int, int, int, bool, int]],
     max_num_seqs: int,
     num_blocks: int,
     spare: int,
@@ -245,11 +259,11 @@ def serve(
     )
     ledger = Ledger(target)
     for tenth in range(21):
-        for name, (weight, prompt, reply, number, common, start) in enumerate(loads):
-            if start == tenth:
+        for name, (weights, prompt, reply, number, common, start) in enumerate(loads):
+            for place in range(number if start == tenth else 0):
+                weight, prefix = weights[place % 2], (name,) if common else ()
                 request = TraceRequest(target.runner.now, prompt, reply, f"tenant {name}", weight=weight)
-                prefix = (name,) if common else ()
-                submit(target, [TraceRequest(**{**_fields(request), "prefix": prefix})] * number, reply)
+                submit(target, [TraceRequest(**{**_fields(request), "prefix": prefix})], reply)
         ledger.run(0.1)
     ledger.run()
     queue = target.loop.scheduler.admission.queues["interactive"]
