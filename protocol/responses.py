@@ -13,14 +13,19 @@ from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, JsonObjectForma
 ItemStatus = Literal["in_progress", "completed", "incomplete", "searching", "failed"]
 
 
-class InputText(Struct, frozen=True, tag="input_text"):
+CacheMark = dict[str, Any] | None  # that the prompt is to be cached up to here: told to an upstream of this API alone
+
+
+class InputText(Struct, frozen=True, tag="input_text", omit_defaults=True):
     text: str
+    prompt_cache_breakpoint: CacheMark = None
 
 
 class InputImage(Struct, frozen=True, tag="input_image", omit_defaults=True):
     image_url: str | None = None
     file_id: str | None = None  # no files are kept for responses: refused by name
     detail: Literal["auto", "low", "high"] | None = None
+    prompt_cache_breakpoint: CacheMark = None
 
 
 class InputFile(Struct, frozen=True, tag="input_file", omit_defaults=True):
@@ -31,6 +36,7 @@ class InputFile(Struct, frozen=True, tag="input_file", omit_defaults=True):
     filename: str | None = None
     file_id: str | None = None  # refused by name, as of images
     detail: Literal["auto", "low", "high"] | None = None
+    prompt_cache_breakpoint: CacheMark = None
 
 
 class OutputText(Struct, frozen=True, tag="output_text", omit_defaults=True):

@@ -200,6 +200,10 @@ def _untold(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
     thoughts = [item for item in asked.input if not isinstance(item, str) and item.type == "reasoning"]
     if not all(item.encrypted_content for item in thoughts):
         yield "input.reasoning", True
+    items = () if isinstance(asked.input, str) else asked.input
+    parts = [part for item in items for content in (item.content, item.output) for part in content or ()]
+    if any(getattr(part, "prompt_cache_breakpoint", None) for part in parts):
+        yield "input.prompt_cache_breakpoint", True
 
 
 def _unsupported(name: str) -> UnsupportedParameter:

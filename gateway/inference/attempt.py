@@ -33,7 +33,10 @@ from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import with_output_limit
 
 # What a response asks for, and a chat cannot.
-SAID_IN_RESPONSES = ("truncation", "context_management", "reasoning.summary", "reasoning.context")
+SAID_IN_RESPONSES = (
+    *("truncation", "context_management", "reasoning.summary", "reasoning.context"),
+    "input.prompt_cache_breakpoint",
+)
 TEAM_LIMIT = "team_limit"  # the outcome of a target that was not asked: its model's own limit has no room for the call
 
 

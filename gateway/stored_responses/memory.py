@@ -24,7 +24,7 @@ from gateway.dialects.responses import RESEND, as_chat_after, own_items
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from gateway.stored_responses.local_turns import OWN_FIELDS, ConnectionTurns
 from gateway.stored_responses.store import Chain, ResponseStore
-from gateway.stored_responses.turns import Turn, told_items_of
+from gateway.stored_responses.turns import LARGEST, Turn, told_items_of
 from protocol.chat import MOST_MESSAGES
 from protocol.errors import BadRequest, Overloaded, invalid_param
 from protocol.responses import Compaction, InputItem, ResponsesRequest, response_of_item
@@ -110,7 +110,7 @@ class ResponseMemory:
                 local.note_asked(own_items(request), size)
             return asked, size
         try:
-            before, own = await self._within(READ_WITHIN, self._items_of(team_id, request, local))
+            before, own, referred = await self._within(READ_WITHIN, self._items_of(team_id, request, local))
         except POSTGRES_AWAY as exc:
             log.warning("stored_responses_unreachable", error=repr(exc))
             raise Overloaded(
@@ -119,7 +119,7 @@ class ResponseMemory:
             ) from exc
         if len(before) + len(own) > MOST_MESSAGES:
             raise invalid_param("input", f"The conversation has more than {MOST_MESSAGES} items. Begin another.")
-        size += await off_loop(size, lambda: len(msgspec.json.encode(before)))
+        size += referred + await off_loop(size, lambda: len(msgspec.json.encode(before)))
         request = replace(request, input=own)
         if local is not None:
             local.note_asked((*before, *own), size) if request.conversation is None else local.note_nothing()
@@ -238,8 +238,8 @@ class ResponseMemory:
 
     async def _items_of(
         self, team_id: str, request: ResponsesRequest, local: ConnectionTurns | None
-    ) -> tuple[Items, Items]:
-        """Return the items before a request, and its own with what they refer to."""
+    ) -> tuple[Items, Items, int]:
+        """Return the items before a request, and its own with what they refer to and the bytes of that."""
         if request.conversation_id is not None:
             before = await self._conversations.items(team_id, request.conversation_id)
         elif local is not None and (turn := local.find(request.previous_response_id)) is not None:
@@ -247,7 +247,7 @@ class ResponseMemory:
         else:
             before = await self._before(team_id, request.previous_response_id)
         known = {} if local is None else local.items()
-        return before, await self._with_references(team_id, own_items(request), known)
+        return before, *await self._with_references(team_id, own_items(request), known)
 
     async def _before(self, team_id: str, previous_id: str | None) -> Items:
         """Return the items of the turns up to a response."""
@@ -269,21 +269,38 @@ class ResponseMemory:
             raise invalid_param("previous_response_id", f"Response with id '{previous_id[:80]}' {words}.")
         return tuple(item for _, turn in chain for item in (*turn.input, *turn.output()))
 
-    async def _with_references(self, team_id: str, items: Items, known: Mapping[str | None, InputItem]) -> Items:
-        """Return input with the items that it refers to in their places: ``known`` by their ids, or stored."""
-        sought = [item.id for item in items if item.type == "item_reference" and item.id not in known]
-        sources = {response_of_item(item_id) for item_id in sought} - {None}
-        found = dict(known)
-        if sources and self.store.retention:
-            turns = await self.store.find(team_id, [source for source in sources if source is not None])
-            found |= {item.id: item for turn in turns.values() for item in turn.output()}
-        whole = []
+    async def _with_references(
+        self, team_id: str, items: Items, known: Mapping[str | None, InputItem]
+    ) -> tuple[Items, int]:
+        """Return input with the items that it refers to in their places (``known`` by their ids, or stored), and the
+        bytes of these: a few references, each often, can name more than any request may have."""
+        sought = {item.id for item in items if item.type == "item_reference"}
+        found = {item_id: known[item_id] for item_id in sought if item_id in known}
+        sizes = {item_id: len(msgspec.json.encode(item)) for item_id, item in found.items()}
+        sources = {response_of_item(item_id) for item_id in sought - found.keys()} - {None}
+        for source in sorted(filter(None, sources)) if self.store.retention else ():  # one after the other in memory
+            for turn in (await self.store.find(team_id, [source])).values():
+                read = {item.id: item for item in turn.output() if item.id in sought}
+                found |= read
+                sizes |= {item_id: len(msgspec.json.encode(item)) for item_id, item in read.items()}
+            _refuse_long(sum(sizes.values()))
+        whole, referred = list[InputItem](), 0
         for place, item in enumerate(items):
             if item.type == "item_reference" and item.id not in found:
                 words = f"Item with id '{(item.id or '')[:80]}' not found. Send the item itself in its place."
                 raise invalid_param(f"input[{place}]", words)
+            if item.type == "item_reference":
+                referred += sizes[item.id]
             whole.append(found[item.id] if item.type == "item_reference" else item)
-        return tuple(whole)
+        _refuse_long(referred)
+        return tuple(whole), referred
+
+
+def _refuse_long(size: int) -> None:
+    """Raise BadRequest for references to more than a conversation may have."""
+    if size > LARGEST:
+        words = f"The items that 'input' refers to have more than {LARGEST // 2**20} MiB together."
+        raise invalid_param("input", f"{words} Refer to fewer, or begin another conversation.")
 
 
 def _refuse(missing: str, *, has_begun: bool) -> NoReturn:

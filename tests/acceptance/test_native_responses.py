@@ -23,6 +23,10 @@ URL, OWN, CHAT = "/v1/responses", "/v1/responses", "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "native", "input": "Say something."}
 THINKS: dict[str, Any] = {"model": "native", "reasoning": {"effort": "high", "summary": "auto"}}
 DROPPED = "x-tollgate-dropped"
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
 SEAL = "reasoning.encrypted_content"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": CITY}
@@ -105,6 +109,23 @@ def test_every_field_reaches_the_upstream_and_nothing_is_left_out(
     assert (row["output_tokens"], float(usage["cost_usd"])) == (usage["output_tokens"], row["cost_usd"])
     TypeAdapter(Response).validate_python(response)
     assert client.get(f"{URL}/{response['id']}").json() == response
+
+
+def test_marks_of_the_prompt_cache_reach_the_upstream(client: httpx.Client, upstream: ScriptedUpstream) -> None:
+    """As they came; a model that is asked for a chat has none, and the answer says so."""
+    mark = {"mode": "explicit"}
+    parts = [
+        {"type": "input_text", "text": "Long.", "prompt_cache_breakpoint": mark},
+        {"type": "input_image", "image_url": PIXEL, "prompt_cache_breakpoint": mark},
+        {"type": "input_text", "text": "And short."},
+    ]
+    asked = {"input": [{"type": "message", "role": "user", "content": parts}], "store": False}
+    native = client.post(URL, json=ASK | asked)
+    seen = sent(upstream)["input"][0]["content"]
+    chat = client.post(URL, json=ASK | asked | {"model": "small"})
+
+    assert (native.status_code, chat.status_code, seen) == (200, 200, parts)
+    assert DROPPED not in native.headers and chat.headers[DROPPED] == "input.prompt_cache_breakpoint"
 
 
 def test_every_event_goes_through(client: httpx.Client, upstream: ScriptedUpstream) -> None:

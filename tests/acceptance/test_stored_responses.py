@@ -125,6 +125,22 @@ def test_an_item_is_referred_to_in_its_place(openai: OpenAI, upstream: ScriptedU
     assert len(sent(upstream)) == 5 and third.output_text
 
 
+def test_references_name_no_more_than_a_conversation_has(
+    openai: OpenAI, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An item that is named a thousand times is a thousand items to its model: together they are as short as the items
+    of a conversation."""
+    monkeypatch.setattr(memory, "LARGEST", 2_000)
+    first = openai.responses.create(**ASK)
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    seen = len(upstream.requests)
+    openai.responses.create(model="small", input=[reference, {"role": "user", "content": "More."}])
+    with pytest.raises(BadRequestError, match="items that 'input' refers to have more than") as refused:
+        openai.responses.create(model="small", input=[reference] * 1_000)
+
+    assert refused.value.param == "input" and len(upstream.requests) == seen + 1
+
+
 def test_what_is_deleted_is_gone(openai: OpenAI) -> None:
     """For readers, and for what would go on from it or from a turn after it."""
     first = openai.responses.create(**ASK)

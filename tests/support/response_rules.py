@@ -16,8 +16,13 @@ Status = Literal["in_progress", "completed", "incomplete"]
 SEAL = "sealed-"  # begins what this upstream has thought, and then the id of its item
 
 
+class Mark(Strict, frozen=True):
+    mode: Literal["explicit"]
+
+
 class InputText(Strict, tag="input_text", frozen=True):
     text: str
+    prompt_cache_breakpoint: Mark | None = None
 
 
 class OutputText(Strict, tag="output_text", frozen=True):
@@ -32,6 +37,7 @@ class Refused(Strict, tag="refusal", frozen=True):
 class InputImage(Strict, tag="input_image", frozen=True):
     image_url: Words
     detail: Literal["auto", "low", "high"] = "auto"
+    prompt_cache_breakpoint: Mark | None = None
 
 
 class InputFile(Strict, tag="input_file", frozen=True):
