@@ -147,7 +147,7 @@ class SlotPool:
 
     @property
     def _lends(self) -> bool:
-        """Whether X."""
+        """Whether a team has its part of it at once, also where others hold that."""
         return self.has_queue and bool(self.reserved) and bool(self.limit) and not self.is_resting
 
     def _is_owed(self, team: str) -> bool:
