@@ -39,12 +39,14 @@ class Scene:
     fleet: FleetSettings
     running: dict[str, contextlib.ExitStack] = field(default_factory=dict)
 
-    def start(self, engine: FakeEngine | None = None, warm_up: tuple[str, ...] = (), **more: Any) -> str:
+    def start(
+        self, engine: FakeEngine | None = None, warm_up: tuple[str, ...] = (), name: str = "front-1", **more: Any
+    ) -> str:
         """Start an engine that announces itself and return its URL."""
         fleet = FleetSettings(**{"pool": "own", "redis_url": self.fleet.redis_url, "secret": SECRET} | more)
         stack = contextlib.ExitStack()
         engine = engine or FakeEngine(speaking([70, 71, 72]), max_model_len=512)
-        front = running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet, warm_up=warm_up)
+        front = running_front(self.folder, engine, ENGINE_SECRET, fleet=fleet, warm_up=warm_up, instance_id=name)
         url = stack.enter_context(front)
         self.running[url] = stack
         return url
@@ -162,6 +164,34 @@ def test_a_strangers_address_is_never_asked(scene: Scene, monkeypatch: pytest.Mo
     assert targets[0].split("\t")[:5] == ["pool", "target", "ready", "min", "max"]
     assert targets[1].split("\t")[:5] == ["own", "1", "1", "1", "3"]
     assert 'tollgate_fleet_target{pool="own"} 1.0' in metrics
+
+
+def test_conversations_are_shared_between_versions(scene: Scene) -> None:
+    """As a controller says in Redis, at once, and each stays at its version."""
+    old, new = "0" * 11 + "1", "0" * 11 + "2"
+    engines = [FakeEngine(speaking([70, 71, 72]), max_model_len=512) for _ in range(2)]
+    urls = [scene.start(engine, name=f"own.{one}.00000000") for engine, one in zip(engines, (old, new), strict=True)]
+    until(lambda: set(urls) <= scene.asked())
+    told: dict[str, Any] = {"state": "replacing", "revision": new, "kept": old, "since": time.time(), "due_at": None}
+    answered = []
+    with Redis.from_url(scene.fleet.redis_url) as redis:
+        for share in (0.0, 0.5, 0.5, 1.0):
+            redis.set(rollout_key("own"), msgspec.json.encode(Rolling(share=share, **told)))
+            until(lambda share=share: scene.replicas()[urls[1]]["share"] == share)
+            before = asked_of(engines[1])
+            assert {scene.call(f"Tell me of river {number}.") for number in range(12)} == {200}
+            answered.append(asked_of(engines[1]) - before)
+        redis.delete(rollout_key("own"))
+    for url in urls:
+        scene.stop(url)
+
+    assert (answered[0], answered[3]) == (0, 12)
+    assert 0 < answered[1] == answered[2] < 12
+
+
+def asked_of(engine: FakeEngine) -> int:
+    """Return how often an engine was asked."""
+    return sum(isinstance(each, Generate) for each in engine.process.commands)
 
 
 def test_a_target_is_set_by_hand(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ def running_front(
     port: int = 0,
     fleet: FleetSettings | None = None,
     warm_up: tuple[str, ...] = (),
+    instance_id: str = "front-1",
     **engine_settings: Any,
 ) -> Iterator[str]:
     """Serve the model "tiny" with ``engine`` behind it and give the URL; the engine is ready, if it is to be.
@@ -68,7 +69,7 @@ def running_front(
     settings = FrontSettings(
         engine=engine_config(model=str(folder), **engine_settings),
         served_model_name="tiny",
-        instance_id="front-1",
+        instance_id=instance_id,
         api_key=api_key,
         fleet=fleet,
         warm_up=warm_up,
