@@ -13,7 +13,7 @@ from litestar.openapi.config import OpenAPIConfig
 from gateway.http.openapi import SCHEMAS, describe
 from gateway.http.routes import HANDLERS
 
-TEXT = describe(Litestar(HANDLERS, openapi_config=OpenAPIConfig(title="Tollgate", version="1")))
+TEXT = describe(Litestar(HANDLERS, logging_config=None, openapi_config=OpenAPIConfig(title="Tollgate", version="1")))
 PATHS = json.loads(TEXT)["paths"]
 
 
