@@ -105,6 +105,7 @@ class BackgroundResponses:
         self._memory = memory
         self._background = background
         self._running: dict[Place, Run] = {}
+        self._begun: Counter[str] = Counter()  # that run or begin here, by team
         self._listeners: Counter[str] = Counter()  # by team
 
     @property
@@ -118,18 +119,26 @@ class BackgroundResponses:
         team_id = call.caller.team.id
         if not self._memory.store.retention:
             raise BadRequest("Nothing is stored at this gateway. Leave 'background' out.", param="background")
+        if self._begun[team_id] >= MOST_OF_TEAM:  # those that begin now have no rows yet that could be counted
+            raise TooManyInBackground(f"{MOST_OF_TEAM} responses of the team run in the background here. Wait for one.")
         claim = Claim(place_of(team_id, events.writer.response_id), b"", call.request_id)
         run = Run(call, claim, events)
         queued = events.begin()
         [piece] = pieces = events.cut()
+        self._begun[team_id] += 1
+        has_begun = False
         try:
             async with running_timeout(BEGIN_WITHIN):
                 if not await self._memory.has_room(team_id):
                     raise StorageFull("The team's stored responses have as many bytes as they may. Delete some.")
                 await self.store.begin(claim, queued["previous_response_id"], run.turn(queued), piece, MOST_OF_TEAM)
+            has_begun = True
         except POSTGRES_AWAY as exc:
             log.warning("background_response_not_stored", request_id=call.request_id, error=repr(exc))
             raise Overloaded("The database does not answer, so nothing can run in the background. Try again.") from exc
+        finally:
+            if not has_begun:
+                self._note_ended(team_id)
         events.drop(pieces)
         self._running[claim.place] = run
         self._background.spawn(self._run(run, work))
@@ -212,6 +221,11 @@ class BackgroundResponses:
                 await self.settled(team_id, response_id, turn)
             await asyncio.sleep(LISTEN_EVERY)
 
+    def _note_ended(self, team_id: str) -> None:
+        self._begun[team_id] -= 1
+        if not self._begun[team_id]:
+            del self._begun[team_id]
+
     def _leave(self, place: Place) -> None:
         if (run := self._running.get(place)) is not None:
             run.leave()
@@ -240,6 +254,7 @@ class BackgroundResponses:
         finally:
             storing.cancel()
             self._running.pop(run.claim.place, None)
+            self._note_ended(run.claim.place.team_id)
             run.settled.set()
 
     async def _failure_of(self, run: Run, work: Work, keep: KeepEnding[ReplyFacts]) -> ServiceError | None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import asyncpg
@@ -255,6 +256,21 @@ def test_a_team_runs_no_more_than_so_many(
 
     assert (first.status_code, second.status_code, third.status_code) == (200, 429, 200)
     assert (second.json()["error"]["code"], second.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+
+
+def test_a_team_that_asks_at_once_runs_no_more(
+    client: httpx.Client, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of those that begin together is passed over."""
+    monkeypatch.setattr(background, "MOST_OF_TEAM", 2)
+    upstream.script("hang-before-headers")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post(URL, json=ASK), range(8)))
+    runs = [answer.json()["id"] for answer in answers if answer.status_code == 200]
+    for response_id in runs:
+        client.post(f"{URL}/{response_id}/cancel").raise_for_status()
+
+    assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 6
 
 
 def test_a_team_listens_to_no_more_than_so_many(

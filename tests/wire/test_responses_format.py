@@ -146,6 +146,19 @@ def test_an_end_that_is_not_what_its_pieces_said_is_judged(piece: str, last: dic
     assert (read("wor", "ds"), read("other", " words")) == ("wor|ds", "other| words|words")
 
 
+def test_words_of_an_event_that_is_not_known_are_judged() -> None:
+    """It goes to the client as it came: providers add kinds of events."""
+    reader = ResponsesFormat().open_events(to_chat(ASKED))
+    told = [
+        {"type": "response.audio_transcript.delta", "delta": "spoken"},
+        {"type": "response.code_interpreter_call_code.done", "code": "written"},
+        {"type": "response.web_search_call.searching", "item_id": "ws_1"},
+    ]
+    found = reader.feed(b"".join(b"data: " + msgspec.json.encode(each) + b"\n\n" for each in told))
+
+    assert [words_of(each) for each in found if isinstance(each, Delta)] == ["spoken", "written", ""]
+
+
 def test_a_call_that_ends_by_another_name_is_judged_by_it() -> None:
     """As by its first one."""
     reader = ResponsesFormat().open_events(to_chat(ASKED))

@@ -32,6 +32,7 @@ WORDS = {
     "response.reasoning_summary_text.delta": "reasoning",
 }
 T = TypeVar("T", bound=Struct)
+UNKNOWN_WORDS = ("delta", "code", "transcript")  # fields by which other events say a piece of what was made
 THOUGHTS = ("reasoning_text", "summary_text")  # types of parts
 ARGUMENT = "argument"  # what is said of a call, which no field of a delta holds alone
 FIRST_PART = (False, 0)
@@ -92,7 +93,7 @@ class ResponsesEvents(SseEvents):
         elif kind in ("response.completed", "response.incomplete"):
             self._finish(told, events)
         else:
-            events.append(Delta(**self._at_once(kind, told), told=told))
+            events.append(Delta(**(self._at_once(kind, told) or _otherwise(told)), told=told))
 
     def _at_once(self, kind: str, told: dict[str, Raw]) -> dict[str, Any]:
         """Return what an event says of a part at once, unless the pieces before it have said just that."""
@@ -323,6 +324,12 @@ def _part(told: dict[str, Raw], kind: str) -> tuple[bool, int]:
         return not is_summary, _places.decode(told["summary_index" if is_summary else "content_index"])
     except (KeyError, *NOT_JSON):
         return not is_summary, 0
+
+
+def _otherwise(told: dict[str, Raw]) -> dict[str, Any]:
+    """Return what an event of a kind that is not known here says: it goes out, so it is counted and judged."""
+    said = "".join([text_in(told.get(name, NOTHING)) or "" for name in UNKNOWN_WORDS])
+    return {"text": said} if said else {}
 
 
 def _failed(data: bytes | Raw) -> UpstreamFailure:
