@@ -170,7 +170,7 @@ def copies(name: str) -> int:
 def beside(pulse: Pulse, url: str, headers: dict[str, str], body: bytes, times: int) -> tuple[set[int], float, float]:
     """Send copies of a body at once; return the statuses, the longest wait beside it, and how slow the machine was."""
     assert len(body) <= 32 * MIB
-    pulse.worst()
+    pulse.begin()
     with ThreadPoolExecutor(times) as pool, httpx.Client(timeout=120) as client:
         sent = [pool.submit(client.post, url, headers=headers, content=body) for _ in range(times)]
         statuses = {one.result().status_code for one in sent}

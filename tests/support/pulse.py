@@ -13,23 +13,24 @@ from dataclasses import dataclass
 ASKING = """
 import http.client, json, sys, threading, time
 host, path = sys.argv[1].removeprefix("http://").split("/", 1)
-ended, waits, slow = threading.Event(), [0.0], [1.0]
+ended, wanted, asking, waits, slow = threading.Event(), threading.Event(), threading.Lock(), [0.0], [1.0]
 
 def ask():
-    while not ended.is_set():
-        began = time.monotonic()
-        connection = http.client.HTTPConnection(host, timeout=60)
-        try:
-            connection.request("GET", "/" + path)
-            is_well = connection.getresponse().status == 200
-        except OSError:
-            is_well = False
-        connection.close()
-        waits.append(time.monotonic() - began if is_well else 60.0)
+    while wanted.wait() and not ended.is_set():
+        with asking:
+            began = time.monotonic()
+            connection = http.client.HTTPConnection(host, timeout=60)
+            try:
+                connection.request("GET", "/" + path)
+                is_well = connection.getresponse().status == 200
+            except OSError:
+                is_well = False
+            connection.close()
+            waits.append(time.monotonic() - began if is_well else 60.0)
         time.sleep(0.02)
 
 def work():
-    while not ended.is_set():
+    while wanted.wait() and not ended.is_set():
         began, worked = time.monotonic(), time.thread_time()
         while time.thread_time() < worked + 0.02:
             pass
@@ -41,30 +42,44 @@ threads = [threading.Thread(target=each) for each in (ask, work)]
 for thread in threads:
     thread.start()
 for line in sys.stdin:
-    print(json.dumps([max(waits), max(slow)]), flush=True)
-    waits[:], slow[:] = [0.0], [1.0]
+    if line == "begin\\n":
+        waits[:], slow[:] = [0.0], [1.0]
+        wanted.set()
+    else:
+        wanted.clear()
+        with asking:
+            print(json.dumps([max(waits), max(slow)]), flush=True)
 ended.set()
+wanted.set()
 """
 
 
 @dataclass
 class Pulse:
-    """What was found since the last look."""
+    """Asks between ``begin`` and ``worst``."""
 
     process: subprocess.Popen[str]
 
+    def begin(self) -> None:
+        """Ask from now on."""
+        self._say("begin")
+
     def worst(self) -> tuple[float, float]:
-        """Return the longest wait in seconds, and how many times as long work took as alone; begin anew."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        """Return the longest wait in seconds, and how many times as long work took as alone; ask no more."""
+        self._say("worst")
+        assert self.process.stdout is not None
         waited, slowness = json.loads(self.process.stdout.readline())
         return waited, slowness
+
+    def _say(self, word: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
 
 
 @contextlib.contextmanager
 def pulse_of(url: str) -> Iterator[Pulse]:
-    """Ask for a page until the end of the block."""
+    """Ask for a page, whenever a test wants to know."""
     command = [sys.executable, "-c", ASKING, url]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
