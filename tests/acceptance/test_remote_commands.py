@@ -218,7 +218,7 @@ def test_a_conversation_goes_on_after_ctrl_c(house: House, team: PayingTeam, ups
         os.write(main, b"third\n")
         reads("$0.")
         os.write(main, b"/quit\n")
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
     finally:
         child.kill()
         child.wait()

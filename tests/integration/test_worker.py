@@ -103,7 +103,7 @@ def test_a_worker_shows_what_it_does_and_what_waits(
     _, said = second.communicate(timeout=30)
     assert (second.returncode, said) == (1, f"127.0.0.1:{port} cannot be had: Address already in use\n".encode())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
 
 
 def scrape(port: str) -> str | None:
@@ -126,7 +126,7 @@ def test_a_worker_books_what_the_dead_left_and_ends_when_asked(
 
     assert found == [(closed, Status.ANSWERED.value, 400_000), (running, Status.INTERRUPTED.value, 90)]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
 
 
 def test_the_audit_finds_a_row_that_no_statement_knows(config: Path, database_url: str) -> None:
