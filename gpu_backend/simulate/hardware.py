@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from gpu_backend.step.cost import StepCost
@@ -37,12 +36,22 @@ class Model:
     layers: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of a key in the cache
     active_parameters: float | None = None  # of a mixture of experts: those that a token is multiplied with
+    latent_rank: int = 0  # of a latent vector, which is the first of a key's numbers, and the value; 0: there is none
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
-        """Bytes that one token takes in the KV cache."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_number
+        """Bytes that one token takes in the KV cache: of all devices together, unless each has all of it."""
+        return (1 if self.latent_rank else 2) * self.layers * self.kv_heads * self.head_dim * bytes_per_number
+
+    def copies_of_cache(self, gpus: int) -> int:
+        """Return on how many of a replica's devices each number of its KV cache lies: latent vectors on all."""
+        return gpus if self.latent_rank else 1
+
+    @property
+    def pair_operations(self) -> int:
+        """Operations for one query and one key, all layers and heads together."""
+        return 2 * self.layers * self.heads * (self.head_dim + (self.latent_rank or self.head_dim))
 
     def weight_bytes(self, bytes_per_number: float = 2) -> float:
         """Bytes of all weights."""
@@ -72,6 +81,10 @@ MODELS = {
     "mixtral-8x22b": Model(141e9, 56, 48, 8, 128, 39e9),
     "qwen3-30b-a3b": Model(30.5e9, 48, 32, 4, 128, 3.3e9),
     "qwen3-235b-a22b": Model(235e9, 94, 64, 4, 128, 22e9),
+    "deepseek-v2-lite": Model(15.7e9, 27, 16, 1, 576, 2.4e9, 512),
+    "glm-4.7-flash": Model(30e9, 47, 20, 1, 576, 3.6e9, 512),
+    "deepseek-v3": Model(671e9, 61, 128, 1, 576, 37e9, 512),
+    "kimi-k2": Model(1.03e12, 61, 64, 1, 576, 32e9, 512),
 }
 
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5}  # bytes a weight
@@ -88,14 +101,15 @@ def step_cost(model: Model, device: Device, gpus: int = 1, weight_bytes: float =
         fixed=FIXED_SECONDS + links,
         weights=model.weight_bytes(weight_bytes) / (bandwidth * WEIGHTS_SHARE),
         token=2 * (model.active_parameters or model.parameters) / (flops * PRODUCTS_SHARE),
-        context=model.kv_bytes_per_token(kv_bytes) / (bandwidth * CONTEXT_SHARE),
-        pair=4 * model.layers * model.heads * model.head_dim / (flops * ATTENTION_SHARE),
+        context=model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus) / (bandwidth * CONTEXT_SHARE),
+        pair=model.pair_operations / (flops * ATTENTION_SHARE),
     )
 
 
 def copy_seconds(model: Model, device: Device, gpus: int, block_size: int, kv_bytes: float = 2) -> float:
-    """Predict a KV block's way to host memory or back; each device of a replica copies its part."""
-    return block_size * model.kv_bytes_per_token(kv_bytes) / (device.host_link * gpus * HOST_SHARE)
+    """Predict a KV block's way to host memory or back; each device of a replica copies what it has of it."""
+    bytes_of_all = block_size * model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus)
+    return bytes_of_all / (device.host_link * gpus * HOST_SHARE)
 
 
 def resident_tokens(
@@ -103,10 +117,12 @@ def resident_tokens(
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights; 0 if not even these fit."""
     room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes)
-    return max(0, int(room / model.kv_bytes_per_token(kv_bytes)))
+    return max(0, int(room / (model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus))))
 
 
 def least_gpus(model: Model, device: Device, weight_bytes: float = 2, memory_share: float = 0.9) -> int:
     """Return the smallest power of two of devices that hold the weights and one long sequence beside them."""
-    bytes_needed = model.weight_bytes(weight_bytes) + LONG_SEQUENCE * model.kv_bytes_per_token()
-    return 2 ** max(0, math.ceil(math.log2(bytes_needed / (device.memory * memory_share))))
+    gpus = 1
+    while resident_tokens(model, device, gpus, weight_bytes, memory_share=memory_share) < LONG_SEQUENCE:
+        gpus *= 2
+    return gpus

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_backend.simulate.capacity import ReplicaShape, main, requests_per_replica
-from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus, step_cost
+from gpu_backend.simulate.hardware import DEVICES, MODELS, least_gpus, resident_tokens, step_cost
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.cost import StepCost
 from tools.simulate.compare import continuous, shared_benchmark, sharing_row, static_batches
@@ -49,6 +49,17 @@ def test_mixture_of_experts_has_the_memory_of_all_and_the_products_of_some() -> 
 
     assert least_gpus(mixture, device) == 2
     assert costs[0].weights == costs[1].weights and costs[1].token / costs[0].token == pytest.approx(46.7 / 12.9)
+
+
+def test_latent_vectors_lie_on_every_device() -> None:
+    """Of DeepSeek-V3 eight cards hold as many tokens as the least room of one does, each 61 · 576 numbers long."""
+    model, device = MODELS["deepseek-v3"], DEVICES["h200"]
+    room = 141e9 * 0.9 - 671e9 / 8
+
+    assert model.kv_bytes_per_token() == 61 * 576 * 2
+    assert resident_tokens(model, device, 8, 1, memory_share=0.9) == int(room / (61 * 576 * 2))
+    assert model.pair_operations == 61 * 128 * 2 * (576 + 512)
+    assert step_cost(model, device, 8).context == pytest.approx(step_cost(model, device, 1).context)
 
 
 def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
