@@ -412,20 +412,24 @@ def _experts() -> Iterator[Variant]:
         (1, "bf16", "bf16"), (8, "bf16", "bf16"), (64, "bf16", "bf16"), (65, "bf16", "bf16"),
         (8, "fp8e4nv", "bf16"), (65, "fp8e4nv", "bf16"), (8, "fp32", "fp32"), (65, "fp32", "fp32"),
         (1, "mxfp4", "bf16"), (8, "mxfp4", "bf16"), (64, "mxfp4", "bf16"), (65, "mxfp4", "bf16"), (8, "mxfp4", "fp32"),
-        (8, "fp8e4nv in blocks", "bf16"), (65, "fp8e4nv in blocks", "bf16"),
+        (8, "fp8e4nv in blocks", "bf16"), (65, "fp8e4nv in blocks", "bf16"), (1, "int4", "bf16"), (8, "int4", "bf16"),
+        (65, "int4", "bf16"), (8, "int4 from zeros", "bf16"),
     ):  # fmt: skip
         shape = experts.experts_shape(pairs * number, number)
-        group = 128 if "blocks" in weight else 0
+        halved = weight.startswith("int4")
+        group = 128 if "blocks" in weight or halved else 0
+        depth = experts.depth_of(shape, 4 if what == "fp32" else 2, weight == "mxfp4", group)
         for name, gated in (("gate and up", True), ("down", False)):
             constants = {
                 "EXPERTS": number, "ROWS": shape.rows, "COLUMNS": shape.columns,
-                "DEPTH": experts.depth_of(shape, 4 if what == "fp32" else 2, weight == "mxfp4", group),
-                "GROUP": group, "SORTED": pairs > 1, "GATED": gated,
+                "DEPTH": group if halved else depth,
+                "GROUP": group, "HALVED": halved, "SHIFTED": "zeros" in weight, "SORTED": pairs > 1, "GATED": gated,
                 "SCALED": weight == "fp8e4nv", "PACKED": weight == "mxfp4", "BIASED": weight == "mxfp4",
                 "CLAMPED": weight == "mxfp4" and gated, "PRECISION": "tf32x3" if what == "fp32" else "tf32",
             }  # fmt: skip
             types = whole | {"x": f"*{what}", "out": f"*{what}", "bias": f"*{what}"}
-            types |= {"weight": "*u8", "scales": "*u8"} if weight == "mxfp4" else {"weight": f"*{weight.split()[0]}"}
+            types |= {"weight": f"*{'u8' if halved or weight == 'mxfp4' else weight.split()[0]}", "zeros": "*u8"}
+            types |= {"scales": "*u8"} if weight == "mxfp4" else {}
             kind = f"{'sorted' if pairs > 1 else 'single'} tiles of {shape.rows} rows, {weight}"
             kernel = experts.grouped_product_kernel
             yield Variant(f"experts' {name}, {kind}", kernel, types, constants, shape.num_warps, shape.num_stages)

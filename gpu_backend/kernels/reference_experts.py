@@ -60,22 +60,25 @@ def mix_experts(
     biases: tuple[Tensor, Tensor] | None = None,
     clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
+    zeros: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the sum of each token's gated MLPs, each times its share; x (tokens, hidden).
 
     ``gate_up`` is (experts, 2 · inner, hidden), gate above up; ``down`` (experts, hidden, inner). Both are of x's type,
-    or of float8 or int8 with float32 ``scales`` (experts, outputs), or (experts, outputs, groups) of inputs, or packed
-    as ``layout.mxfp4`` has them, with its exponents. ``biases`` (experts, outputs) are added to both products;
+    or of float8 or int8 with float32 ``scales`` (experts, outputs), or (experts, outputs, groups) of inputs, as int4 in
+    ``models.quantization.pack_int4``'s form always has, ``zeros`` as in ``reference.quantized_linear``; or packed as
+    ``layout.mxfp4`` has them, with its exponents. ``biases`` (experts, outputs) are added to both products;
     ``clamp`` is what ``clamped_swiglu`` takes. ``shares`` and ``experts`` are ``choose_experts``'. The CPU is given one
     token at a time where a row's sum must be the same to the bit (``batch_invariant``).
     """
     of_inner, of_out = scales or (None, None)
     to_inner, to_out = biases or (None, None)
+    from_inner, from_out = zeros or (None, None)
 
     def mlp(rows: Tensor, expert: int) -> Tensor:
-        both = _product(rows, gate_up, of_inner, to_inner, expert)
+        both = _product(rows, gate_up, of_inner, to_inner, from_inner, expert)
         gated = silu_and_mul(both) if clamp is None else clamped_swiglu(both, *clamp)
-        return _product(gated, down, of_out, to_out, expert)
+        return _product(gated, down, of_out, to_out, from_out, expert)
 
     pairs = experts.flatten().argsort(stable=True)
     counts = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
@@ -93,14 +96,17 @@ def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     return gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + 1)
 
 
-def _product(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, expert: int) -> Tensor:
+def _product(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, zeros: Tensor | None, expert: int
+) -> Tensor:
     added = None if bias is None else bias[expert]
     if scales is None:
         return F.linear(x, weight[expert], added)
-    if weight.dtype == torch.uint8:
+    if scales.dtype == torch.uint8:
         return F.linear(x, unpack_mxfp4(weight[expert], scales[expert], x.dtype), added)
     if scales.dim() > 2:
-        product = F.linear(x.float(), grouped_numbers(weight[expert], scales[expert], None)).to(x.dtype)
+        own = None if zeros is None else zeros[expert]
+        product = F.linear(x.float(), grouped_numbers(weight[expert], scales[expert], own)).to(x.dtype)
     else:
         product = (F.linear(x, weight[expert].to(x.dtype)).float() * scales[expert]).to(x.dtype)
     return product if added is None else product + added

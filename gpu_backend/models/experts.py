@@ -27,7 +27,8 @@ class Experts:
     router: Tensor  # (experts, hidden); float32 where it has a bias
     gate_up: Tensor  # (experts, 2 · inner, hidden)
     down: Tensor  # (experts, hidden, inner)
-    # Of both: float32 (experts, outputs) where these are float8, uint8 (experts, outputs, blocks) where they are mxfp4.
+    # Of both: float32 (experts, outputs), or (experts, outputs, groups) of inputs, where they are of float8 or whole
+    # numbers, uint8 (experts, outputs, blocks) where they are mxfp4.
     scales: tuple[Tensor, Tensor] | None
     per_token: int
     is_normalised: bool
@@ -39,6 +40,7 @@ class Experts:
     shared_gate: Tensor | None = None  # (1, hidden): by how much; None: whole
     router_bias: Tensor | None = None  # (experts,): of its logits
     biases: tuple[Tensor, Tensor] | None = None  # (experts, outputs) of both
+    zeros: tuple[Tensor, Tensor] | None = None  # (experts, outputs, groups): what whole numbers count from
     clamp: tuple[float, float] | None = None  # what ``reference_experts.clamped_swiglu`` takes; None: SiLU
 
     def of_norm(self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -58,6 +60,7 @@ class Experts:
             self.biases,
             self.clamp,
             batch_invariant=self.batch_invariant,
+            zeros=self.zeros,
         )
         if self.shared is None:
             return mixed, summed
@@ -77,11 +80,13 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     _check_format(weights)
     one = _load_mlp(weights, f"{prefix}.experts.0", hidden, shape.intermediate_size)
     stacks = [_stack_of(product, shape.number) for product in (one.gate_up, one.down)]
+    zeros: list[list[Tensor | None]] = [[], []]
     for number in range(shape.number):
         if number:
             one = _load_mlp(weights, f"{prefix}.experts.{number}", hidden, shape.intermediate_size)
-        for stack, product in zip(stacks, (one.gate_up, one.down), strict=True):
+        for stack, from_, product in zip(stacks, zeros, (one.gate_up, one.down), strict=True):
             _put(stack, number, product)
+            from_.append(product.zeros if isinstance(product, QuantizedLinear) else None)
     (gate_up, of_inner), (down, of_out) = stacks
     router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
     shared = f"{prefix}.shared_expert"
@@ -90,6 +95,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
         gate_up=gate_up,
         down=down,
         scales=None if of_inner is None or of_out is None else (of_inner, of_out),
+        zeros=_zeros(zeros, (of_inner, of_out), gate_up.dtype),
         per_token=shape.per_token,
         is_normalised=shape.is_normalised,
         batch_invariant=weights.linear.batch_invariant,
@@ -148,13 +154,30 @@ def _gate_above_up(rows: Tensor) -> Tensor:
     return torch.cat((rows[::2], rows[1::2]))
 
 
+def _zeros(
+    zeros: list[list[Tensor | None]], scales: tuple[Tensor | None, Tensor | None], dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    """Return what all experts' groups count from; None where it is the middle for all."""
+    if all(some is None for both in zeros for some in both):
+        return None
+    kept = []
+    for each, of_group in zip(zeros, scales, strict=True):
+        assert of_group is not None
+        middle, kind = (8, torch.uint8) if dtype == torch.uint8 else (0, torch.int16)
+        without = torch.full(of_group.shape[1:], middle, dtype=kind, device=of_group.device)
+        kept.append(torch.stack([without if some is None else some for some in each]))
+    return kept[0], kept[1]
+
+
 def _check_format(weights: WeightSource) -> None:
     asked, packed = weights.linear.quantization, weights.packed
-    found = asked if asked not in (None, "fp8") else None if packed is None or packed.method == "fp8" else packed.method
+    found = asked if asked not in (None, "fp8") else None
+    if packed is not None and not packed.is_of_words and packed.method not in ("fp8", "int8"):
+        found = packed.method
     if found is not None:
         raise UnsupportedModel(
             f"experts' weights cannot be {found}; supported for a mixture of experts: float8 (--quantization fp8, or a "
-            "checkpoint of it), and float32, float16 or bfloat16"
+            "checkpoint of it), checkpoints of packed weights or int8 weights alone, and float32, float16 or bfloat16"
         )
 
 
@@ -175,8 +198,12 @@ def _stack_of(product: Product, number: int) -> tuple[Tensor, Tensor | None]:
 
 def _put(stack: tuple[Tensor, Tensor | None], number: int, product: Product) -> None:
     weights, scales = stack
+    if isinstance(product, QuantizedLinear) and product.order is not None:
+        raise UnsupportedModel("experts take their inputs in orders of their own (desc_act), which is not supported")
     if isinstance(product, QuantizedLinear) != (scales is not None) or product.weight.dtype != weights.dtype:
         raise UnsupportedModel(f"expert {number} is of {product.weight.dtype}, the first of {weights.dtype}")
+    if scales is not None and isinstance(product, QuantizedLinear) and product.scales.shape != scales.shape[1:]:
+        raise UnsupportedModel(f"expert {number} has scales {tuple(product.scales.shape)}, the first others")
     weights[number] = product.weight
     if scales is not None and isinstance(product, QuantizedLinear):
         scales[number] = product.scales

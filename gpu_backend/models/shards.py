@@ -65,7 +65,8 @@ def config_of_rank(model: ModelConfig, ranks: int) -> ModelConfig:
         raise UnsupportedModel(f"{ranks} ranks cut through the experts' blocks of {MXFP4_GROUP} inputs (mxfp4)")
     if model.packed is not None and model.packed.is_of_words:
         group = max(model.packed.group_size, model.packed.per_word)  # inputs of a scale, outputs of a word
-        widths = (part.attended_width, part.intermediate_size)
+        widths = [part.attended_width, part.intermediate_size]
+        widths += [experts.intermediate_size, experts.shared_size] if experts is not None else []
         if any(width % group for width in widths) or math.prod(part.kv_shape[1:]) % model.packed.per_word:
             raise UnsupportedModel(f"{ranks} ranks cut through the checkpoint's groups of {group} inputs or outputs")
     return part

@@ -64,6 +64,37 @@ def mixtures_stay_the_same(setting: Setting) -> str:
     return "37 tokens, alone and together, equal bit for bit"
 
 
+def mixtures_of_few_bits(setting: Setting) -> str:
+    """Experts of int4 and int8 in groups of inputs, from zeros and from the middle, say what plain torch says."""
+
+    def error() -> float:
+        dice, dtype = setting.dice, dtype_of(setting)
+        number, tokens, count, hidden, inner = 5, dice.choice((1, 7, 37)), dice.randint(1, 4), 128, 64
+        shares, chosen = _routing(setting, dice.choice(ROUTINGS), tokens, number, count)
+        bits, group, generator = dice.choice((4, 8)), dice.choice((32, 64)), setting.generator()
+        kind = torch.uint8 if bits == 4 else torch.int8
+        kept, scales, zeros = [], [], []
+        for out, width in ((2 * inner, hidden), (hidden, inner)):
+            low = 0 if bits == 4 else -128
+            size = width * bits // 8
+            kept.append(torch.randint(low, low + 256, (number, out, size), generator=generator).to(kind))
+            scales.append(setting.randn(number, out, width // group).float().abs() / 2**bits)
+            from_ = torch.randint(
+                0 if bits == 4 else -128, 17 if bits == 4 else 129, scales[-1].shape, generator=generator
+            )
+            zeros.append(from_.to(torch.uint8 if bits == 4 else torch.int16))
+        weights = [weight.to(setting.device) for weight in kept]
+        from_zeros = (zeros[0].to(setting.device), zeros[1].to(setting.device)) if dice.random() < 0.6 else None
+        x = setting.randn(tokens, hidden).to(dtype)
+        found, right = (
+            module.mix_experts(x, *weights, shares, chosen, (scales[0], scales[1]), zeros=from_zeros)
+            for module in (experts, reference_experts)
+        )
+        return relative_error(found, right)
+
+    return worst_of(setting, error, 3)
+
+
 def engine_of_experts(setting: Setting) -> str:
     """Kernels score a prompt as plain torch does, with experts whole and of float8, a shared one, and an MLP."""
     dice = setting.dice
@@ -169,6 +200,7 @@ def _mixture_error(setting: Setting, kind: str) -> float:
 CHECKS = (
     Check("kernel: choices of experts", choices_of_experts),
     Check("kernel: mixtures of experts", mixtures_of_experts, long=(torch.bfloat16,)),
+    Check("kernel: mixtures of few bits", mixtures_of_few_bits, long=(torch.bfloat16,)),
     Check("kernel: mixtures of GPT-OSS", mixtures_of_gpt_oss, long=(torch.bfloat16,)),
     Check("kernel: mixtures whatever the batch", mixtures_stay_the_same, (torch.bfloat16,), long=(torch.bfloat16,)),
     Check("kernel: an engine of experts", engine_of_experts, (torch.float32,), long=(torch.float32,)),

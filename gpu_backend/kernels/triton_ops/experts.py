@@ -72,6 +72,7 @@ def mix_experts(
     biases: tuple[Tensor, Tensor] | None = None,
     clamp: tuple[float, float] | None = None,
     batch_invariant: bool = False,
+    zeros: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the sum of each token's gated MLPs, each times its share; shapes as ``reference_experts`` says.
 
@@ -82,10 +83,11 @@ def mix_experts(
     blocks = sort_pairs(experts, all_experts, shape.rows)
     of_inner, of_out = scales or (None, None)
     to_inner, to_out = biases or (None, None)
+    from_inner, from_out = zeros or (None, None)
     inner = torch.empty((count * tokens, width), dtype=x.dtype, device=x.device)
-    _multiply(x, gate_up, of_inner, to_inner, None, clamp, inner, blocks, tokens, shape)
+    _multiply(x, gate_up, of_inner, from_inner, to_inner, None, clamp, inner, blocks, tokens, shape)
     parts = torch.empty((count, tokens, hidden), dtype=x.dtype, device=x.device)
-    _multiply(inner, down, of_out, to_out, shares, None, parts, blocks, tokens, shape)
+    _multiply(inner, down, of_out, from_out, to_out, shares, None, parts, blocks, tokens, shape)
     out = torch.empty_like(x)
     sum_kernel[(tokens, triton.cdiv(hidden, 1024))](
         parts, out, out, tokens, hidden, count, BIASED=False, BLOCK=1024, num_warps=4
@@ -130,6 +132,7 @@ def _multiply(
     x: Tensor,
     weight: Tensor,
     scales: Tensor | None,
+    zeros: Tensor | None,
     bias: Tensor | None,
     shares: Tensor | None,
     clamp: tuple[float, float] | None,
@@ -139,16 +142,20 @@ def _multiply(
     shape: ProductShape,
 ) -> None:
     """Multiply with each pair's expert: tokens' rows into gated inner ones, or, with shares, inner ones into parts."""
-    outputs, inputs, packed = out.shape[-1], x.shape[1], weight.dtype == torch.uint8
+    outputs, inputs = out.shape[-1], x.shape[1]
+    packed = scales is not None and scales.dtype == torch.uint8
     group = inputs // scales.shape[2] if scales is not None and scales.dim() > 2 and not packed else 0
+    halved = group > 0 and weight.dtype == torch.uint8
     alpha, limit = clamp or (0.0, 0.0)
     grouped_product_kernel[(blocks.number, triton.cdiv(outputs, shape.columns))](
-        x, weight, weight if scales is None else scales, x if bias is None else bias,
+        x, weight, weight if scales is None else scales, weight if zeros is None else zeros,
+        x if bias is None else bias,
         x if shares is None else shares, out,
         blocks.order, blocks.owners, blocks.counts,
         tokens, shares.numel() if shares is not None else len(out), outputs, inputs, x.stride(0), alpha, limit,
         EXPERTS=weight.shape[0], ROWS=shape.rows, COLUMNS=shape.columns,
-        DEPTH=depth_of(shape, x.itemsize, packed, group), GROUP=group,
+        DEPTH=group if halved else depth_of(shape, x.itemsize, packed, group), GROUP=group, HALVED=halved,
+        SHIFTED=zeros is not None,
         SORTED=blocks.is_sorted, GATED=shares is None, SCALED=scales is not None and not (packed or group),
         PACKED=packed,
         BIASED=bias is not None, CLAMPED=clamp is not None,
@@ -253,16 +260,17 @@ def place_pairs_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "pairs"])
 def grouped_product_kernel(
-    x, weight, scales, bias, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
+    x, weight, scales, zeros, bias, shares, out, order, owners, counts, tokens, pairs, outputs, inputs, row_stride,
     alpha, limit,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr, BIASED: tl.constexpr,
-    CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
+    HALVED: tl.constexpr, SHIFTED: tl.constexpr, SORTED: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
+    PACKED: tl.constexpr, BIASED: tl.constexpr, CLAMPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of pairs times some of its expert's outputs.
 
     ``GATED``: a pair reads its token's row, and gate and up become one. Else it reads its own, and is worth its share.
-    ``PACKED``: weights are as ``layout.mxfp4`` has them; a byte's two inputs are one column of a product each.
+    ``PACKED``: weights are as ``layout.mxfp4`` has them, ``HALVED``: int4 in groups; a byte's two inputs are one column
+    of a product each. ``SHIFTED``: groups of whole numbers count from ``zeros``.
     """
     block = tl.program_id(0)
     slot = tl.arange(0, ROWS)
@@ -296,14 +304,29 @@ def grouped_product_kernel(
             acc = _add_packed(acc, low, high, weight, scales, first, there, begin, inputs, DEPTH, PRECISION)
             if GATED:
                 up = _add_packed(up, low, high, weight, scales, second, there, begin, inputs, DEPTH, PRECISION)
+        elif HALVED:
+            place = begin + tl.arange(0, DEPTH // 2)[None, :]
+            low = tl.load(from_x + place, mask=here, other=0.0)
+            high = tl.load(from_x + place + DEPTH // 2, mask=here, other=0.0)
+            acc = _add_halves(
+                acc, low, high, weight, scales, zeros, first, there, begin, inputs, GROUP, SHIFTED, PRECISION
+            )
+            if GATED:
+                up = _add_halves(
+                    up, low, high, weight, scales, zeros, second, there, begin, inputs, GROUP, SHIFTED, PRECISION
+                )
         else:
             place = begin + tl.arange(0, DEPTH)[None, :]
             inside = place < inputs
             taken = tl.load(from_x + place, mask=here & inside, other=0.0)
             inside &= there
-            acc = _add_tile(acc, taken, weight, scales, first, inside, place, begin, inputs, GROUP, PRECISION)
+            acc = _add_tile(
+                acc, taken, weight, scales, zeros, first, inside, place, begin, inputs, GROUP, SHIFTED, PRECISION
+            )
             if GATED:
-                up = _add_tile(up, taken, weight, scales, second, inside, place, begin, inputs, GROUP, PRECISION)
+                up = _add_tile(
+                    up, taken, weight, scales, zeros, second, inside, place, begin, inputs, GROUP, SHIFTED, PRECISION
+                )
     if SCALED:
         acc *= tl.load(scales + first, mask=column < outputs, other=0.0)[None, :]
     if BIASED:
@@ -327,15 +350,38 @@ def grouped_product_kernel(
 
 @triton.jit
 def _add_tile(
-    acc, taken, weight, scales, row, inside, place, begin, inputs, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    acc, taken, weight, scales, zeros, row, inside, place, begin, inputs, GROUP: tl.constexpr, SHIFTED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the products of some inputs with each row, which may have a scale for each ``GROUP`` of them."""
     w = tl.load(weight + row[:, None] * inputs + place, mask=inside, other=0.0).to(taken.dtype)
     if GROUP > 0:
         known = tl.max(inside.to(tl.int32), 1) > 0
-        scale = tl.load(scales + row * (inputs // GROUP) + begin // GROUP, mask=known, other=0.0)
+        of_group = row * (inputs // GROUP) + begin // GROUP
+        scale = tl.load(scales + of_group, mask=known, other=0.0)
+        if SHIFTED:  # whole numbers up to 256 are whole in any type
+            w -= tl.load(zeros + of_group, mask=known, other=0).to(taken.dtype)[:, None]
         return acc + tl.dot(taken, tl.trans(w), input_precision=PRECISION) * scale[None, :]
     return tl.dot(taken, tl.trans(w), acc, input_precision=PRECISION)
+
+
+@triton.jit
+def _add_halves(
+    acc, low, high, weight, scales, zeros, row, is_row, begin, inputs, GROUP: tl.constexpr, SHIFTED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a group of inputs with each row of int4: its first half lies in the low bits."""
+    byte = begin // 2 + tl.arange(0, GROUP // 2)[None, :]
+    bits = tl.load(weight + row[:, None] * (inputs // 2) + byte, mask=is_row, other=0)
+    of_group = row[:, None] * (inputs // GROUP) + begin // GROUP
+    zero = 8
+    if SHIFTED:
+        zero = tl.load(zeros + of_group, mask=is_row, other=0).to(tl.int8)
+    first = ((bits & 15).to(tl.int8) - zero).to(low.dtype)
+    second = ((bits >> 4).to(tl.int8) - zero).to(low.dtype)
+    summed = tl.dot(low, tl.trans(first), input_precision=PRECISION)
+    summed = tl.dot(high, tl.trans(second), summed, input_precision=PRECISION)
+    return acc + summed * tl.trans(tl.load(scales + of_group, mask=is_row, other=0.0))
 
 
 @triton.jit

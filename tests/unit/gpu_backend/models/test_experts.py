@@ -21,6 +21,7 @@ from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes, stage_of
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
+from tests.unit.gpu_backend.models.test_packed import FORMATS, pack
 
 CPU = torch.device("cpu")
 LAYER = "model.layers.1.mlp"
@@ -123,7 +124,7 @@ def test_checkpoint_of_float8_experts_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "packed", "words"),
-    [("int8", None, "int8"), ("int4", None, "int4"), (None, PackedFormat("awq", 32), "awq")],
+    [("int8", None, "int8"), ("int4", None, "int4"), (None, PackedFormat("w8a8", bits=8), "w8a8")],
 )
 def test_formats_that_experts_do_not_have_are_refused(
     quantization: str | None, packed: PackedFormat | None, words: str
@@ -162,6 +163,43 @@ def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, a
     assert config.weights_read() + 2 * ends == pytest.approx(total, rel=0.01)
     assert config.products_per_token + ends == pytest.approx(active, rel=0.02)
     assert config.weights_read(1) < config.weights_read(16) < config.weights_read(1000) <= config.weights_read()
+
+
+def packed_experts(folder: Path, form: dict[str, Any]) -> tuple[Path, Path]:
+    """Write a model whose experts are packed, and one with the same numbers written out."""
+    model = TinyModel("Qwen3MoeForCausalLM", intermediate_size=128, extra={"quantization_config": form})
+    whole = model.tensors()
+    stored = dict(whole)
+    torch.manual_seed(3)
+    for name in [name for name in whole if ".experts." in name]:
+        parts, whole[name] = pack(name, stored.pop(name), form)
+        stored |= {part: tensor.contiguous() for part, tensor in parts.items()}
+    folders = write_tiny_model(folder / "packed", model), write_tiny_model(folder / "whole", replace(model, extra={}))
+    for written, tensors in zip(folders, (stored, whole), strict=True):
+        write_shards(written, tensors)
+    return folders
+
+
+@pytest.mark.parametrize("form", ["gptq", "compressed, 4 bits", "compressed, 8 bits from zeros", "gptq of 8 bits"])
+def test_packed_experts_are_as_they_were_stored(form: str, tmp_path: Path) -> None:
+    """On one rank and on two: what the numbers written out say. A row of the product is a sum in float32."""
+    folders = packed_experts(tmp_path, FORMATS[form] | ({"desc_act": False} if "gptq" in form else {}))
+    (packed,), (whole,) = map(experts_of, folders)
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(mixed(packed, x), mixed(whole, x), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        sum(mixed(p, x) for p in experts_of(folders[0], 2)), mixed(whole, x), atol=1e-5, rtol=1e-4
+    )
+    assert packed.gate_up.dtype == (torch.int8 if "8" in form else torch.uint8)
+    assert (packed.zeros is None) == (form == "compressed, 4 bits")
+
+
+def test_experts_in_orders_of_their_own_are_refused(tmp_path: Path) -> None:
+    folder, _ = packed_experts(tmp_path, FORMATS["gptq in an order of its own"])
+
+    with pytest.raises(UnsupportedModel, match=r"orders of their own \(desc_act\)"):
+        experts_of(folder)
 
 
 def test_shares_are_those_of_the_softmax() -> None:
