@@ -73,10 +73,6 @@ class Price(Rates, frozen=True, kw_only=True):
     later: tuple[LaterPrice, ...] = ()  # announced changes, in their order
 
 
-# Of calls that cost the deployment nothing: their team's own account at the provider is charged.
-FREE = Price(input=NanoDollars(0), output=NanoDollars(0))
-
-
 class LaterPrice(Struct, frozen=True):
     """A price that takes the place of another at a moment known ahead."""
 
@@ -190,6 +186,11 @@ def times(price: Price, factor: float) -> Price:
     pictures = tuple(replace(row, price=_charge(row.price * MILLION, factor)) for row in price.pictures)
     more: dict[str, Any] = {"request": request, "pictures": pictures, "steps": steps, "later": later}
     return replace(price, **_rates_times(price, factor), **units, **more)
+
+
+def free(price: Price) -> Price:
+    """Return the price of calls that cost the deployment nothing: what it counts, it counts at 0."""
+    return times(price, 0.0)
 
 
 def _rates_times(rates: Rates, factor: float) -> dict[str, NanoDollars]:

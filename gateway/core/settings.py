@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from billing.core.money import NanoDollars
-from billing.core.prices import FREE, Price
+from billing.core.prices import Price, free
 from router.catalog.catalog import AutoRoute, Canary, Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 
@@ -382,12 +382,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     def prices(self) -> list[Price]:
         """Return what calls are reckoned by."""
         models = [one for model in self.models.values() for one in model.everywhere]
-        of_models = (
-            price for one in models for price in (one.price, one.batch_price, *dict(one.service_tiers).values())
-        )
+        priced = [price for one in models for price in (one.price, one.batch_price, *dict(one.service_tiers).values())]
+        of_models = [each for price in dict.fromkeys(priced) if price is not None for each in (price, free(price))]
         servers = self.mcp_servers.values()
         of_tools = [_price_of_call(nano) for one in servers for nano in (one.price, *one.prices.values())]
-        return [price for price in (*of_models, *of_tools, FREE) if price is not None]
+        return [*of_models, *of_tools]
 
     def catalog(self) -> Catalog:
         """Return what the router chooses from."""

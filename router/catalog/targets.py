@@ -8,7 +8,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.prices import FREE, Price
+from billing.core.prices import Price, free
 
 
 class Capability(StrEnum):
@@ -105,9 +105,10 @@ class Target(Struct, frozen=True, dict=True, omit_defaults=True):
     @cached_property
     def free_model(self) -> ModelSpec:
         """The model where its calls cost the deployment nothing."""
-        tiers = tuple((tier, FREE) for tier, _ in self.model.service_tiers)
-        batch_price = None if self.model.batch_price is None else FREE
-        return replace(self.model, price=FREE, batch_price=batch_price, service_tiers=tiers, others=())
+        model = self.model
+        tiers = tuple((tier, free(price)) for tier, price in model.service_tiers)
+        batch_price = None if model.batch_price is None else free(model.batch_price)
+        return replace(model, price=free(model.price), batch_price=batch_price, service_tiers=tiers, others=())
 
 
 class TargetHealth(Struct, frozen=True):

@@ -8,6 +8,7 @@ import io
 import uuid
 import wave
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from tests.support.scripted_upstream import ScriptedUpstream
 
 COMPANYS = "sk-upstream"
 SAID = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 9}
+HOUR = [{"type": "text", "text": "Hi.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
 CALLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "chat": ("upstream", "/v1/chat/completions", {"model": "small", **SAID}),
     "stream": ("upstream", "/v1/chat/completions", {"model": "small", "stream": True, **SAID}),
@@ -29,6 +31,13 @@ CALLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "azure": ("azure", "/v1/chat/completions", {"model": "gpt", **SAID}),
     "response": ("upstream", "/v1/responses", {"model": "small", "input": "Hi.", "store": False}),
     "native": ("native", "/v1/responses", {"model": "native", "input": "Hi.", "store": False}),
+    "search": (
+        "native",
+        "/v1/responses",
+        {"model": "native", "input": "search", "tools": [{"type": "web_search"}], "store": False},
+    ),
+    "hour": ("anthropic", "/v1/messages", {"model": "claude", **SAID, "messages": [{"role": "user", "content": HOUR}]}),
+    "actor": ("upstream", "/v1/audio/speech", {"model": "actor", "input": "Hi.", "voice": "alloy"}),
     "vectors": ("upstream", "/v1/embeddings", {"model": "small", "input": "Hi."}),
     "picture": ("upstream", "/v1/images/generations", {"model": "brush", "prompt": "A cat."}),
     "speech": ("upstream", "/v1/audio/speech", {"model": "voice", "input": "Hi.", "voice": "alloy"}),
@@ -196,12 +205,20 @@ def test_a_team_may_be_charged_the_full_price_for_its_own_key(house: House, upst
 
 
 def test_a_spent_budget_of_dollars_leaves_calls_with_an_own_key(house: House, upstream: ScriptedUpstream) -> None:
-    """They cost it nothing."""
+    """They cost it nothing, by a price that the row names and the database knows."""
     team = Party(house, limits=LimitsInput(usd_per_day=0))
     before = team.chat().status_code
     team.bring(own_key())
+    answer = team.chat()
+    house.record_of(answer)
+    with house.client(team.team_key) as client:
+        told = client.get(f"/v1/calls/{answer.headers['x-request-id']}").json()
 
-    assert (before, team.chat().status_code) == (429, 200)
+    assert (before, answer.status_code, told["key"]) == (429, 200, "team")
+    assert [(line["kind"], Decimal(line["cost_usd"])) for line in told["price"]["lines"]] == [
+        ("input", 0),
+        ("output", 0),
+    ]
 
 
 def test_a_key_is_rotated_and_revoked_and_never_shown(house: House, upstream: ScriptedUpstream) -> None:
