@@ -52,11 +52,12 @@ async def read_calls(connection: AsyncConnection, pool: str, places: Collection[
 
 CALLS = text(f"""
     WITH tries AS (
-        SELECT request_id, created_at, outcome, greatest(ms, 0.1) AS ms, is_new,
+        SELECT created_at, outcome, ln(greatest(ms, 0.1)) AS ln_ms, is_new,
                outcome = 'ok' AND tier = 'interactive' AND first_token_ms IS NOT NULL AS is_timed,
-               greatest(1, input_tokens - cached_input_tokens) AS computed,
-               bool_or(outcome <> 'ok' AND is_new) OVER call AND bool_or(outcome <> 'ok' AND NOT is_new) OVER call
-                   AS failed_at_both
+               ln(greatest(1, input_tokens - cached_input_tokens)) / ln(4.0) AS size,
+               jsonb_array_length(attempts) > 1
+                   AND bool_or(outcome <> 'ok' AND is_new) OVER call
+                   AND bool_or(outcome <> 'ok' AND NOT is_new) OVER call AS failed_at_both
         FROM usage_records
         CROSS JOIN LATERAL jsonb_to_recordset(attempts) AS one (target text, outcome text, ms double precision)
         CROSS JOIN LATERAL (
@@ -67,13 +68,13 @@ CALLS = text(f"""
         WINDOW call AS (PARTITION BY request_id)
     )
     SELECT CAST(floor(extract(epoch FROM created_at) / {SLICE}) AS bigint) AS slice,
-           CAST(floor(log(4, CAST(computed AS numeric))) AS integer) AS size,
+           CAST(floor(size) AS integer) AS size,
            is_new,
            count(*) AS calls,
            count(*) FILTER (WHERE outcome <> 'ok') AS failed,
            count(*) FILTER (WHERE is_timed) AS timed,
-           CAST(coalesce(sum(ln(ms)) FILTER (WHERE is_timed), 0) AS double precision) AS total,
-           CAST(coalesce(sum(ln(ms) ^ 2) FILTER (WHERE is_timed), 0) AS double precision) AS squares
+           coalesce(sum(ln_ms) FILTER (WHERE is_timed), 0) AS total,
+           coalesce(sum(ln_ms * ln_ms) FILTER (WHERE is_timed), 0) AS squares
     FROM tries
     WHERE NOT failed_at_both
     GROUP BY 1, 2, 3
