@@ -64,6 +64,7 @@ LISTENS = LATE + 2 * HEAR_EVERY  # seconds, after which heartbeats of replicas t
 PATIENCE = 1.0  # seconds for Redis to answer
 DIES_WITHIN = 30.0  # seconds after SIGKILL: many gigabytes are given back first
 DRIFT = 1.0  # seconds between two tellings of one moment
+TELL_AGAIN = 10.0  # seconds after which gateways are told of a rollout again: Redis may have lost it
 
 NOTHING_COMPARED: Mapping[str, Compared] = {}
 
@@ -84,7 +85,8 @@ class Controller:
         self._engines: dict[str, EngineSpec] = {}  # by revision
         self._members: dict[str, Membership] = {}
         self._is_away = False
-        self._told: dict[str, Rolling | None] = {}  # what gateways were told of each pool's rollout
+        self._told: dict[str, Rolling | None] = {}  # what gateways were told of each pool's rollout,
+        self._told_at: dict[str, float] = {}  # and when (monotonic seconds)
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
         self.follow(settings)
 
@@ -296,9 +298,10 @@ class Controller:
             due_at=unix + due_at(trial, rules) if is_due else None,
             reason=reason,
         )
-        if told is None or not _is_same(said, told):
+        now = self._clock.monotonic()
+        if told is None or not _is_same(said, told) or now - self._told_at[name] > TELL_AGAIN:
             await self._redis.set(rollout_key(name), msgspec.json.encode(said))
-            self._told[name] = said
+            self._told[name], self._told_at[name] = said, now
 
     async def _start(self, name: str, pool: Pool, revision: str) -> None:
         assert self._placer is not None

@@ -24,7 +24,7 @@ from gateway.fleet.comparing import Slice
 from gateway.fleet.discovery import announced_in
 from gateway.fleet.rollouts import Compared, Rolling, compared_key, read_rollouts
 from gateway.placing import records
-from gateway.placing.controller import DIES_WITHIN, Controller, _control
+from gateway.placing.controller import DIES_WITHIN, TELL_AGAIN, Controller, _control
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
@@ -237,6 +237,24 @@ async def test_the_end_waits_for_no_process_that_cannot_be_killed(scene: Scene) 
         await controller.end(lambda: True)
 
     assert placer.killed and not controller.acts
+
+
+async def test_gateways_are_told_of_a_rollout_again(scene: Scene, redis: Redis) -> None:
+    """A Redis that lost what it had knows within seconds at which share it stands, and since when."""
+    clock = SetClock()
+    controller = Controller(scene.settings(NEW), Recorded, redis, clock)
+    await records.keep_proved(redis, "own", OLD, SECRET)
+    assert await controller._takes_turn()
+    told = []
+    for seconds in (0.0, TELL_AGAIN, 1.0):
+        clock.move(seconds)
+        await controller._act_in_all({"own": 1})
+        told.append(await read_rollouts(redis, ["own"]))
+        await redis.flushall()
+        await controller._takes_turn()
+
+    assert told[1] == {} and told[0] == told[2]
+    assert (told[0]["own"].state, told[0]["own"].revision) == ("standing", revision_of(NEW))
 
 
 async def test_what_could_not_be_written_down_is_decided_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
