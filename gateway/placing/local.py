@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 from gateway.placing.environment import inherited
@@ -18,6 +20,7 @@ from gateway.placing.placer import INSTANCE_ID, CannotPlace, Order
 PROGRAM = (sys.executable, "-m", "gpu_backend")
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LOOKS, LOOKS_EVERY = 200, 0.005  # times, seconds
+LOCK_LOOKS = 2_000  # so often
 MOST_LOGS = 50  # of replicas that have ended
 
 
@@ -37,6 +40,10 @@ class LocalPlacer:
 
     def start(self, order: Order) -> None:
         """Start a process in a group of its own, on GPUs that no replica has."""
+        with _choosing_gpus() if order.gpus else nullcontext():
+            self._start(order)
+
+    def _start(self, order: Order) -> None:
         running = self.names()
         given = {**order.environment, DEVICES: _free_devices(order.gpus)}
         place = self._folder / f"{order.name}.log"
@@ -110,6 +117,27 @@ class LocalPlacer:
         ended = [log for log in self._folder.glob("*.log") if log.stem not in running]
         for log in sorted(ended, key=lambda log: log.stat().st_mtime)[:-MOST_LOGS]:
             log.unlink(missing_ok=True)
+
+
+@contextmanager
+def _choosing_gpus() -> Iterator[None]:
+    """Let one controller of this user choose and take GPUs at a time: those of a machine begin together."""
+    place = Path(tempfile.gettempdir(), f"tollgate-gpus-{os.getuid()}.lock")
+    try:
+        lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise CannotPlace(f"{place} cannot be opened: {exc.strerror or exc}") from exc
+    try:
+        for _ in range(LOCK_LOOKS):
+            with suppress(BlockingIOError):
+                flock(lock, LOCK_EX | LOCK_NB)
+                break
+            time.sleep(LOOKS_EVERY)
+        else:
+            raise CannotPlace("another controller of this machine chooses its GPUs")
+        yield
+    finally:
+        os.close(lock)
 
 
 def _free_devices(count: int) -> str:

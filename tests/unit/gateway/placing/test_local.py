@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,27 @@ def test_gpus_of_another_folder_are_taken(placer: LocalPlacer, tmp_path: Path) -
     with pytest.raises(CannotPlace, match="it needs GPUs: 2, and 1 of 3 are free"):
         other.start(order(new_name("own", "1" * 12), 2))
     assert not other.names()
+
+
+def test_controllers_that_begin_together_take_no_gpu_twice(placer: LocalPlacer, tmp_path: Path) -> None:
+    """As those of a machine that was started anew: of six starts of one GPU each, three have one."""
+    placers = [placer, LocalPlacer(tmp_path / "other", SLEEPS)]
+
+    def start(number: int) -> bool:
+        try:
+            LocalPlacer(placers[number % 2]._folder, SLEEPS).start(order(new_name("own", "0" * 12), 1))
+        except CannotPlace:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        started = list(pool.map(start, range(6)))
+    pids = [pid for each in placers for name in each.names() for pid in [each._pids[name]]]
+    given = [Path(f"/proc/{pid}/environ").read_bytes().split(b"CUDA_VISIBLE_DEVICES=")[1][:1] for pid in pids]
+    for name in placers[1].names():
+        placers[1].kill(name)
+
+    assert sum(started) == 3 and sorted(given) == [b"0", b"1", b"2"]
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
