@@ -39,9 +39,9 @@ class ReadLimit:
 
 
 class StoredLimit(ReadLimit):
-    """The same for stored responses and conversations. A hundred responses in the background may be looked at by the
-    usual loop, every two seconds."""
+    """The same for all else that lies in Postgres for a team: stored responses, conversations, usage, what is left of
+    budgets. A hundred responses in the background may be looked at by the usual loop, every two seconds."""
 
-    what = "uses stored responses and conversations"
+    what = "asks for what is stored"
     a_second = 50.0
     at_once = 200.0

@@ -47,6 +47,7 @@ from gateway.http.exchange import (
     read_query,
     transaction,
 )
+from gateway.overload.read_limit import StoredLimit
 from gateway.reports.admin_report import admin_report, admin_usage, report_csv
 from gateway.reports.focus import focus_day
 from gateway.reports.provider_totals import IN_JSON_ALONE, read_invoices
@@ -75,9 +76,11 @@ async def get_usage(request: AnyRequest) -> Response[bytes] | Response[str]:
     ``analysis=true`` adds dollars per million tokens, the mix of models and what automatic routes saved;
     ``compare=MODEL`` also what the same tokens would have cost there. A team's key sees its own team, an admin's all.
     """
+    caller = principal_of(request)
+    if isinstance(caller, Caller):
+        part_of(request, StoredLimit).take(caller.team.id)
     edition, query = edition_of(request), read_parameters(request)
     asked = read_period(query, part_of(request, Clock).today())
-    caller = principal_of(request)
     catalog = edition.catalog
     if isinstance(caller, Caller):
         catalog = catalog.seen_by(caller.team.allowed_models).seen_by(caller.key_models)
@@ -202,6 +205,7 @@ async def get_own_team(request: AnyRequest) -> Response[bytes]:
     """
     caller = caller_of(request)
     team = caller.team
+    part_of(request, StoredLimit).take(team.id)
     key, scopes = f"key:{caller.key_id}", team_scopes(team)
     unavailable, of_team, of_key = None, dict[str, Any](budgets=None, model_budgets=None), None
     with contextlib.suppress(*POSTGRES_AWAY):
