@@ -20,6 +20,7 @@ RENAMED = [
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
         (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
+        (r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),  # MiniMax's
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
         (r"\.mlp\.input_linear\.weight$", ".mlp.experts.gate_up_proj"),
         (r"\.mlp\.output_linear\.weight$", ".mlp.experts.down_proj"),

@@ -19,12 +19,16 @@ MODEL_TYPES_OF_MIXTURES = {
     "GraniteMoeForCausalLM": "granitemoe",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "OlmoeForCausalLM": "olmoe",
+    "Dots1ForCausalLM": "dots1",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "GptOssForCausalLM": "gpt_oss",
 }
 NAMES = {  # of router, gate, up and down; Granite has all experts' in two tensors
     "MixtralForCausalLM": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "w3", "w2"),
+    "MiniMaxM2ForCausalLM": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "w3", "w2"),
     "GraniteMoeForCausalLM": ("block_sparse_moe.router.layer", "", "", ""),
 }
 QWEN = ("mlp.gate", "mlp.experts.{}.gate_proj", "up_proj", "down_proj")
@@ -36,15 +40,15 @@ def experts_config(model: TinyModel) -> dict[str, Any]:
     """Return what config.json says of the experts; nothing of a dense model."""
     if model.architecture not in MODEL_TYPES_OF_MIXTURES:
         return {}
-    routed = dict.fromkeys(("Glm4", "Deep"), "n_routed_experts")
-    named = ({"Qwen": "num_experts"} | routed).get(model.architecture[:4], "num_local_experts")
+    routed = dict.fromkeys(("Glm4", "Deep", "Dots"), "n_routed_experts")
+    named = ({"Qwen": "num_experts", "Olmo": "num_experts"} | routed).get(model.architecture[:4], "num_local_experts")
     config: dict[str, Any] = {named: model.num_experts, "num_experts_per_tok": model.experts_per_token}
     if model.packs_experts:
         config["quantization_config"] = {"quant_method": "mxfp4", "dequantize": True}  # which transformers asks for
     if named == "n_routed_experts":
         config |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "n_shared_experts": 1}
         config |= {"n_group": 1, "topk_group": 1}
-    if named != "num_local_experts":
+    if named != "num_local_experts" and not model.architecture.startswith("Olmo"):
         is_normalised = model.seed % 2 == 0 and model.architecture != "DeepseekV2ForCausalLM"
         config |= {"moe_intermediate_size": model.intermediate_size // 2, "norm_topk_prob": is_normalised}
     if model.architecture == "Qwen2MoeForCausalLM":
@@ -73,6 +77,8 @@ def experts_tensors(model: TinyModel, layer: str, matrix: Matrix) -> dict[str, T
             stem, gate = first.format(number).rsplit(".", 1)
             names = (f"{stem}.{module.removeprefix(f'{layer}.')}.weight" for module in (gate, up, down))
             tensors |= dict(zip(names, expert, strict=True))
+    if model.architecture == "MiniMaxM2ForCausalLM":
+        tensors[f"{layer}.block_sparse_moe.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4
     if "n_shared_experts" in config:
         if model.architecture != "DeepseekV2ForCausalLM":
             tensors[f"{router}.e_score_correction_bias"] = matrix(1, model.num_experts)[0] / 4

@@ -125,10 +125,10 @@ class TinyModel:
                     tensors[f"{attention}.{name}.bias"] = torch.randn(shape[0], generator=generator)
             if self.architecture == "GptOssForCausalLM":
                 tensors[f"{attention}.sinks"] = 2 * torch.randn(self.num_heads, generator=generator)
-            if self.architecture.startswith(("Qwen3", "Gemma3")) or self.extra.get("use_qk_norm"):
+            if self.architecture.startswith(("Qwen3", "Gemma3", "Dots")) or self.extra.get("use_qk_norm"):
                 tensors[f"{attention}.q_norm.weight"] = norm(self.head_dim)
                 tensors[f"{attention}.k_norm.weight"] = norm(self.head_dim)
-            if self.architecture.startswith("Olmo"):
+            if self.architecture.startswith(("Olmo", "MiniMax")):
                 tensors[f"{attention}.q_norm.weight"] = norm(queries)
                 tensors[f"{attention}.k_norm.weight"] = norm(keys)
             if has_experts(self, index):

@@ -188,6 +188,27 @@ ARCHITECTURES = {
         defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "use_qk_norm": False},
         mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
     ),
+    "OlmoeForCausalLM": Architecture(
+        qk_norm="width",
+        mlp_bias=False,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        mixture=Mixture("intermediate_size"),
+    ),
+    "Dots1ForCausalLM": Architecture(
+        qk_norm="head",
+        mlp_bias=False,
+        defaults={"first_k_dense_replace": 0, "norm_topk_prob": False},
+        mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        qk_norm="width",
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        turns_part=True,
+        defaults={"head_dim": 128, "max_position_embeddings": 196608, "rope_theta": 5e6},
+        mixture=Mixture("intermediate_size", is_normalised=True, is_sigmoid=True),
+    ),
     "DeepseekV2ForCausalLM": replace(
         _DEEPSEEK_3,
         defaults=_LATENT | {"first_k_dense_replace": 0, "topk_method": "greedy"},

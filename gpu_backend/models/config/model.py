@@ -127,6 +127,8 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
     activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if activation not in ACTIVATIONS:
         raise UnsupportedModel(f"hidden_act is {activation!r}; supported: {', '.join(map(repr, ACTIVATIONS))}")
+    if config.get("clip_qkv"):
+        raise UnsupportedModel(f"clip_qkv is {config['clip_qkv']!r}; only models without it are supported")
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("use_bidirectional_attention is set; only models that look back are supported")
     hidden_size, num_heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")

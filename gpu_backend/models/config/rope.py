@@ -80,13 +80,15 @@ def _rope(
         kind = "longrope"
     if kind not in architecture.rope_kinds:
         raise UnsupportedModel(f"the rope type is {kind!r}; supported: {', '.join(architecture.rope_kinds)}")
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = float(parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    if architecture.turns_part and config.get("rotary_dim"):  # as MiniMax says it
+        share = config["rotary_dim"] / head_dim
     if share != 1.0 and not (architecture.turns_part and 0 < share < 1):
         raise UnsupportedModel(f"partial_rotary_factor is {share}; here only full rotary embeddings are supported")
     original = int(parameters.get("original_max_position_embeddings") or config.get("max_position_embeddings") or 2048)
     factor = float(parameters.get("factor") or config.get("max_position_embeddings", original) / original)
     factors = [tuple(map(float, parameters.get(f"{which}_factor") or ())) for which in ("short", "long")]
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     turned = int(head_dim * share)
     if turned % 2:
         raise UnsupportedModel(f"positions turn {turned} of {head_dim} numbers of a head; an even number is needed")
