@@ -17,6 +17,7 @@ from gateway.config.fields import Faults, Fields, Read, complain
 from gateway.config.fleet import fleet_reader
 from gateway.config.identity import read_jwt_auth, read_sign_in
 from gateway.config.presets import with_presets
+from gateway.config.providers import check_prefills
 from gateway.config.readers import (
     duration,
     duration_or_zero,
@@ -87,6 +88,7 @@ def load_settings(
 def _settings(tree: Section, folder: Path, faults: Faults) -> Settings:
     root = Fields(tree, "", faults)
     whole = read_catalogue(root, faults)
+    check_prefills(root.node("providers"), whole.providers, faults)
     catalogue, left_out = leave_out(whole)
     if left_out and not catalogue.models and not faults:
         complain(root.node("providers") or tree, faults, "every model is left out, for no provider has a key: set one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,7 @@ from gateway.core.settings import (
     Format,
     GoogleAccount,
     OAuthClient,
+    Prefill,
     ProviderSettings,
     Retries,
     Timeouts,
@@ -73,6 +74,7 @@ _OAUTH = struct_of(
 )
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
 _RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
+_PREFILL = struct_of(Prefill, {"provider": text, "tokens": integer(0), "share": number(0, 1)}, needed=("provider",))
 read_breaker = struct_of(
     BreakerPolicy,
     {
@@ -129,6 +131,9 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         complain(fields.node("reserved") or node, faults, "together more than the whole: parts add up to 1 at the most")
     if reserved and concurrency is None and not self_hosted:
         complain(fields.node("reserved") or node, faults, "parts of how much? concurrency: N")
+    prefill: Prefill | None = fields.find("prefill", _PREFILL)
+    if prefill is not None and not self_hosted:
+        complain(fields.node("prefill") or node, faults, "only for our own engine; leave it out, or self_hosted: true")
     parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
     if parallel_n and self_hosted:
         complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
@@ -152,6 +157,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         api_version=api_version,
         endpoints=endpoints,
         self_hosted=self_hosted,
+        prefill=prefill,
         optional=optional,
         concurrency=concurrency,
         reserved=reserved,
@@ -166,6 +172,18 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
     )
     fields.close()
     return provider
+
+
+def check_prefills(node: Node | None, providers: Mapping[str, ProviderSettings], faults: Faults) -> None:
+    """Hold what computes prompts for others to being our own engine, and to doing so for no engine that has some."""
+    for name, each in providers.items():
+        if each.prefill is None or not each.self_hosted:
+            continue
+        other, at = providers.get(each.prefill.provider), node
+        for key in (name, "prefill", "provider"):
+            at = at.entries.get(key, at) if isinstance(at, Section) else at
+        if at is not None and (other is None or not other.self_hosted or other.prefill is not None or other is each):
+            complain(at, faults, "expected another provider of our own engine, which has no prefill itself")
 
 
 def _team_keys(fields: Fields, *, is_possible: bool) -> dict[str, tuple[str, ...]] | None:

@@ -81,6 +81,14 @@ class Egress(Struct, frozen=True):
 DIRECT = Egress()
 
 
+class Prefill(Struct, frozen=True, kw_only=True):
+    """By which replicas long prompts of a provider's models are computed."""
+
+    provider: str  # another one of our own engine
+    tokens: int = 2048  # about, that are not cached where the reply is made, from which on they compute it,
+    share: float = 0.7  # and of the prompt
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
     format: Format
@@ -96,6 +104,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
     endpoints: tuple[Endpoint, ...]  # those that the file names, and of a pool the replicas that announced themselves
     self_hosted: bool = False
+    prefill: Prefill | None = None  # None: prompts are computed where replies are made
     optional: bool = False  # left out, with its models, while it has no key
     concurrency: int | None = None  # requests at one model of one endpoint at a time, of each process
     reserved: Mapping[str, float] = {}  # teams' parts of what each endpoint runs at once; others may borrow them

@@ -174,10 +174,13 @@ async def ask_load(client: UpstreamClient, providers: ProviderRegistry, replica:
 def replicas_of(providers: Iterable[ProviderSettings]) -> list[Replica]:
     """Return the self-hosted endpoints, each address once."""
     known: dict[str, Replica] = {}
-    for provider in providers:
+    everyone = [*providers]
+    for provider in everyone:
+        # What computes prompts for another provider is there for that one's models.
+        names = {one.name for one in everyone if one.prefill is not None and one.prefill.provider == provider.name}
         for endpoint in provider.endpoints if provider.self_hosted else ():
             first = known.get(endpoint.base_url, Replica(provider, endpoint, frozenset()))
-            known[endpoint.base_url] = msgspec.structs.replace(first, names=first.names | {provider.name})
+            known[endpoint.base_url] = msgspec.structs.replace(first, names=first.names | {provider.name} | names)
     return list(known.values())
 
 

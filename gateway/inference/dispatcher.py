@@ -17,6 +17,7 @@ from gateway.cache.kept_answers import KeptAnswer
 from gateway.calls.answering import Answering
 from gateway.calls.call import Call
 from gateway.calls.parallel_replies import answered_at_once, check_number
+from gateway.calls.remote_prefill import FIELD, RemotePrefills
 from gateway.calls.unanswered import Tried, failed_at, none_may_be_asked, told_of_all
 from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings
@@ -64,6 +65,7 @@ class Dispatcher(Struct, eq=False):
     _breakers: Breakers
     _budgets: RetryBudgets
     _limiter: TargetLimiter
+    _prefills: RemotePrefills
     _first_tokens: FirstTokens
     _clock: Clock
 
@@ -216,6 +218,12 @@ class Dispatcher(Struct, eq=False):
             asking = replace(asking, marks=marks)
         usual = provider.timeouts.first_token if streams else provider.timeouts.total
         patience = context.deadline.within(usual, now)
+        if provider.prefill is not None and not context.log.attempts:
+            began = now
+            if (told := await self._prefills.params_for(call, asking, patience)) is not None:
+                asking = replace(asking, extra={**asking.extra, FIELD: told})
+            patience -= (now := self._clock.monotonic()) - began
+            asking = replace(asking, time_left=context.deadline.left(now))
         ends = asyncio.get_running_loop().time() + patience
         if (number := requests_made(call.request, target.model)) > 1:
             check_number(number)

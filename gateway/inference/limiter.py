@@ -183,6 +183,10 @@ class TargetLimiter:
         """Return what a replica that tells what it has cached is told of a call's prompt."""
         return self._placement.header_for(call.request, call.caller.team.id, target)
 
+    def prompt_at(self, call: Call, target: Target) -> tuple[int, int]:
+        """Return the characters of a call's prompt, and how many of them a target tells that it has cached."""
+        return self._placement.found_at(call.request, call.caller.team.id, target)
+
     def note_first_token(self, slot: Slot) -> float | None:
         """Note that the prompt of the call that holds a slot is computed. Return the share of it that was expected to
         be cached, where its replica tells."""

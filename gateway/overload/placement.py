@@ -75,6 +75,11 @@ class Placement:
         prompt = self.marked(request, owner)
         return prompt.header() if prompt.marks else ""
 
+    def found_at(self, request: Request, owner: str, target: Target) -> tuple[int, int]:
+        """Return the characters of a team's prompt, and how many of them a replica tells that it has cached."""
+        prompt = self.marked(request, owner)
+        return prompt.size, self._found_at(target, prompt).length
+
     def marked(self, request: Request, owner: str) -> MarkedPrompt:
         """Return a prompt's marks, its tools before its messages. Those of the latest are kept: they are asked for
         again and again."""

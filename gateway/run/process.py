@@ -19,6 +19,7 @@ from gateway.calls.early_leaves import EarlyLeaves
 from gateway.calls.hooks import HookMaker
 from gateway.calls.image_urls import ImageUrls
 from gateway.calls.journaling import OpenCalls
+from gateway.calls.remote_prefill import RemotePrefills
 from gateway.core.background import Background, stop_all
 from gateway.core.clock import Clock
 from gateway.core.draining import Drain
@@ -161,7 +162,8 @@ class _Process:
         chooser = RouteChooser(
             catalog, providers, self.complexity, limiter, breakers, first_tokens, images, self.canaries
         )
-        dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, first_tokens, clock)
+        prefills = RemotePrefills(providers, self.client, limiter.prompt_at, clock)
+        dispatcher = Dispatcher(providers, self.client, breakers, self.budgets, limiter, prefills, first_tokens, clock)
         closer = CallCloser(self.admission, providers, moderator, metrics, self.tracer, clock)
         cache = AnswerCache(settings, self.cache_store, self.cache_sealer, self.background, metrics)
         replies = Replies(dispatcher, closer, self.hooks, cache, clock, metrics)

@@ -17,7 +17,7 @@ from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.core.settings import CacheSettings, Settings, SignIn, TokenIssuer, Tracing
+from gateway.core.settings import CacheSettings, Prefill, Settings, SignIn, TokenIssuer, Tracing
 from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
@@ -161,7 +161,9 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             parallel_n: true
             responses: native
           own: {format: openai, self_hosted: true, reserved: {team_a: 0.75, b: 0.25},
+                prefill: {provider: prompts, tokens: 512, share: 0.5},
                 endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
+          prompts: {format: openai, self_hosted: true, endpoints: [{region: local, base_url: "http://gpu-1:8100/v1"}]}
         models:
           gpt-4o:
             provider: openai
@@ -223,6 +225,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
     assert provider.allow_fields == {"verbosity"} and provider.parallel_n and provider.responses
     assert settings.providers["own"].reserved == {"team_a": 0.75, "b": 0.25}
+    assert settings.providers["own"].prefill == Prefill(provider="prompts", tokens=512, share=0.5)
     assert model.price == Price(
         input=to_nano("2.5"),
         output=to_nano(10),
@@ -606,6 +609,13 @@ def test_a_model_that_only_embeds_needs_no_price_of_answers(tmp_path: Path) -> N
 
 ASKED = "format: openai, endpoints: [{region: a, base_url: 'https://a/v1'}]"
 PROVIDER_FAULTS = [
+    (f"{{{ASKED}, prefill: {{provider: x}}}}", "prefill", "only for our own engine"),
+    (
+        f"{{{ASKED}, self_hosted: true, prefill: {{provider: nowhere}}}}",
+        "prefill.provider",
+        "another provider of our own engine",
+    ),
+    (f"{{{ASKED}, self_hosted: true, prefill: {{tokens: 1}}}}", "prefill.provider", "missing"),
     (f"{{{ASKED}, reserved: {{a: 0.5}}}}", "reserved", "parts of how much? concurrency: N"),
     (f"{{{ASKED}, concurrency: 8, reserved: {{a: 0.5, b: 0.6}}}}", "reserved", "together more than the whole"),
     (f"{{{ASKED}, concurrency: 8, reserved: {{a: 0}}}}", "reserved.a", "a number above 0 and at most 1"),

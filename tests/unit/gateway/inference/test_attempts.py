@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.calls.call import Call
+from gateway.calls.remote_prefill import RemotePrefills
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import BreakerPolicy, ProviderSettings, QueueSettings, Retries
@@ -117,7 +118,10 @@ class Scene:
         self.budgets = RetryBudgets()
         limiter = TargetLimiter(registry, targets, self.breakers, QueueSettings(), self.clock, Metrics())
         client, first_tokens = cast(UpstreamClient, upstreams), FirstTokens(self.clock)
-        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, limiter, first_tokens, self.clock)
+        prefills = RemotePrefills(registry, client, limiter.prompt_at, self.clock)
+        self.dispatcher = Dispatcher(
+            registry, client, self.breakers, self.budgets, limiter, prefills, first_tokens, self.clock
+        )
 
     def call(self, *allowed_models: str) -> Call:
         """Return a call for "best" by a team that may use all models, or these."""

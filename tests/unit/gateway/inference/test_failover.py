@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.calls import resume_state
 from gateway.calls.call import Call
+from gateway.calls.remote_prefill import RemotePrefills
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
 from gateway.core.settings import ProviderSettings, QueueSettings, Retries
@@ -116,7 +117,10 @@ class Scene:
         limiter = TargetLimiter(registry, targets, self.breakers, QueueSettings(), self.clock, metrics)
         self.registry, self.metrics = registry, metrics
         client, first_tokens = cast(UpstreamClient, self), FirstTokens(self.clock)
-        self.dispatcher = Dispatcher(registry, client, self.breakers, self.budgets, limiter, first_tokens, self.clock)
+        prefills = RemotePrefills(registry, client, limiter.prompt_at, self.clock)
+        self.dispatcher = Dispatcher(
+            registry, client, self.breakers, self.budgets, limiter, prefills, first_tokens, self.clock
+        )
         self.call = Call(
             request_id=self.clock.new_id(),
             caller=Caller(team=Team(id="a", name="A"), key_id="k"),

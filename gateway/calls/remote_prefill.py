@@ -1,0 +1,145 @@
+# Long prompts of a call for our own engine are computed by replicas that do nothing else, and the replica that replies
+# reads their KV blocks. Whatever fails there, it computes the prompt itself.
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.calls.call import Call
+from gateway.core.clock import Clock
+from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.wire.base import Asking
+from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from protocol.chat import ChatRequest
+from protocol.completions import CompletionRequest
+from protocol.serving.off_loop import off_loop
+from router.catalog.targets import Target
+from router.prompt_size.bounds import with_output_limit
+from router.prompt_size.prompt_bounds import USUAL_TOKEN_BYTES
+from router.replicas import by_beginning
+
+ASKED = {"do_remote_decode": True, "do_remote_prefill": False}  # as vLLM's proxies ask
+FIELD = "kv_transfer_params"
+ABOUT_REPLIES = frozenset({"min_tokens", "stop_token_ids", "ignore_eos"})  # fields that mean nothing to a prompt
+AWAY = 5.0  # seconds for which a replica that failed is not asked
+SHARE_OF_PATIENCE = 0.5  # of what the first token may take
+LONGEST = 1024 * 1024  # bytes of an answer
+
+log = structlog.get_logger()
+
+
+class _Answer(Struct, frozen=True):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+_read = msgspec.json.Decoder(_Answer).decode
+
+
+class RemotePrefills:
+    """Asks for prompts to be computed where their provider says so."""
+
+    def __init__(
+        self,
+        providers: ProviderRegistry,
+        client: UpstreamClient,
+        prompt_at: Callable[[Call, Target], tuple[int, int]],
+        clock: Clock,
+    ) -> None:
+        """``prompt_at``: the characters of a call's prompt, and how many of them a target has cached."""
+        self._providers = providers
+        self._client = client
+        self._prompt_at = prompt_at
+        self._clock = clock
+        self._away: dict[str, float] = {}  # until when, by address
+        self._running: Counter[str] = Counter()  # by address
+
+    async def params_for(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
+        """Have a prompt computed, if that pays; return what the replica that replies is to be told.
+
+        ``None``: it computes the prompt itself.
+        """
+        place = self._place_for(call, asking)
+        if place is None:
+            return None
+        address = place.endpoint.base_url
+        self._running[address] += 1
+        try:
+            return await self._ask(call, replace(asking, target=place), patience * SHARE_OF_PATIENCE)
+        except (UpstreamFailure, TimeoutError, msgspec.DecodeError) as exc:
+            self._away[address] = self._clock.monotonic() + AWAY
+            log.warning("prefill_failed", endpoint=address, error=str(exc))
+            return None
+        finally:
+            self._running[address] -= 1
+
+    def _place_for(self, call: Call, asking: Asking) -> Target | None:
+        """Return where a prompt is computed, if not where its reply is made."""
+        target, request = asking.target, asking.request
+        said = self._providers.settings(target.model.provider).prefill
+        if said is None or asking.resume is not None or not _has_one_prompt(request):
+            return None
+        size, found = self._prompt_at(call, target)
+        if size - found < max(said.tokens * USUAL_TOKEN_BYTES, said.share * size):
+            return None
+        now, model = self._clock.monotonic(), replace(target.model, provider=said.provider)
+        endpoints = self._providers.settings(said.provider).endpoints
+        able = [Target(model, one) for one in endpoints if self._away.get(one.base_url, 0.0) <= now]
+        if not able:
+            return None
+        loads = [self._running[one.endpoint.base_url] for one in able]
+        return by_beginning(able, call.beginning, loads)[0]
+
+    async def _ask(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
+        """Have one replica compute a prompt. Raises UpstreamFailure, TimeoutError and DecodeError."""
+        target = asking.target
+        provider = self._providers.settings(target.model.provider)
+        asking = replace(
+            asking,
+            request=_prompt_alone(asking.request),
+            api_key=self._providers.next_key_at(target),
+            token=None,
+            streams=False,
+            extra={**_without_replies(asking.extra), FIELD: ASKED},
+            fails_over=True,
+            marks="",
+        )
+        wire = self._providers.format(provider.name)
+        built = await off_loop(call.size, lambda: wire.build_request(asking))
+        built = self._providers.dress(built, target)
+        async with asyncio.timeout(patience):
+            response = await self._client.send(built, provider.timeouts.connect, patience)
+            try:
+                if response.status == 400:
+                    return None  # the replica that replies says what is wrong with the request
+                if response.status != 200:
+                    raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
+                return _read(await response.read(LONGEST)).kv_transfer_params
+            finally:
+                response.close()
+
+
+def _has_one_prompt(request: object) -> bool:
+    if isinstance(request, CompletionRequest):
+        return isinstance(request.prompt, str) and not request.echo
+    return isinstance(request, ChatRequest)
+
+
+def _prompt_alone(request: Any) -> Any:
+    """Return a request for a prompt's first token: what belongs to the prompt stays, tools among it."""
+    alone = replace(request, n=None, logprobs=None, stop=None)
+    if isinstance(alone, ChatRequest):
+        alone = replace(alone, top_logprobs=None)
+    return with_output_limit(alone, 1)
+
+
+def _without_replies(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in extra.items() if name not in ABOUT_REPLIES}
