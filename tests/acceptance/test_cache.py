@@ -193,7 +193,8 @@ def test_what_differs_is_another_request(house: House, upstream: ScriptedUpstrea
 
 
 def test_teams_share_nothing_unless_they_are_named(house: House, upstream: ScriptedUpstream, tmp_path: Path) -> None:
-    """Another team's answer is a miss; two that `cache.shared` names get each other's; a third still gets none."""
+    """Another team's answer is a miss; two that `cache.shared` names get each other's; a third still gets none. What a
+    team's own key paid for is that team's alone."""
     teams = [f"cache-{uuid.uuid4().hex[:8]}" for _ in range(2)]
     keys = [asyncio.run(make_team(house.settings, team)) for team in teams]
     asked = body()
@@ -204,7 +205,13 @@ def test_teams_share_nothing_unless_they_are_named(house: House, upstream: Scrip
         other = replace_url(house, url)
         asked = body()
         seen = [ask(other, asked, key=key).headers["x-cache"] for key in (*keys, None)]
+        with other.client(house.admin_key) as admin:
+            said = {"provider": "upstream", "key": "sk-own-of-a-cache"}
+            admin.post(f"/admin/teams/{teams[0]}/provider-keys", json=said).raise_for_status()
+        asked = body()
+        paid = [ask(other, asked, key=key).headers["x-cache"] for key in (*keys, keys[0])]
     assert seen == ["miss", "hit", "miss"]
+    assert paid == ["miss", "miss", "hit"]
 
 
 def replace_url(house: House, url: str) -> House:

@@ -218,6 +218,18 @@ async def test_a_connection_is_used_again_after_a_whole_answer(
     assert client.pool.idle == 1
 
 
+async def test_a_teams_own_key_travels_on_connections_of_its_team_alone(
+    upstream: ScriptedUpstream, client: UpstreamClient
+) -> None:
+    """Each has its own, and its own again."""
+    for party in ("", "mine", "theirs", "mine", ""):
+        answer = await send(client, replace(asking(upstream, "tokens=2"), party=party))
+        await answer.read()
+        answer.close()
+
+    assert client.pool.idle == 3
+
+
 GREETING = b'{"choices":[{"message":{"content":"Hi"}}]}'
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 
