@@ -180,3 +180,18 @@ def test_a_faulty_row_is_refused(tmp_path: Path, text: str, path: str, words: st
     found = [fault for fault in faults_of(tmp_path, text + models + "\n") if fault[1] != "models.m.provider"]
 
     assert [(fault_path, words in message) for _, fault_path, message in found][:1] == [(path, True)], found
+
+
+def test_teams_own_keys_are_read_by_team_and_refused_where_none_can_be(tmp_path: Path) -> None:
+    """A team whose variable is empty has none; an optional provider stays for those that have; no message has a key."""
+    said = 'team_keys: {search: ["${SEARCH_KEY}"], chat: ["${CHAT_KEY:-}"]}'
+    env = {**KEYS, "GROQ_API_KEY": "", "SEARCH_KEY": "sk-search"}
+    settings = load(tmp_path, f'providers: {{groq: {{optional: true, models: "*", {said}}}}}\n', env)
+    own = "own: {format: openai, self_hosted: true, endpoints: [{region: here, base_url: 'http://gpu/v1'}], "
+    faults = faults_of(tmp_path, f"providers:\n  {own}{said}}}\nmodels: {{}}\n", env)
+    twice = faults_of(tmp_path, 'providers: {groq: {team_keys: {search: ["${SEARCH_KEY}", "${SEARCH_KEY}"]}}}\n', env)
+    told = [message for _, path, message in (*faults, *twice) if "team_keys" in path]
+
+    groq = settings.providers["groq"]
+    assert (groq.api_keys, groq.team_keys, settings.left_out) == ((), {"search": ("sk-search",)}, ())
+    assert "asked with keys" in told[0] and "twice" in told[1] and "sk-search" not in str(faults) + str(twice)
