@@ -27,6 +27,7 @@ COMMANDS |= {"admin-keys": ("gateway.commands.keys", "admin_command")}
 COMMANDS |= {name: ("gateway.remote.login", name) for name in ("login", "logout")}
 COMMANDS |= {name: ("gateway.remote.views", name) for name in ("models", "breakers", "limits")}
 COMMANDS |= {"ps": ("gateway.remote.views", "replicas"), "audit-log": ("gateway.remote.views", "audit_log")}
+COMMANDS |= {"provider-keys": ("gateway.remote.provider_keys", "command")}
 COMMANDS |= {"fleet": ("gateway.placing.command", "command")}
 COMMANDS |= {"init": ("gateway.commands.init_config", "command")}
 COMMANDS |= {"chat": ("gateway.remote.chat", "command"), "doctor": ("gateway.doctor.command", "command")}

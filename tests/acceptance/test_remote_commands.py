@@ -320,3 +320,22 @@ def test_usage_is_the_same_over_http(house: House, team: PayingTeam, tmp_path: P
     assert "\t100.00\t" in tollgate("usage", "--invoice", "upstream:100", *admin).stdout
     assert "an admin's key" in tollgate("usage", "--invoice", "upstream:100", *own, exits=1).stderr
     assert "ask for JSON" in tollgate("usage", "--invoice", "upstream:1", "--format", "csv", *admin, exits=1).stderr
+
+
+def test_a_teams_admin_handles_its_provider_keys(house: House, team: PayingTeam) -> None:
+    """A key comes by a pipe and shows nowhere; what is listed, rotated and revoked has its fingerprint."""
+    with house.client(house.admin_key) as admin:
+        made = admin.post("/admin/admin-keys", json={"role": "team-admin", "team_id": team.id}).json()
+    log_in(house, made["key"])
+    first = tollgate("provider-keys", "add", team.id, "upstream", "--name", "ours", said="sk-of-the-team-1\n").output
+    [listed] = as_json("provider-keys", "list", team.id)["data"]
+    second = tollgate("provider-keys", "rotate", team.id, listed["id"], said="sk-of-the-team-2\n").output
+    table = rows(tollgate("provider-keys", "list", team.id))
+    gone = tollgate("provider-keys", "revoke", team.id, listed["id"]).output
+    refused = tollgate("provider-keys", "revoke", team.id, listed["id"], exits=1).output
+
+    assert (listed["name"], listed["provider"]) == ("ours", "upstream") and listed["fingerprint"] in first
+    assert [row["fingerprint"] in second for row in table] == [True] and listed["fingerprint"] not in second
+    assert "is erased" in gone and "has no provider key" in refused
+    assert as_json("provider-keys", "list", team.id)["data"] == []
+    assert "sk-of" not in first + second + str(table) + gone + refused
