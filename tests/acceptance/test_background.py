@@ -45,10 +45,15 @@ def client(house: House) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def elsewhere(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of the team at another gateway."""
+    """A client of the team at another gateway, which waits longer for its upstreams."""
     headers = {"authorization": f"Bearer {house.team_key}"}
+    providers = {
+        name: replace(each, timeouts=replace(each.timeouts, total=60.0))
+        for name, each in house.settings.providers.items()
+    }
+    settings = replace(house.settings, providers=providers, data_dir=tmp_path_factory.mktemp("elsewhere"))
     with (
-        serving(replace(house.settings, data_dir=tmp_path_factory.mktemp("elsewhere"))) as url,
+        serving(settings) as url,
         httpx.Client(base_url=url, headers=headers, timeout=30) as client,
     ):
         yield client
@@ -157,12 +162,12 @@ def test_its_caller_ends_it_and_pays_what_was_used(
 ) -> None:
     """From whichever gateway; its upstream is let go."""
     upstream.script("tokens=200,pace=0.05", times=1)
-    answer = client.post(URL, json=ASK)
+    answer = elsewhere.post(URL, json=ASK)
     path = f"{URL}/{answer.json()['id']}"
-    with client.stream("GET", path + "?stream=true") as stream:
+    with elsewhere.stream("GET", path + "?stream=true") as stream:
         lines = (line for line in stream.iter_lines() if "output_text.delta" in line)
         next(lines)
-        other = client if where == "here" else elsewhere
+        other = elsewhere if where == "here" else client
         ending = other.post(path + "/cancel") if how == "cancel" else other.delete(path)
         assert len(list(lines)) < 100
     record = house.record_of(answer)
@@ -217,20 +222,20 @@ def test_the_response_of_a_dead_gateway_fails_and_costs_nothing(
     """Whoever reads or hears it finds that its lease is over. The gateway that only slept has no say any more."""
     upstream.script("tokens=200,pace=0.05", times=1)
     said = f"Count down to {background.NUMBER.decode()}."  # as what stands for a number that is not known yet
-    answer = client.post(URL, json=ASK | {"instructions": said})
+    answer = elsewhere.post(URL, json=ASK | {"instructions": said})
     response_id = answer.json()["id"]
     until(lambda: len(sql(house, "SELECT 1 FROM response_events WHERE response_id = $1", response_id)) > 2)
     over = "UPDATE idempotency SET lease_until = clock_timestamp() - interval '1 second' WHERE key = $1"
     sql(house, over, response_id)
-    response = elsewhere.get(f"{URL}/{response_id}").json()
-    events = heard(elsewhere, response_id)
+    response = client.get(f"{URL}/{response_id}").json()
+    events = heard(client, response_id)
     record = house.record_of(answer)
 
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.failed" and events[-1]["response"] == response
     assert (record["status"], record["cost_usd"]) == ("superseded", 0)
-    assert client.get(f"{URL}/{response_id}").json() == response
+    assert elsewhere.get(f"{URL}/{response_id}").json() == response
 
 
 def test_a_key_stands_for_one_response(client: httpx.Client, upstream: ScriptedUpstream) -> None:
