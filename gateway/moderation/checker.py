@@ -23,6 +23,8 @@ from gateway.upstreams.wire.errors import UpstreamFailure
 
 LONGEST_ANSWER = 64 * 1024  # bytes
 VERDICT_TOKENS = 64  # of a Llama Guard: "unsafe", and a line of categories
+PIECE, OVERLAP = 10_000, 500  # characters that a Llama Guard judges together, and of those before
+CONTEXT = 4_000  # the last characters of the request that it sees beside an answer
 FAILED = Finding("checker_failed", "checker")
 
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9/_.-]")  # these become labels of metrics
@@ -52,7 +54,7 @@ class _Chat(Struct, frozen=True):
 
 
 class OutsideChecker:
-    """Asks the configured checker, if there is one."""
+    """Asks the configured checker, if there is one. Its deadline is for all that is asked of one text."""
 
     def __init__(self, client: UpstreamClient, metrics: Metrics) -> None:
         self._client = client
@@ -89,12 +91,17 @@ class OutsideChecker:
         if settings.format == "moderations":
             said = await self._post(settings, {"input": asked if answer is None else answer, **named})
             return _found_by_moderation(msgspec.json.decode(said, type=_Moderation))
-        turns = [{"role": "user", "content": asked}]
-        if answer is not None:
-            turns.append({"role": "assistant", "content": answer})
-        how = {"max_tokens": VERDICT_TOKENS, "temperature": 0}
-        said = await self._post(settings, {"messages": turns, **named, **how})
-        return _found_by_guard(msgspec.json.decode(said, type=_Chat))
+        if answer is None:
+            chats = [[{"role": "user", "content": piece}] for piece in _pieces(asked)]
+        else:
+            before = {"role": "user", "content": asked[-CONTEXT:]}
+            chats = [[before, {"role": "assistant", "content": piece}] for piece in _pieces(answer)]
+        how = {**named, "max_tokens": VERDICT_TOKENS, "temperature": 0}
+        found: set[str] = set()
+        for chat in chats:
+            said = await self._post(settings, {"messages": chat, **how})
+            found |= _found_by_guard(msgspec.json.decode(said, type=_Chat))
+        return found
 
     async def _post(self, settings: CheckerSettings, question: object) -> bytes:
         headers = {"content-type": "application/json"}
@@ -109,6 +116,12 @@ class OutsideChecker:
         if response.status != 200:
             raise UpstreamFailure(f"The checker answered with status {response.status}.")
         return body
+
+
+def _pieces(text: str) -> list[str]:
+    """Return a text in pieces that overlap: a Llama Guard's context is short, and what it cannot read it does not
+    judge."""
+    return [text[max(0, start - OVERLAP) : start + PIECE] for start in range(0, len(text) or 1, PIECE)]
 
 
 def _found_by_moderation(answer: _Moderation) -> set[str]:

@@ -61,7 +61,7 @@ def places_by_rules(text: str, groups: frozenset[str]) -> list[Place]:
     found: list[Place] = []
     for rule in _due(text):
         if rule.group in groups:
-            found += [Place(*_place_of(text, rule, *span), rule.name, rule.group) for span in _matches(text, rule)]
+            found += _places_of(text, rule)
     found.sort()
     apart: list[Place] = []
     for place in found:
@@ -92,6 +92,16 @@ def _matches(text: str, rule: Rule) -> Iterator[tuple[int, int]]:
     for match in rule.pattern.finditer(text):
         if rule.is_real(text[match.start() - rule.before : match.end()]):
             yield max(0, match.start() - rule.before), match.end()
+
+
+def _places_of(text: str, rule: Rule) -> Iterator[Place]:
+    """Yield the places of what one rule finds. What lies in the one before is a part of it, and is not looked at: to
+    look for the end of each would take the square of the time."""
+    over = 0
+    for start, end in _matches(text, rule):
+        if start >= over:
+            start, over = _place_of(text, rule, start, end)
+            yield Place(start, over, rule.name, rule.group)
 
 
 def _place_of(text: str, rule: Rule, start: int, end: int) -> tuple[int, int]:

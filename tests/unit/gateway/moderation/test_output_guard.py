@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import CheckerSettings, Safety
+from gateway.moderation.checker import OVERLAP, PIECE
 from gateway.moderation.output_guard import STEP, UNGUARDED, output_guard_of
 from protocol.chat import ChatReply, Choice, FinishReason, ReplyMessage
 from protocol.events import Delta
@@ -93,6 +94,18 @@ async def test_what_the_checker_forbids_is_withheld(
             await hook.released(is_over=False)
         else:
             await hook.whole(ChatReply(choices=(WHOLE,)))
+    await guarding.close()
+
+
+async def test_a_llama_guard_reads_all_of_what_its_context_cannot_hold(checker: ScriptedChecker) -> None:
+    """In pieces that overlap, so that nothing long passes because it is long."""
+    guarding = guarded(checker, "llama_guard")
+    text = "".join(f"{place:05d}" for place in range(5_000))
+
+    assert await guarding.moderator.checker.check([text]) == []
+    pieces = [piece.removeprefix("user: ") for piece in checker.texts]
+    assert pieces[0] + "".join(piece[OVERLAP:] for piece in pieces[1:]) == text
+    assert len(pieces) == 3 and max(map(len, pieces)) <= PIECE + OVERLAP
     await guarding.close()
 
 

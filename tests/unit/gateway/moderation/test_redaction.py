@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import pytest
 
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import Safety
 from gateway.moderation.input_check import input_check_of
+from gateway.moderation.rules.policy import REDACTABLE
+from gateway.moderation.rules.rules import places_by_rules
 from protocol.chat import ChatRequest, FunctionCall, Message, ToolCall
 from tests.support.guarding import Guarding
 
@@ -65,6 +68,19 @@ async def test_a_private_key_goes_whole(guarding: Guarding) -> None:
     call = await guarding.moderator.redacted(guarding.call(asking(f"Is {key} good?", f"And {key[:50]}")))
     first, second = call.request.messages  # type: ignore[union-attr]
     assert (first.content, second.content) == (*("Is [redacted private_key 1] good?", "And [redacted private_key 2]"),)
+
+
+@pytest.mark.parametrize(
+    ("piece", "is_one"),
+    [("-----BEGIN PRIVATE KEY-----\n", True), (f"{SECRET}....", True), (f"x {SECRET}-", False), ("a@b.co ", False)],
+)
+def test_no_text_makes_redaction_slow(piece: str, is_one: bool) -> None:
+    """What goes on to the end of its word, or to no end, is looked at once: its parts are no places of their own."""
+    text = piece * 5_000
+    places = places_by_rules(text, frozenset(REDACTABLE))
+
+    assert len(places) == (1 if is_one else 5_000)
+    assert all(one.end <= other.start for one, other in pairwise(places))
 
 
 async def test_a_call_without_finds_is_the_very_same(guarding: Guarding) -> None:
