@@ -212,8 +212,9 @@ def of_picture(price: Price, quality: str | None, size: str | None) -> Price:
 
 def picture_prices(price: Price) -> Iterator[Price]:
     """Yield every price that calls for pictures are reckoned by, where it goes by their quality and size."""
-    qualities = dict.fromkeys((None, *(row.quality for row in price.pictures)))
-    sizes = dict.fromkeys((None, *(row.size for row in price.pictures)))
+    other = ""  # one that has no row of its own
+    qualities = dict.fromkeys((None, other, *(row.quality for row in price.pictures)))
+    sizes = dict.fromkeys((None, other, *(row.size for row in price.pictures)))
     if price.pictures:
         yield from (for_picture(price, quality, size) for quality in qualities for size in sizes)
         yield from (replace(price, image=row.price, pictures=()) for row in price.pictures)

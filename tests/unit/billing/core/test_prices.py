@@ -10,17 +10,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from billing.core.money import NanoDollars, to_decimal, to_nano
+from billing.core.pictures import PicturePrice
 from billing.core.prices import (
     LaterPrice,
     Price,
     PriceStep,
     cost_lines,
     cost_of,
+    for_picture,
     kept_an_hour,
     most_cost,
+    of_picture,
+    picture_prices,
     price_at,
     rates_for,
     says_an_hour,
+    times,
 )
 from protocol.usage import Usage
 
@@ -276,3 +281,26 @@ def test_counts_that_cannot_be_never_make_a_call_cheaper_than_nothing(absurd: Us
 def test_absurdly_many_tokens_cost_an_absurd_but_exact_amount() -> None:
     """Python's integers do not overflow; what the ledger cannot hold is bounded where it is written."""
     assert cost_of(Usage(10**18), GPT_4O) == 10**18 * 2_500
+
+
+KINDS = st.sampled_from([None, "auto", "low", "high"])
+SIZES = st.sampled_from([None, "auto", "1x1", "2x1"])
+ROWS = st.builds(
+    lambda quality, size, price: PicturePrice(quality=quality, size=size, price=price), KINDS, SIZES, NANOS
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=6), KINDS, SIZES, KINDS, SIZES, st.sampled_from([1.0, 0.5, 2.0]))
+def test_pictures_cost_no_more_than_was_held(
+    rows: list[PicturePrice], quality: str | None, size: str | None, made: str | None, as_large: str | None, tier: float
+) -> None:
+    """Whatever is left open and whatever the upstream says that it made; by a price that the database can be told."""
+    dearest = NanoDollars(max(row.price for row in rows))
+    price = times(Price(input=NanoDollars(0), output=NanoDollars(0), image=dearest, pictures=tuple(rows)), tier)
+    held = for_picture(price, quality, size)
+    charged = of_picture(held, made, as_large)
+    used = Usage(images=3)
+
+    assert cost_of(used, charged) <= most_cost(used, held) <= most_cost(used, price)
+    assert {held, charged} <= {*picture_prices(price), price}
+    assert not charged.pictures and charged.image in [row.price for row in price.pictures]
