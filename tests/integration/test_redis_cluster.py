@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster, key_slot
+from redis.asyncio.cluster import RedisCluster
+from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from billing.core.holds import HoldRequest, Leg, Limits, Scope
@@ -18,13 +21,12 @@ from gateway.cache.kept_answers import Place
 from gateway.cache.store import CacheStore
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec
-from gateway.fleet.autoscaling import read_states
-from gateway.fleet.discovery import told_in
+from gateway.fleet.autoscaling import Autoscaler, read_states
+from gateway.fleet.discovery import Discovery, told_in
 from gateway.placing.records import Lease, keep_proved, read_proved
 from gateway.run.processes import free_port
 from protocol.serving.redis_client import open_redis
 from tests.integration.test_abuse import test_gateways_add_up_what_they_block as test_abuse_is_counted  # noqa: F401
-from tests.integration.test_autoscaling import test_gateways_decide_once as test_targets_are_decided  # noqa: F401
 from tests.integration.test_live_events import test_what_happens_elsewhere_is_told_while_one_watches  # noqa: F401
 from tests.integration.test_shared_breakers import gateways, test_probes_are_bounded_over_all_gateways  # noqa: F401
 from tests.support.redis_cluster import SLOTS, Cluster, running_cluster
@@ -98,8 +100,11 @@ async def move_slot(cluster: Cluster, team: str, here: int, there: int) -> None:
             await server.execute_command("CLUSTER SETSLOT", slot, "NODE", whose)
 
 
-async def test_everything_else_has_its_place(redis: Redis) -> None:
+async def test_everything_else_has_its_place(redis: Redis, tmp_path: Path) -> None:
     """Answers of the cache, heartbeats and targets of several pools, what they ran last, the controller's lease."""
+    settings: Any = SimpleNamespace(settings=SimpleNamespace(fleet=None))
+    discovery = Discovery(redis, Clock(), tmp_path / "fleet.json")
+    autoscaler = Autoscaler(settings, discovery, cast(Any, None), redis, Clock())
     store, place, pools = CacheStore(redis, Clock()), Place("team:a", "0" * 64), ("own", "other", "third")
 
     async def is_kept() -> bool:
@@ -112,6 +117,7 @@ async def test_everything_else_has_its_place(redis: Redis) -> None:
     for pool in pools:
         await redis.hset(f"tollgate:fleet:{{{pool}}}", "a", pool)
         await keep_proved(redis, pool, EngineSpec(model=pool), SECRET)
+    await asyncio.gather(*(autoscaler.set_target(pool, number) for number, pool in enumerate(pools)))
     lease, other = Lease(redis, "one"), Lease(redis, "other")
 
     assert await until_found(found) == b"sealed"
@@ -119,7 +125,8 @@ async def test_everything_else_has_its_place(redis: Redis) -> None:
     assert {pool: one.model for pool, one in (await read_proved(redis, pools, [SECRET])).items()} == {
         pool: pool for pool in pools
     }
-    assert await read_states(redis, pools) == {} and isinstance(redis, RedisCluster)
+    targets = {pool: state.manual for pool, state in (await read_states(redis, pools)).items()}
+    assert targets == {"own": 0, "other": 1, "third": 2} and isinstance(redis, RedisCluster)
     assert (await lease.take(), await other.take()) == ("one", "one")
 
 
@@ -137,6 +144,8 @@ async def test_a_primary_that_dies_is_followed_by_its_replica(redis: Redis, clus
         cluster.processes[0].kill()
         cluster.processes[0].wait()
         saw_away = await admitted_until(rates, mine, is_away=True)
+        async with cluster.server(3) as server:
+            await server.execute_command("CLUSTER FAILOVER", "TAKEOVER")  # as it does after `cluster-node-timeout`
         back = await admitted_until(rates, mine, is_away=False)
         kept = await client.get(key)
         telling.cancel()

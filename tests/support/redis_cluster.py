@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ requirepass {password}
 masterauth {password}
 save ""
 cluster-enabled yes
-cluster-node-timeout 3000
+cluster-node-timeout 60000
 cluster-require-full-coverage no
 repl-diskless-sync-delay 0
 """
@@ -47,14 +48,11 @@ class Cluster(NamedTuple):
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster until the end of the block."""
     with ExitStack() as stack:
-        ports, processes = [(free_port(), free_port()) for _ in range(4)], []
-        for number, (port, bus) in enumerate(ports):
-            home = folder / str(number)
-            home.mkdir(parents=True)
-            (home / "valkey.conf").write_text(CONFIG.format(port=port, bus=bus, password=PASSWORD))
-            with (home / "log").open("wb") as log:
-                process = subprocess.Popen([_find_valkey_binary(), "valkey.conf"], cwd=home, stdout=log, stderr=log)
+        processes, ports = [], []
+        for number in range(4):
+            process, where = _launched(folder / str(number))
             processes.append(process)
+            ports.append(where)
             stack.callback(process.wait)
             stack.callback(process.kill)
         addresses = ",".join(f"127.0.0.1:{port}" for port, _ in ports[1:3])
@@ -63,12 +61,24 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+def _launched(home: Path) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
+    """Return a server that listens, and its two ports: others, where one was taken meanwhile."""
+    home.mkdir(parents=True)
+    while True:
+        port, bus = free_port(), free_port()
+        (home / "valkey.conf").write_text(CONFIG.format(port=port, bus=bus, password=PASSWORD))
+        with (home / "log").open("wb") as log:
+            process = subprocess.Popen([_find_valkey_binary(), "valkey.conf"], cwd=home, stdout=log, stderr=log)
+        while process.poll() is None:
+            if b"Ready to accept connections" in (home / "log").read_bytes():
+                return process, (port, bus)
+            time.sleep(0.02)
+
+
 async def _join(cluster: Cluster, first: tuple[int, int]) -> None:
     """Have the servers know each other, and wait until all do."""
     async with AsyncExitStack() as clients, asyncio.timeout(60):
         servers = [await clients.enter_async_context(cluster.server(number)) for number in range(4)]
-        for server in servers:
-            await _until(server.ping)
         for epoch, (server, slots) in enumerate(zip(servers[:3], SLOTS, strict=True), 1):
             await server.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
             await server.execute_command("CLUSTER SET-CONFIG-EPOCH", epoch)
