@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.support.fault_house import FaultHouse, running_fault_house
+from tests.support.fault_service import run_tollgate
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
     table.write_text(rows.replace("messages, responses\n", "messages, responses, toys\n"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        with running_fault_house(run, gateways=1) as house:
+        with running_fault_house(run, gateways=1, run=run_tollgate) as house:
             yield house
 
 

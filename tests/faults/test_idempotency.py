@@ -23,6 +23,10 @@ from tests.support.waiting import until, until_found
 CALLERS = 10
 CALLS = 3  # keys of each caller
 MODELS = ("steady", "lengthy", "instant")
+SLOW = """\
+  slow: {provider: upstream, upstream_model: 'gpt-4o:tokens=60,pace=0.3', context: 4000, max_output: 64,
+         price: {input: 1, output: 2}}
+"""
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21))]
 
 
@@ -30,7 +34,7 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 21
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultHouse]:
     """Two gateways."""
     folder: Path = tmp_path_factory.mktemp("idempotency")
-    with running_fault_house(folder, workers=0) as house:
+    with running_fault_house(folder, SLOW, workers=0) as house:
         yield house
 
 
@@ -126,9 +130,9 @@ def test_responses_in_the_background_end_with_their_gateway(house: FaultHouse) -
     victim, other = house.gateways
     headers = {"authorization": f"Bearer {team_key}"}
 
-    def started(count: int) -> list[str]:
+    def started(count: int, model: str = "lengthy") -> list[str]:
         with httpx.Client(base_url=victim.url, headers=headers, timeout=30) as client:
-            body = {"model": "lengthy", "input": "hi", "background": True, "user": "behind"}
+            body = {"model": model, "input": "hi", "background": True, "user": "behind"}
             return [client.post("/v1/responses", json=body).raise_for_status().json()["id"] for _ in range(count)]
 
     def ended(ids: list[str]) -> list[dict[str, object]]:
@@ -144,7 +148,7 @@ def test_responses_in_the_background_end_with_their_gateway(house: FaultHouse) -
     victim.start()
     killed = started(2)
     time.sleep(1.2)
-    killed += started(4)
+    killed += started(4, "slow")
     victim.kill()
     victim.start()
     answers = ended([*drained, *killed])

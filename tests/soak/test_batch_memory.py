@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.support.fault_house import FaultHouse, running_fault_house
+from tests.support.fault_service import run_tollgate
 
 MIB = 2**20
 MOST_MEMORY = 200e6  # bytes that a batch may add to a process
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_largest_lines_need_little_memory(tmp_path: Path) -> None:
     """Lines of 31 MiB are answered, one of 199 MiB is a fault with its line; neither fills the memory."""
-    with running_fault_house(tmp_path) as house:
+    with running_fault_house(tmp_path, run=run_tollgate) as house:
         house.config.write_text(house.config.read_text().replace("context: 4000", "context: 100000000"))
         for service in (house.gateways[0], house.worker):
             service.end()

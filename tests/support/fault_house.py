@@ -20,14 +20,14 @@ import migrations
 from gateway.dev.embedded import EmbeddedPostgres, EmbeddedServer, EmbeddedValkey
 from gateway.run.processes import descendants_of, free_port, wait_until_gone
 from tests.support.fault_load import Attempt
-from tests.support.fault_service import Service
+from tests.support.fault_service import Run, Service
+from tests.support.forked_services import MARK, fork_service
 from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import as_service
 from tests.support.standby import Standby
 from tests.support.temporary_stores import temporary_postgres, temporary_valkey
 
-MARK = "TOLLGATE_TEST_MARK"
 ADMIN_KEY = "tgadmin-" + "f" * 43
 RIGHT_AFTER = 0.5  # seconds in which a gateway may not have noticed yet that a client left
 
@@ -63,6 +63,7 @@ class FaultHouse:
         more: str,
         gateways: int,
         workers: int,
+        run: Run,
     ) -> None:
         self.data_dir = folder / "data"
         self.postgres = postgres
@@ -79,9 +80,10 @@ class FaultHouse:
             port = free_port()
             words = ["serve", "--config", str(self.config), "--port", str(port)]
             log = folder / f"gateway-{number}.log"
-            self.gateways.append(Service(f"gateway {number}", words, log, env, f"http://127.0.0.1:{port}"))
+            url = f"http://127.0.0.1:{port}"
+            self.gateways.append(Service(f"gateway {number}", words, log, env, url, run))
         work = ["work", "--config", str(self.config)]
-        self.workers = [Service(f"worker {n}", work, folder / f"worker-{n}.log", env) for n in range(workers)]
+        self.workers = [Service(f"worker {n}", work, folder / f"worker-{n}.log", env, run=run) for n in range(workers)]
         self._read: dict[Path, int] = {}  # bytes of each log that were looked at
 
     @property
@@ -181,9 +183,11 @@ ILL_WORDS = (
 
 
 @contextmanager
-def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers: int = 1) -> Iterator[FaultHouse]:
+def running_fault_house(
+    folder: Path, more: str = "", gateways: int = 2, workers: int = 1, run: Run = fork_service
+) -> Iterator[FaultHouse]:
     """Run a house in ``folder`` until the end of the block; nothing of it outlives the block. ``more``: models
-    of its own, and other settings."""
+    of its own, and other settings. ``run``: of its services."""
     with ExitStack() as stack:
         upstream = stack.enter_context(ScriptedUpstream(models=("gpt-4o", "claude-sonnet-4-5")))
         postgres = stack.enter_context(temporary_postgres())
@@ -191,7 +195,7 @@ def running_fault_house(folder: Path, more: str = "", gateways: int = 2, workers
         service_url = as_service(postgres.url)  # who answers calls owns no table, as in compose.yaml
         migrations.upgrade(postgres.url)
         way = stack.enter_context(postgres_proxy(service_url))
-        house = FaultHouse(folder, postgres, way, redis, upstream.url, more, gateways, workers)
+        house = FaultHouse(folder, postgres, way, redis, upstream.url, more, gateways, workers, run)
         house.upstream = upstream
         stack.callback(lambda: [standby.remove() for standby in house.standbys])
         for service in house.services:

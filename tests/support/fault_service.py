@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,19 +20,36 @@ TOLLGATE = Path(sys.executable).with_name("tollgate")
 START_WITHIN = 120.0  # seconds, on a machine that does much else
 
 
+# Words, log and environment -> the process. From the main thread.
+Run = Callable[[list[str], Path, dict[str, str]], Any]
+
+
+def run_tollgate(words: list[str], log: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the command as users do."""
+    return spawn([TOLLGATE, *words], log=log, env=env)
+
+
 class Service:
     """`tollgate serve` or `tollgate work`, always on the same port and with the same log.
 
     It dies with the thread that started it: ``start`` is for the main thread, the rest for any.
     """
 
-    def __init__(self, name: str, words: list[str], log: Path, env: dict[str, str], url: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        words: list[str],
+        log: Path,
+        env: dict[str, str],
+        url: str = "",
+        run: Run = run_tollgate,
+    ) -> None:
         self.name = name
         self.words = words
         self.log = log
         self.url = url  # of a gateway
         self.downtimes: list[tuple[float, float]] = []  # monotonic seconds: from its kill until it was ready again
-        self._command: list[str | Path] = [TOLLGATE, *words]
+        self._run = run
         self._env = env
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +73,7 @@ class Service:
     def launch(self) -> None:
         """Start it."""
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self._process = spawn(self._command, log=self.log, env=self._env)
+        self._process = self._run(self.words, self.log, self._env)
 
     def wait_until_ready(self) -> None:
         """Wait until it does its work."""
