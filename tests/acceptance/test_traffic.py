@@ -117,7 +117,7 @@ def test_a_provider_may_be_preferred(traffic: House, upstream: ScriptedUpstream)
         ({"mock_response": "Hello"}, "mock_response", "Answers come from models"),
         ({"transforms": ["middle-out"]}, "transforms", "'models'"),
         ({"drop_params": False}, "drop_params", "x-tollgate-dropped"),
-        ({"api_key": "sk-own"}, "api_key", "operator's"),
+        ({"api_key": "sk-own"}, "api_key", "set by its admin"),
         ({"guardrails": ["pii"]}, "guardrails", "content policy"),
         ({"provider": {"zdr": True}}, "provider.zdr", "provider.only"),
         ({"provider": {"max_price": {"prompt": 1}}}, "provider.max_price", "x-max-cost-usd"),
