@@ -59,6 +59,7 @@ class KeyDay(Struct, frozen=True, kw_only=True):
     most_calls: int = 0
     most_networks: int = 0
     past_networks: int = 0  # in all
+    network_days: int = 0  # on which it is known from where it was used
 
 
 def signals_of(day: KeyDay) -> list[Signal]:
@@ -70,9 +71,11 @@ def signals_of(day: KeyDay) -> list[Signal]:
         found.append("spend")
     if day.calls >= max(LEAST_CALLS, TIMES * day.most_calls):
         found.append("velocity")
+    if day.network_days < LEAST_DAYS:
+        return found
     if day.networks >= max(LEAST_ADDRESSES, TIMES * day.most_networks):
         found.append("shared")
-    elif day.new_networks and 0 < day.past_networks <= FEW_ADDRESSES:
+    elif day.new_networks and day.past_networks <= FEW_ADDRESSES:
         found.append("new_address")
     return found
 
@@ -168,7 +171,7 @@ DAYS = text("""
             WHERE day >= :since AND day <= :day GROUP BY key_id, network
         ) AS each GROUP BY key_id
     ), most AS (
-        SELECT key_id, max(networks) AS most_networks FROM (
+        SELECT key_id, max(networks) AS most_networks, count(*) AS network_days FROM (
             SELECT key_id, day, count(*) AS networks FROM key_networks
             WHERE day >= :since AND day < :day GROUP BY key_id, day
         ) AS each GROUP BY key_id
@@ -176,7 +179,8 @@ DAYS = text("""
     SELECT keys.team_id, keys.id AS key_id, teams.webhook_url, days.calls, days.nanousd, days.past_days,
            days.most_calls, days.most_nanousd, coalesce(places.networks, 0) AS networks,
            coalesce(places.new_networks, 0) AS new_networks, coalesce(places.past_networks, 0) AS past_networks,
-           coalesce(most.most_networks, 0) AS most_networks
+           coalesce(most.most_networks, 0) AS most_networks,
+           coalesce(most.network_days, 0) AS network_days
     FROM days JOIN api_keys AS keys ON keys.id = days.key_id JOIN teams ON teams.id = keys.team_id
     LEFT JOIN places USING (key_id) LEFT JOIN most USING (key_id)
     WHERE keys.revoked_at IS NULL

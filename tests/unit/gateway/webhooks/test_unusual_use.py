@@ -23,6 +23,7 @@ USUAL = KeyDay(
     most_calls=1000,
     most_networks=2,
     past_networks=2,
+    network_days=20,
 )
 
 
@@ -38,7 +39,10 @@ USUAL = KeyDay(
         ({"calls": 400, "most_calls": 2}, []),
         ({"networks": 3, "new_networks": 1}, ["new_address"]),
         ({"networks": 3, "new_networks": 1, "past_networks": 9}, []),  # of a laptop that travels
-        ({"networks": 1, "new_networks": 1, "past_networks": 0}, []),  # from when addresses were not kept
+        (
+            {"networks": 30, "new_networks": 30, "past_networks": 1, "network_days": 6},
+            [],
+        ),  # they are not kept for long yet
         ({"networks": 8, "new_networks": 6}, ["shared"]),
         ({"networks": 40, "most_networks": 12, "past_networks": 90}, []),
         ({"nanousd": 90 * NANO, "calls": 9000, "networks": 30, "new_networks": 28}, ["spend", "velocity", "shared"]),
