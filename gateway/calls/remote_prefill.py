@@ -17,7 +17,7 @@ from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
-from gateway.upstreams.wire.base import Asking
+from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
 from protocol.chat import ChatRequest
 from protocol.completions import CompletionRequest
@@ -65,15 +65,15 @@ class RemotePrefills:
     async def params_for(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
         """Have a prompt computed, if that pays; return what the replica that replies is to be told.
 
-        ``None``: it computes the prompt itself.
+        ``None``: it computes the prompt itself. Raises UpstreamUnable for what it could not be asked either.
         """
         place = self._place_for(call, asking)
         if place is None:
             return None
-        address = place.endpoint.base_url
+        address, built = place.endpoint.base_url, await self._build(call, replace(asking, target=place))
         self._running[address] += 1
         try:
-            return await self._ask(call, replace(asking, target=place), patience * SHARE_OF_PATIENCE)
+            return await self._ask(built, place, patience * SHARE_OF_PATIENCE)
         except (UpstreamFailure, TimeoutError, msgspec.DecodeError) as exc:
             self._away[address] = self._clock.monotonic() + AWAY
             log.warning("prefill_failed", endpoint=address, error=str(exc))
@@ -98,10 +98,9 @@ class RemotePrefills:
         loads = [self._running[one.endpoint.base_url] for one in able]
         return by_beginning(able, call.beginning, loads)[0]
 
-    async def _ask(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
-        """Have one replica compute a prompt. Raises UpstreamFailure, TimeoutError and DecodeError."""
+    async def _build(self, call: Call, asking: Asking) -> UpstreamRequest:
+        """Return what one replica is asked. Raises UpstreamUnable."""
         target = asking.target
-        provider = self._providers.settings(target.model.provider)
         asking = replace(
             asking,
             request=_prompt_alone(asking.request),
@@ -112,13 +111,16 @@ class RemotePrefills:
             fails_over=True,
             marks="",
         )
-        wire = self._providers.format(provider.name)
-        built = await off_loop(call.size, lambda: wire.build_request(asking))
-        built = self._providers.dress(built, target)
+        wire = self._providers.format(target.model.provider)
+        return self._providers.dress(await off_loop(call.size, lambda: wire.build_request(asking)), target)
+
+    async def _ask(self, built: UpstreamRequest, target: Target, patience: float) -> dict[str, Any] | None:
+        """Have one replica compute a prompt. Raises UpstreamFailure, TimeoutError and DecodeError."""
+        provider = self._providers.settings(target.model.provider)
         async with asyncio.timeout(patience):
             response = await self._client.send(built, provider.timeouts.connect, patience)
             try:
-                if response.status == 400:
+                if response.status in (400, 413):
                     return None  # the replica that replies says what is wrong with the request
                 if response.status != 200:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")

@@ -152,6 +152,11 @@ class EngineLoop:
                 self._draining = True
                 return self._drain_if_empty()
 
+    def close(self) -> None:
+        """Exchange no blocks any more: threads that do would outlive the loop."""
+        if self._transfers is not None:
+            self._transfers.close()
+
     def step(self) -> list[Event]:
         """Schedule, run, accept; return what to tell whom. Raises if the runner fails for good, or repeatedly."""
         started = self._clock()

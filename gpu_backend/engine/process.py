@@ -109,6 +109,7 @@ def main(descriptor: int, parent: int) -> int:
     with contextlib.suppress(EOFError, OSError):  # the parent is gone, and with it all waiting callers
         connection.send((_pack(ready),))
         _serve(connection, loop)
+    loop.close()
     return 0
 
 

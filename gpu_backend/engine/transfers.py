@@ -149,7 +149,9 @@ class Transfers:
     def begin_pulls(self) -> None:
         """Let blocks come into their room. After a launch: the device may have to copy out what was there."""
         for ticket, coming in self._coming.items():
-            if not coming.is_begun and (table := self._scheduler.tables.apart.get(ticket)) is not None:
+            if coming.is_begun or coming.is_given_up:
+                continue
+            if (table := self._scheduler.tables.apart.get(ticket)) is not None:
                 coming.is_begun = True
                 self._transfer.pull(ticket, table[coming.first :])
 
@@ -194,7 +196,6 @@ class Transfers:
             return
         tables[ticket] = allocation.block_table
         if allocation.num_cached < coming.first:  # evicted since: what would come leads on from nothing
-            coming.is_begun = True
             self._give_up(ticket, coming)
 
     def _finish(self, ended: Ended) -> list[Ready]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.kv_transfer.seam import KvTransfer
 from gpu_backend.simulate.traces import TraceRequest
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.cost import StepCost, plan_work
@@ -17,6 +18,7 @@ from gpu_backend.step.limits import Limits
 from gpu_backend.step.messages import Event, FinishReason, Generate, NewTokens, Refused
 from gpu_backend.step.plan import AtOnce, StepPlan, StepResult
 from gpu_backend.step.sampling_params import SamplingParams
+from gpu_backend.step.transfer import RemoteBlocks
 
 LOOK_EVERY = 16  # steps between two looks at the counters of service
 END = 0  # the token id that ends a reply
@@ -99,16 +101,22 @@ class Replica:
     """One engine of the simulated deployment."""
 
     def __init__(
-        self, config: EngineConfig, cost: StepCost, num_blocks: int, host: HostMemory = NO_HOST_MEMORY
+        self,
+        config: EngineConfig,
+        cost: StepCost,
+        num_blocks: int,
+        host: HostMemory = NO_HOST_MEMORY,
+        transfer: Callable[[VirtualRunner], KvTransfer] | None = None,
     ) -> None:
         self.runner = VirtualRunner(cost, host.copy_seconds)
+        exchange = transfer(self.runner) if transfer is not None else None
         limits = Limits(
             max_model_len=num_blocks * config.cache.block_size,
             vocab_size=VOCABULARY,
             num_host_blocks=host.num_blocks,
             copy_seconds=host.copy_seconds if host.num_blocks and host.swaps else None,
         )
-        self.loop = EngineLoop(config, self.runner, num_blocks, limits, self.runner.clock)
+        self.loop = EngineLoop(config, self.runner, num_blocks, limits, self.runner.clock, transfer=exchange)
         self.gaps = array("d")  # seconds between two tokens of one reply
         self.outcomes: dict[str, RequestOutcome] = {}
         self._steps = 0
@@ -121,8 +129,9 @@ class Replica:
         max_tokens: int,
         deadline_ms: int | None = None,
         marks: tuple[tuple[int, int], ...] = (),
+        remote: RemoteBlocks | None = None,
     ) -> None:
-        """Hand a request in, at the replica's own time; ``marks``: as in ``Generate``."""
+        """Hand a request in, at the replica's own time; ``marks`` and ``remote``: as in ``Generate``."""
         outcome = RequestOutcome(request, last_token=request.arrival)
         self.outcomes[str(number)] = outcome
         self.outstanding += request.prompt_tokens + request.output_tokens
@@ -141,6 +150,7 @@ class Replica:
             tier=request.tier,
             deadline_ms=deadline_ms,
             prompt_marks=marks,
+            remote=remote,
         )
         self._take(self.loop.handle(command))
 
