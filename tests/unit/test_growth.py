@@ -30,6 +30,7 @@ from gateway.dialects.chat import ChatWriter
 from gateway.dialects.completions import CompletionWriter
 from gateway.dialects.media import SpeechWriter, TranscriptionWriter
 from gateway.dialects.messages_writer import MessagesWriter
+from gateway.dialects.parts.recordings import seconds_of
 from gateway.dialects.responses_writer import ResponsesWriter
 from gateway.moderation.output_watch import OutputWatch
 from gateway.moderation.rules.rules import RULES, holds_phrase, places_by_rules
@@ -171,9 +172,9 @@ ELSEWHERE = {
     "gpu_backend.server.requests.bodies.read_body": "test_decoding",
     "gateway.upstreams.openai.replies.read_whole": "test_a_format",
     "gateway.upstreams.openai.request.told_format": "reads one word of a request",
-    "gateway.dialects.parts.recordings.seconds_of": "is given so many bytes of a file",
     "gateway.upstreams.gemini.replies.read_content": "test_a_format",
     "gateway.upstreams.bedrock.signing.region_of": "reads what the configuration says",
+    "gateway.upstreams.bedrock.signing.find_credentials": "reads the name of a profile, which the configuration says",
     "gateway.upstreams.bedrock.signing.signed": "signs what was built, by botocore: a hash of it",
     "gateway.upstreams.gemini.wire_format.read_embeddings": "test_a_format",
     "gateway.shadow.judging.judge_request": "shows so many characters of each",
@@ -514,6 +515,7 @@ READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
 MORE_READERS: dict[str, tuple[str, list[Callable[[Any], object]]]] = {
     "multipart.PushMultipartParser": ("form", [_parse_form]),
     "gateway.calls.accumulate.Collector": ("events", [_collected]),
+    "gateway.dialects.parts.recordings.seconds_of": ("bytes", [seconds_of]),
 }
 BESIDE = {
     "gpu_backend.server.checkpoint.tokens.Detokenizer": "keeps one unfinished character",
