@@ -125,6 +125,11 @@ def test_marks_of_the_prompt_cache_reach_the_upstream(client: httpx.Client, upst
     chat = client.post(URL, json=ASK | asked | {"model": "small"})
 
     assert (native.status_code, chat.status_code, seen) == (200, 200, parts)
+    parts[0]["prompt_cache_breakpoint"] = mark | {"ttl": "12h"}
+    longer = client.post(URL, json=ASK | asked)
+
+    assert sent(upstream)["input"][0]["content"] == seen  # what is kept for longer may cost more
+    assert longer.headers[DROPPED] == "input.prompt_cache_breakpoint.ttl"
     assert DROPPED not in native.headers and chat.headers[DROPPED] == "input.prompt_cache_breakpoint"
 
 

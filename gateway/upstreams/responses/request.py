@@ -18,6 +18,7 @@ from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, Tex
 from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
 
 PATH = "/responses"
+USUAL_TTL = "30m"  # of what lies in a prompt cache, which `price.cache_write` is for
 # Of a request as it came: what only says how it is kept here, and what the chat that it is says, without what the
 # provider refuses.
 KEPT_HERE = dict.fromkeys(("background", "previous_response_id", "conversation"))
@@ -58,7 +59,26 @@ def _input(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> str |
     told = [item for item in asked.input if item.type != "reasoning" or _has_back(item, asking)]
     if len(told) < len(asked.input):
         dropped.append("thinking_blocks")
-    return [_item(item) for item in told]
+    items = [_item(item) for item in told]
+    left_out = [part for item in items for part in _parts(item) if not _mark_usually(part)]
+    if left_out:
+        dropped.append("input.prompt_cache_breakpoint.ttl")
+    return items
+
+
+def _parts(item: dict[str, Any]) -> list[dict[str, Any]]:
+    fields = (item.get(name) for name in ("content", "output"))
+    return [part for parts in fields if isinstance(parts, list | tuple) for part in parts]
+
+
+def _mark_usually(part: dict[str, Any]) -> bool:
+    """Leave of a part's mark of the prompt cache what costs no more than a cache as prices know it; whether that is all
+    that it says."""
+    if (mark := part.get("prompt_cache_breakpoint")) is None:
+        return True
+    usual = {name: said for name, said in mark.items() if name == "mode" or (name == "ttl" and said == USUAL_TTL)}
+    part["prompt_cache_breakpoint"] = usual
+    return usual == mark
 
 
 def _has_back(item: InputItem, asking: Asking) -> bool:
