@@ -92,7 +92,7 @@ def mixtures_of_few_bits(setting: Setting) -> str:
         )
         return relative_error(found, right)
 
-    return worst_of(setting, error, 3)
+    return worst_of(setting, error)
 
 
 def engine_of_experts(setting: Setting) -> str:

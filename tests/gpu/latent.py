@@ -138,5 +138,5 @@ CHECKS = (
         "kernel: latent vectors whatever the batch", attention_stays_the_same, (torch.bfloat16,), long=(torch.bfloat16,)
     ),
     Check("kernel: norm, rope and store of latent vectors", norm_rope_store_latent),
-    Check("kernel: an engine of latent vectors", engine_of_latent_vectors, (torch.float32,)),
+    Check("kernel: an engine of latent vectors", engine_of_latent_vectors, (torch.float32,), long=(torch.float32,)),
 )
