@@ -7,12 +7,16 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.core.settings import Prefill, ProviderSettings
+from router.catalog.targets import Endpoint
 from tests.support.engine_server import EngineServer, running_engine_server
+from tests.support.house import model, running_house, settings_for
 from tests.support.tiny_model import write_tiny_model
 from tests.support.waiting import until
 
@@ -24,8 +28,8 @@ HEADERS = {"authorization": f"Bearer {SECRET}", "x-tenant": "a team"}
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, EngineServer]]:
-    model = write_tiny_model(tmp_path_factory.mktemp("tiny"), with_tokenizer=True)
-    with running_engine_server(model, *FLAGS) as prefiller, running_engine_server(model, *FLAGS) as decoder:
+    folder = write_tiny_model(tmp_path_factory.mktemp("tiny"), with_tokenizer=True)
+    with running_engine_server(folder, *FLAGS) as prefiller, running_engine_server(folder, *FLAGS) as decoder:
         yield prefiller, decoder
 
 
@@ -69,6 +73,42 @@ def test_an_answer_is_that_of_one_engine(temperature: float, engines: tuple[Engi
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] < answer["usage"]["prompt_tokens"] // 2
     assert text_of(answer) == text_of(ask(prefiller, subject, temperature=temperature))
     until(lambda: counter(prefiller, "kv_blocks_held") == 0)
+
+
+def test_a_gateway_has_long_prompts_computed_elsewhere(
+    engines: tuple[EngineServer, EngineServer], database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    """Its answer is that of one engine, and the prompt's tokens are paid for once."""
+    prefiller, decoder = engines
+    prompts, own = (
+        ProviderSettings(
+            name=name,
+            format="openai",
+            self_hosted=True,
+            api_keys=(SECRET,),
+            endpoints=(Endpoint("here", engine.url + "/v1"),),
+            prefill=prefill,
+        )
+        for name, engine, prefill in (
+            ("prompts", prefiller, None),
+            ("own", decoder, Prefill(provider="prompts", tokens=50)),
+        )
+    )
+    more = {"providers": {"own": own, "prompts": prompts}, "models": {"tiny": model("tiny", "own")}}
+    settings = settings_for(database_url, redis_url, "", tmp_path / "data", **more, auto={}, aliases={})
+    before = counter(decoder, "kv_blocks_pulled_total")
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Which way to the weir? " * 10}],
+        "max_tokens": 12,
+    }
+    with running_house(settings) as house, house.client() as client:
+        answer = client.post("/v1/chat/completions", json={**body, "temperature": 0}).raise_for_status().json()
+
+    until(lambda: counter(decoder, "kv_blocks_pulled_total") - before >= answer["usage"]["prompt_tokens"] // 32)
+    alone = httpx.post(prefiller.url + "/v1/chat/completions", json={**body, "temperature": 0}, headers=HEADERS).json()
+    assert text_of(answer) == text_of(alone)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_a_prefiller_that_stands_still_is_waited_for_no_longer_than_was_said(

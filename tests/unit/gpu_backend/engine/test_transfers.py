@@ -171,7 +171,9 @@ def test_a_wire_that_is_cut_anywhere_changes_no_answer(share: float, engines: tu
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_others_go_on_while_a_wire_is_silent(share: float, engines: tuple[Engine, Engine]) -> None:
+def test_others_go_on_while_a_wire_is_silent(
+    share: float, engines: tuple[Engine, Engine], caplog: pytest.LogCaptureFixture
+) -> None:
     """And the request that waits is computed when its time is up."""
     prefiller, decoder = engines
     remote = prefill(prefiller.loop, greedy("a", PROMPT))
@@ -191,6 +193,7 @@ def test_others_go_on_while_a_wire_is_silent(share: float, engines: tuple[Engine
         decode(decoder.loop, [], answers)
 
     expect_answer(answers)
+    assert caplog.messages == ["KV blocks of another engine did not come, so they are computed: given up"]
     expect_nothing_held(prefiller)
 
 

@@ -126,6 +126,18 @@ def test_connections_are_bounded() -> None:
         transfer.close()
 
 
+def test_a_lease_is_read_by_its_tenant_alone() -> None:
+    """Who knows its name and another salt finds nothing, and does not prolong it."""
+    clock = HandClock()
+    leases = BlockLeases(clock, seconds=30)
+    leases.add("lease", b"salt", ((7, b"hash"),))
+    clock.now += 29
+
+    assert leases.renew("lease", b"another") is None
+    clock.now += 1
+    assert leases.take_free() == ["lease"]
+
+
 def test_a_lease_that_is_read_is_not_freed() -> None:
     """Its blocks stay until the copy is made, though its time is up; nothing new begins to read it."""
     clock = HandClock()
