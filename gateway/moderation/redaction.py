@@ -7,6 +7,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct, UnsetType
 from msgspec.structs import fields, replace
 
@@ -15,6 +16,8 @@ from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.plain import plain
 from gateway.moderation.rules.rules import places_by_rules
 from gateway.moderation.texts import PICTURE
+from protocol.decoding import decode
+from protocol.errors import ServiceError
 
 # What has to stay as it is: ids and seals, which both sides compare, and what the books and limits go by.
 KEPT = frozenset(
@@ -74,6 +77,16 @@ class Redactor:
         return said if shown == said or (seen := self._replaced(shown)) == shown else seen
 
     def _replaced(self, text: str) -> str:
+        """Return a text without finds; JSON stays JSON, as tools read it: what cannot be taken out so is left for the
+        rules to block."""
+        said = self._cut(text)
+        if said is text or (document := _document(text)) is None or _document(said) is not None:
+            return said
+        cleared = msgspec.json.encode(self.take_out(document)).decode()
+        said = self._cut(cleared)
+        return cleared if _document(said) is None else said
+
+    def _cut(self, text: str) -> str:
         out, at = [], 0
         for start, end, name, group in places_by_rules(text, self._groups):
             out += [text[at:start], self._name_of(name, group, text[start:end])]
@@ -96,6 +109,16 @@ class Redactor:
                 if (said := self.take_out(value)) is not value:
                     changes[field.name] = said
         return replace(struct, **changes) if changes else struct
+
+
+def _document(text: str) -> Any:
+    """Return the object or list of a text that is JSON and holds one, ``None`` for any other text."""
+    if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
+        return None
+    try:
+        return decode(text.encode(), Any)
+    except ServiceError:
+        return None
 
 
 def _is(one: object, other: object) -> bool:

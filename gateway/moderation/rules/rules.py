@@ -116,6 +116,8 @@ def _place_of(text: str, rule: Rule, start: int, end: int) -> tuple[int, int]:
             start -= 1
         while start and (text[start - 1].isalnum() or text[start - 1] in "._%+-"):
             start -= 1
+        if text[start - 1 : start] == "\\" and (escaped := _ESCAPED.match(text, start, end)) is not None:
+            start = escaped.end()
     while end > start and text[end - 1] in _QUOTES:
         end -= 1
     if rule.group == "secrets" and (rest := _WORD_GOES_ON.match(text, end)) is not None:
@@ -161,6 +163,7 @@ RULES = tuple(_rules(tomllib.loads((files("gateway") / "moderation" / "rules" / 
 
 _QUOTES = " \"'\\,;"
 _WORD_GOES_ON = re.compile(r"[\w+/=.~%-]*[\w+/=~%-]")
+_ESCAPED = re.compile(r"[bfnrt]|u[0-9a-fA-F]{4}")  # what follows the backslash of a string of JSON
 _ASSIGNS = re.compile(r"[^=:]{0,60}?(?:=>|:=|[:=])[ \t\"'\\]*")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]{1,40}-----|Private-MAC: [0-9a-fA-F]+")
 

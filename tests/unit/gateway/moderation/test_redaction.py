@@ -61,6 +61,22 @@ async def test_what_books_and_tools_go_by_stays(guarding: Guarding) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ({"body": "Dear\nanna@example.com"}, {"body": "Dear\n[redacted email 1]"}),
+        ({"body": "an\u00e9\tanna@example.com"}, {"body": "an\u00e9\t[redacted email 1]"}),
+        ({"pem": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow", "n": 1}, {"pem": "[redacted private_key 2]", "n": 1}),
+        ([{"card": 4111111111111111}], [{"card": 4111111111111111}]),  # a number: it is blocked
+    ],
+)
+async def test_json_stays_json(guarding: Guarding, said: object, left: object) -> None:
+    """A find takes no half of an escape with it, nor the quote behind a key that is cut, whose rule goes to the end."""
+    call = await guarding.moderator.redacted(guarding.call(asking(json.dumps(said))))
+    (message,) = call.request.messages  # type: ignore[union-attr]
+    assert json.loads(message.content or "") == left
+
+
 async def test_a_private_key_goes_whole(guarding: Guarding) -> None:
     """Its rule knows its first line; what follows is the key."""
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc\n-----END RSA PRIVATE KEY-----"
