@@ -108,7 +108,7 @@ class TargetLimiter:
             pool = self._pools.get(target.key)
             if pool is None:
                 return SlotGrant(_beginning_with(target, route))
-            if pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH):
+            if _is_free(pool, call, target):
                 return SlotGrant(_beginning_with(target, route), self._give(pool, call, target))
         return None if able else SlotGrant(route)
 
@@ -162,14 +162,14 @@ class TargetLimiter:
         pool = self._pools.get(target.key)
         if pool is None:
             return None
-        if not goes_on and not pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH):
+        if not goes_on and not _is_free(pool, call, target):
             raise TargetAway(1.0, "all of its slots are taken", is_busy=False)
         return self._give(pool, call, target)
 
     def is_full(self, target: Target) -> bool:
         """Whether all slots of a target are held."""
         pool = self._pools.get(target.key)
-        return pool is not None and not pool.has_free
+        return pool is not None and not (pool.has_free if target.own is None else pool.has_room)
 
     def release(self, slot: Slot | None) -> None:
         """Give a slot back, if there is one; the call whose turn it is then goes on. Twice is once."""
@@ -306,6 +306,13 @@ class TargetLimiter:
         }
         busy = f"Every target of {names_for(call, route.targets)} is busy"
         return Overloaded(f"{busy}, {happened[why]}. Try again later.", retry_after=wait)
+
+
+def _is_free(pool: SlotPool, call: Call, target: Target) -> bool:
+    """Whether a call may go to a target at once. With its team's own key it waits for no rest of the deployment's."""
+    if target.own is not None and pool.has_room:
+        return True
+    return pool.has_free_for(call.caller.team.id, call.routing.tier is Tier.BATCH)
 
 
 def _beginning_with(first: Target, route: Route) -> Route:

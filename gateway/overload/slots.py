@@ -73,10 +73,14 @@ class SlotPool:
         self._overtime_at = -math.inf
 
     @property
+    def has_room(self) -> bool:
+        """Whether fewer slots are held than there are."""
+        return self.limit is None or len(self.held) < self.limit
+
+    @property
     def has_free(self) -> bool:
         """Whether a slot is free. While a target rests the calls that wait for it go first."""
-        is_below = self.limit is None or len(self.held) < self.limit
-        return is_below and not (self.is_resting and self.has_waiting)
+        return self.has_room and not (self.is_resting and self.has_waiting)
 
     def has_free_for(self, team: str, is_batch: bool) -> bool:
         """Whether a slot is free, or others have borrowed one that is the team's: then a call goes to an engine all the

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
+
+import pytest
 
 from gateway.calls.call import Call
 from gateway.core.principals import Caller, Team
@@ -11,15 +14,28 @@ from gateway.core.settings import ProviderSettings, QueueSettings
 from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.keys import TargetAway
 from protocol.chat import ChatRequest, Message
 from router.catalog.routing_options import RoutingOptions
-from router.catalog.targets import Endpoint, Route, Target
+from router.catalog.targets import Endpoint, Route, Target, TargetHealth, TeamKeys
 from router.replicas import VersionShare
 from tests.support.clock import SetClock
 from tests.support.house import model
 
 OLD, NEW = [f"http://old-{number}/v1" for number in range(3)], ["http://new-0/v1"]
 CROWD = 300
+
+
+def call_of(clock: SetClock, said: list[Message], team: str = "a") -> Call:
+    return Call(
+        request_id=clock.new_id(),
+        caller=Caller(team=Team(id=team, name="A"), key_id="k"),
+        endpoint="chat.completions",
+        request=ChatRequest(model="tiny", messages=tuple(said)),
+        routing=RoutingOptions(),
+        created_at=clock.now(),
+        started=clock.monotonic(),
+    )
 
 
 class Pool:
@@ -42,16 +58,7 @@ class Pool:
         said = [Message(role="user", content=f"Tell me of river {number}.")]
         for turn in range(turns - 1):
             said += [Message(role="assistant", content=f"It is long {turn}."), Message(role="user", content="And?")]
-        call = Call(
-            request_id=self.clock.new_id(),
-            caller=Caller(team=Team(id=team, name="A"), key_id="k"),
-            endpoint="chat.completions",
-            request=ChatRequest(model="tiny", messages=tuple(said)),
-            routing=RoutingOptions(),
-            created_at=self.clock.now(),
-            started=self.clock.monotonic(),
-        )
-        grant = self.limiter.enter(call, self.route, {})
+        grant = self.limiter.enter(call_of(self.clock, said, team), self.route, {})
         if grant is None:
             return ""
         if ends:
@@ -99,3 +106,32 @@ def test_a_team_has_its_part_while_others_wait() -> None:
 
     assert sorted(others) == ["", *OLD[:1] * 2, *OLD[1:2] * 2]
     assert sorted(owners) == ["", *OLD[:2]]
+
+
+class Limited:
+    """Breakers of a target at which the deployment's key is at its limit, and no team's own is."""
+
+    def why_away(self, target: Target) -> TargetAway | None:
+        return TargetAway(9.0, "limited", is_busy=True, is_limit=True) if target.own is None else None
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+async def test_who_waits_for_the_deployments_key_keeps_no_team_with_its_own_waiting(concurrency: int | None) -> None:
+    """Where that rests, others wait for it; calls with a team's own key go to the same target at once."""
+    clock, place = SetClock(), Endpoint("here", "http://there/v1")
+    there = ProviderSettings(name="there", format="openai", endpoints=(place,), concurrency=concurrency)
+    target = Target(model("tiny", "there"), place)
+    own = Target(target.model, place, TeamKeys("owner"))
+    limiter = TargetLimiter(
+        *(ProviderRegistry({"there": there}), (target,), cast(Any, Limited()), QueueSettings(), clock, Metrics())
+    )
+    said, away = [Message(role="user", content="Hi.")], {target.key: TargetHealth(is_open=True)}
+    waiting = asyncio.create_task(limiter.wait(call_of(clock, said), Route("tiny", (target,), "named"), away))
+    await asyncio.sleep(0)
+    call = call_of(clock, said, "owner")
+    grants = [limiter.enter(call, Route("tiny", (own,), "named"), {}) for _ in range(3)]
+    waits, is_full = not waiting.done(), limiter.is_full(own)
+    waiting.cancel()
+
+    assert waits and [grant is not None for grant in grants] == [True, True, concurrency is None]
+    assert is_full is (concurrency is not None)
