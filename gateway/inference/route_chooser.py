@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from protocol.media.images import ImageRequest
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
 from router.catalog.catalog import Catalog
-from router.catalog.targets import TargetHealth
+from router.catalog.targets import Target, TargetHealth
 from router.complexity.classifier import Complexity
 from router.ranking import Health
 from router.sampling import is_sampled, judge_named
@@ -44,10 +44,8 @@ class RouteChooser(Struct, eq=False):
 
     def health(self, team: Team) -> Mapping[str, TargetHealth]:
         """Return what is known of targets in trouble, for the calls of a team; a target that is missing is healthy."""
-        full, asked_as = self._limiter.health(), None
-        if goes_by_own_keys(team, self._providers):
-            asked_as = partial(variants_of, team=team, providers=self._providers)
-        away = self._breakers.health(asked_as)
+        full = self._limiter.health()
+        away = self._breakers.health(partial(self._asked_as, team) if goes_by_own_keys(team, self._providers) else None)
         return {**full, **away} if full else away
 
     def health_snapshot(self, health: Mapping[str, TargetHealth]) -> Mapping[str, TargetHealth]:
@@ -80,6 +78,12 @@ class RouteChooser(Struct, eq=False):
             allowed = (self._providers.settings(one.model.provider).allow_fields for one in route.targets)
             refuse_not_honoured(call.extra, call.understood, frozenset().union(*allowed))
         return await self._images.fit(call.request, call.size, call.caller.team.id, route, self._providers)
+
+    def _asked_as(self, team: Team, target: Target) -> Iterator[Target]:
+        """Yield a target as a team's calls are asked there. Breakers may know one of a later configuration: these calls
+        do not go there."""
+        if self._providers.stands_at(target):
+            yield from variants_of(target, team, self._providers)
 
     def _judged_route(self, call: Call, snapshot: Health) -> Route:
         route = self.route_of(call, snapshot)
