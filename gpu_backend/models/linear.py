@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gpu_backend.kernels import ops
-from gpu_backend.models.packed import is_packed, load_packed, load_rounded
+from gpu_backend.models.packed import load_packed, load_rounded
 from gpu_backend.models.quantization import QuantizedLinear, quantize
 from gpu_backend.models.weights import WeightSource
 
@@ -66,7 +66,7 @@ def load_linear(
 ) -> Linear | QuantizedLinear:
     """Load matrices that read the same input, packed into one: their outputs lie beside each other."""
     added = _together(weights, [f"{name}.bias" for name in names], outs) if bias else None
-    if weights.packed is not None and is_packed(weights.packed, names[0]):
+    if weights.packed is not None and weights.is_packed(names[0]):
         load = load_packed if weights.packed.is_of_words else load_rounded
         return load(weights, names, outs, width, added)
     weight = _together(weights, [f"{name}.weight" for name in names], outs, width)
@@ -77,7 +77,7 @@ def load_linear(
 
 def load_whole(weights: WeightSource, name: str, out: int, width: int) -> Tensor:
     """Load a matrix (out, width) whose numbers are needed themselves: unpacked, where the checkpoint has it packed."""
-    if not is_packed(weights.packed, name):
+    if not weights.is_packed(name):
         return weights.get(f"{name}.weight", out, width)
     product = load_linear(weights, (name,), (out,), width, False)
     assert isinstance(product, QuantizedLinear)

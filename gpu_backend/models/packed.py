@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -88,17 +87,6 @@ def _scales(weights: WeightSource, form: PackedFormat, name: str, out: int, widt
     if width % wide:
         raise UnsupportedModel(f"{name} is of {width} inputs, which blocks of {wide} do not divide")
     return weights.get_scales(name, -(-out // tall), width // wide).repeat_interleave(tall, 0)[:out]
-
-
-def is_packed(form: PackedFormat | None, name: str) -> bool:
-    """Whether the checkpoint has the matrix of that name packed."""
-    if form is None or any(_names(part, name) for part in form.kept_whole):
-        return False
-    return not form.only or any(_names(part, name) for part in form.only)
-
-
-def _names(part: str, name: str) -> bool:
-    return bool(re.search(part.removeprefix("re:"), name)) if part.startswith("re:") else part in name
 
 
 Read = tuple[Tensor, Tensor, Tensor, Tensor]  # numbers (out, in), zeros and scales (out, groups), order (in,)

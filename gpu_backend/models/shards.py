@@ -126,6 +126,10 @@ class ShardedWeights(WeightSource):
             raise UnsupportedModel(f"{name} spreads groups over all inputs (desc_act), which ranks cannot divide")
         return part - first
 
+    def is_packed(self, name: str) -> bool:
+        """Whether a matrix is there packed, or rounded."""
+        return self._source.is_packed(name)
+
     def get_scales(self, name: str, *shape: int) -> Tensor:
         """Return the part's scales. Raises ``UnsupportedModel``."""
         dim = self._dim(name)

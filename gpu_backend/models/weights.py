@@ -23,6 +23,7 @@ from gpu_backend.models.tensor_names import asked_name, fused_name, stacked_name
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "I8", "U8")  # types of numbers, as safetensors call them
 SMOOTHED = ("int8", "w8a8", "int4")
 
 
@@ -59,6 +60,10 @@ class WeightSource(ABC):
     def get_scales(self, name: str, *shape: int) -> Tensor:
         """Return float32 scales of that shape; one of a whole matrix is each row's. Raises ``UnsupportedModel``."""
         raise UnsupportedModel(f"these weights have no {name}")
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the matrix of that name, of a module, is there packed, or rounded."""
+        return False
 
 
 class Checkpoint(WeightSource):
@@ -112,6 +117,18 @@ class Checkpoint(WeightSource):
         if tensor.numel() not in (1, math.prod(shape)):
             raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; scales of {shape} are needed")
         return (tensor.reshape(shape) if tensor.numel() > 1 else tensor.reshape(()).expand(shape)).to(self._device)
+
+    def is_packed(self, name: str) -> bool:
+        """Whether a matrix is there packed, or rounded: its tensors tell. What config.json calls those that are not are
+        patterns over the names that each writer has, and each reads them in a way of its own."""
+        if self.packed is None:
+            return False
+        kinds = ("qweight", "weight_packed") if self.packed.is_of_words else ("weight",)
+        asked = [each for kind in kinds for each in (f"{name}.{kind}", fused_name(f"{name}.{kind}"))]
+        found = next((each for each in asked if each in self._file_of), None)
+        if found is None or self.packed.is_of_words:
+            return found is not None
+        return self._file_of[found].get_slice(self._stored[found]).get_dtype() in EIGHT_BITS
 
     def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         if name not in self._file_of and shape:

@@ -21,7 +21,7 @@ PACKED_FORMATS = (  # method, version and bits
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a checkpoint keeps weights of few bits: ``packed.py`` loads them."""
+    """How a checkpoint keeps weights of few bits: ``packed.py`` loads them. Which matrices are, its tensors tell."""
 
     method: str  # in words: awq, gptq or compressed; one by one: fp8, int8 or w8a8; of GPT-OSS: mxfp4
     group_size: int = -1  # inputs that share a scale; -1: all
@@ -29,8 +29,6 @@ class PackedFormat:
     zeros_are_one_less: bool = False  # as GPTQ's first format stores them
     has_zeros: bool = True  # of words: what numbers count from; False: the middle
     has_order: bool = False  # of compressed: inputs say which group is theirs
-    kept_whole: tuple[str, ...] = ()  # parts of the names of matrices that are not packed; re: and a pattern
-    only: tuple[str, ...] = ()  # and of those that are; none: all
     scales: str = "weight_scale"  # of those one by one: what follows a matrix's name
     block: tuple[int, int] | None = None  # of these: outputs and inputs that share a scale; None: all inputs
 
@@ -67,8 +65,7 @@ def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
     if asked.get("dynamic"):
         raise UnsupportedModel("quantization_config has dynamic rules; only one for all matrices is supported")
     group = _group_size(int(asked.get("group_size", asked.get("q_group_size", 128))))
-    kept = tuple(asked.get("modules_to_not_convert") or ())
-    return PackedFormat(method, group, bits, version == "gptq", kept_whole=kept)
+    return PackedFormat(method, group, bits, version == "gptq")
 
 
 def _group_size(group: int) -> int:
@@ -79,11 +76,10 @@ def _group_size(group: int) -> int:
 
 def _fp8_format(asked: Mapping[str, Any]) -> PackedFormat:
     """Read the format of transformers' own float8: a scale for each matrix, or for each of its blocks."""
-    kept = tuple(asked.get("modules_to_not_convert") or asked.get("ignored_layers") or ())
     block = asked.get("weight_block_size")
     if not block:
-        return PackedFormat("fp8", bits=8, kept_whole=kept)
-    return PackedFormat("fp8", bits=8, kept_whole=kept, scales="weight_scale_inv", block=_block(block))
+        return PackedFormat("fp8", bits=8)
+    return PackedFormat("fp8", bits=8, scales="weight_scale_inv", block=_block(block))
 
 
 def _block(asked: Any) -> tuple[int, int]:
@@ -104,7 +100,7 @@ def _mxfp4_format(asked: Mapping[str, Any], config: Mapping[str, Any]) -> Packed
             f"quantization_config is of mxfp4, of a {config.get('model_type')} and without {', '.join(kept)}; mxfp4 is "
             "supported of all experts of a gpt_oss"
         )
-    return PackedFormat("mxfp4", group_size=MXFP4_GROUP, kept_whole=("self_attn",))
+    return PackedFormat("mxfp4", group_size=MXFP4_GROUP)
 
 
 def _compressed_format(asked: Mapping[str, Any]) -> PackedFormat:
@@ -116,24 +112,23 @@ def _compressed_format(asked: Mapping[str, Any]) -> PackedFormat:
     )
     try:
         (group,) = asked["config_groups"].values()
-        weights, inputs, targets = group["weights"], group.get("input_activations"), group.get("targets") or ["Linear"]
+        weights, inputs = group["weights"], group.get("input_activations")
         found = (weights["type"], weights["num_bits"], weights["strategy"], weights.get("symmetric", True))
         of_inputs = None if inputs is None else (inputs["type"], inputs["num_bits"], inputs.get("symmetric", True))
         form = str(group.get("format") or asked.get("format"))
     except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedModel(f"quantization_config cannot be read: {error!r}{described}") from error
-    kept, only = tuple(asked.get("ignore") or ()), () if "Linear" in targets else tuple(targets)
     kind, bits, strategy, is_symmetric = found
     if form == "pack-quantized":
         if kind != "int" or bits not in (4, 8) or strategy not in ("group", "channel") or inputs is not None:
             raise UnsupportedModel(f"the checkpoint has packed weights of {found} and inputs of {of_inputs}{described}")
         size = _group_size(int(weights["group_size"])) if strategy == "group" else -1
         has_order = weights.get("actorder") in ("group", True)  # False, "weight", "static": as they stand
-        return PackedFormat("compressed", size, bits, False, not is_symmetric, has_order, kept, only)
+        return PackedFormat("compressed", size, bits, False, not is_symmetric, has_order)
     strategies = ("channel", "tensor", "block") if kind == "float" else ("channel", "tensor")
     method = {("float", True): "fp8", ("int", True): "w8a8", ("int", False): "int8"}.get((kind, inputs is not None))
     is_read = bits == 8 and strategy in strategies and is_symmetric and of_inputs in (None, (kind, 8, True))
     if method is None or not is_read:
         raise UnsupportedModel(f"the checkpoint has weights of {found} and inputs of {of_inputs}{described}")
     block = _block(weights["block_structure"]) if strategy == "block" else None
-    return PackedFormat(method, bits=8, kept_whole=kept, only=only, block=block)
+    return PackedFormat(method, bits=8, block=block)

@@ -106,10 +106,11 @@ def test_float8_experts_are_near_the_whole_ones(tmp_path: Path) -> None:
     assert (mixed(small, x) - mixed(whole, x)).norm() < 0.08 * mixed(whole, x).norm()
 
 
-def test_checkpoint_of_float8_experts_is_loaded(tmp_path: Path) -> None:
-    """As transformers writes it: a scale for each matrix, and the router among what is kept whole."""
+@pytest.mark.parametrize("kept", [["mlp.gate.", "self_attn"], ["gate", "e_score_correction_bias", "lm_head"]])
+def test_checkpoint_of_float8_experts_is_loaded(kept: list[str], tmp_path: Path) -> None:
+    """As transformers writes it: a scale for each matrix, and the router among what is kept whole, in any words."""
     model = TinyModel("Qwen3MoeForCausalLM", extra={"quantization_config": {"quant_method": "fp8",
-                      "modules_to_not_convert": ["mlp.gate.", "self_attn"]}})  # fmt: skip
+                      "modules_to_not_convert": kept}})  # fmt: skip
     folder, tensors = write_tiny_model(tmp_path, model), model.tensors()
     for name in [name for name in tensors if ".experts." in name]:
         scale = tensors[name].abs().amax() / 448
@@ -165,9 +166,9 @@ def test_all_weights_and_those_of_a_token_are_counted(name: str, total: float, a
     assert config.weights_read(1) < config.weights_read(16) < config.weights_read(1000) <= config.weights_read()
 
 
-def packed_experts(folder: Path, form: dict[str, Any]) -> tuple[Path, Path]:
+def packed_experts(folder: Path, form: dict[str, Any], architecture: str = "Qwen3MoeForCausalLM") -> tuple[Path, Path]:
     """Write a model whose experts are packed, and one with the same numbers written out."""
-    model = TinyModel("Qwen3MoeForCausalLM", intermediate_size=128, extra={"quantization_config": form})
+    model = TinyModel(architecture, intermediate_size=128, extra={"quantization_config": form})
     whole = model.tensors()
     stored = dict(whole)
     torch.manual_seed(3)
@@ -193,6 +194,24 @@ def test_packed_experts_are_as_they_were_stored(form: str, tmp_path: Path) -> No
     )
     assert packed.gate_up.dtype == (torch.int8 if "8" in form else torch.uint8)
     assert (packed.zeros is None) == (form == "compressed, 4 bits")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        ("Glm4MoeForCausalLM", FORMATS["compressed, 4 bits"] | {"ignore": ["lm_head", "re:.*shared_experts.*"]}),
+        ("MixtralForCausalLM", FORMATS["awq"] | {"modules_to_not_convert": ["gate"]}),
+    ],
+)
+def test_what_is_left_whole_beside_packed_experts_may_have_any_name(
+    architecture: str, form: dict[str, Any], tmp_path: Path
+) -> None:
+    """Kimi K2 Thinking and Mixtral name it by their own modules' names, which here are others."""
+    (packed,), (whole,) = map(experts_of, packed_experts(tmp_path, form, architecture))
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(mixed(packed, x), mixed(whole, x), atol=1e-5, rtol=1e-4)
+    assert packed.gate_up.dtype == torch.uint8
 
 
 def test_experts_in_orders_of_their_own_are_refused(tmp_path: Path) -> None:
