@@ -57,10 +57,10 @@ class KeyUses:
         if not used:
             return
         day = self._clock.today()
-        seen = [
-            {"key_id": key_id, "day": day, "network": network_hash(key_id, network)}
-            for key_id, theirs in networks.items()
-            for network in sorted(theirs)
+        seen = [  # in one order at all processes: two that write the same rows must not wait for each other
+            {"key_id": key_id, "day": day, "network": network}
+            for key_id, theirs in sorted(networks.items())
+            for network in sorted(network_hash(key_id, each) for each in theirs)
         ]
         moments = [datetime.fromtimestamp(moment, UTC) for moment in used.values()]
         try:

@@ -108,3 +108,16 @@ async def test_a_pause_holds_at_every_gateway(redis: Redis, clock: SetClock, mon
 
     assert (gateway.pause_of("key_a"), gateway.pause_of("key_b")) == (600, 0)
     await background.drain(5)
+
+
+async def test_gateways_that_write_the_same_networks_do_not_deadlock(database: Database, clock: SetClock) -> None:
+    """Each writes them in one order: else Postgres ends one of two that wait for each other."""
+    ids = [f"key-{number}" for number in range(600)]
+    one, other = KeyUses(database, clock), KeyUses(database, clock)
+    for ident, reverse in zip(ids, reversed(ids), strict=True):
+        one.note(ident, "192.0.2.1")
+        other.note(reverse, "192.0.2.1")
+    await asyncio.gather(one.flush(), other.flush())
+
+    async with database.begin() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM key_networks"))).scalar_one() == len(ids)
