@@ -104,12 +104,20 @@ class TargetLimiter:
         if not self._pools:
             return SlotGrant(route)
         able = self._shared(self._able(route, health), call)
+        lent: Target | None = None  # where the call's team has a place that another has borrowed
         for target in able:
+            if lent is not None and not self._are_peers(lent, target):
+                break
             pool = self._pools.get(target.key)
             if pool is None:
                 return SlotGrant(_beginning_with(target, route))
-            if _is_free(pool, call, target):
+            if not _is_free(pool, call, target):
+                continue
+            if pool.has_room:
                 return SlotGrant(_beginning_with(target, route), self._give(pool, call, target))
+            lent = lent or target  # another replica may have one that is free
+        if lent is not None:
+            return SlotGrant(_beginning_with(lent, route), self._give(self._pools[lent.key], call, lent))
         return None if able else SlotGrant(route)
 
     def can_wait(self, route: Route) -> bool:
@@ -234,6 +242,11 @@ class TargetLimiter:
             for part in [replicas] if new is None else by_version(replicas, new, call.draw):
                 ordered += self._by_work(part, call) if place is not None and len(part) > 1 else part
         return tuple(ordered)
+
+    def _are_peers(self, one: Target, other: Target) -> bool:
+        """Whether two targets are replicas of one model at one place."""
+        place = self._peers.get(one.key)
+        return place is not None and place == self._peers.get(other.key)
 
     def _by_work(self, replicas: list[Target], call: Call) -> list[Target]:
         loads = [len(self._pools[replica.key].held) for replica in replicas]

@@ -108,6 +108,22 @@ def test_a_team_has_its_part_while_others_wait() -> None:
     assert sorted(owners) == ["", *OLD[:2]]
 
 
+def test_a_team_takes_a_free_slot_of_another_replica_before_one_that_was_borrowed() -> None:
+    """Beyond the slots of the one where it belongs it would wait inside that."""
+    pool = Pool()
+    pool.at_new(1.0)
+    new = pool.limiter.engines[NEW[0]]
+    pool.limiter.resize(new, 2, capacity=2)
+    for _ in range(2):
+        pool.asked(1, ends=False)
+    free = pool.asked(1, team="owner")
+    for url in OLD:
+        pool.limiter.resize(pool.limiter.engines[url], 0)
+
+    assert len(new.held) == 2 and free in OLD
+    assert pool.asked(1, team="owner") == NEW[0]
+
+
 class Limited:
     """Breakers of a target at which the deployment's key is at its limit, and no team's own is."""
 
