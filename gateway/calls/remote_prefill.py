@@ -59,7 +59,7 @@ class RemotePrefills:
         self._client = client
         self._prompt_at = prompt_at
         self._clock = clock
-        self._away: dict[str, float] = {}  # until when, by address
+        self._away: dict[str, float] = {}  # until when, by address; then one call at a time, until one is answered
         self._running: Counter[str] = Counter()  # by address
 
     async def params_for(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
@@ -70,16 +70,23 @@ class RemotePrefills:
         place = self._place_for(call, asking)
         if place is None:
             return None
-        address, built = place.endpoint.base_url, await self._build(call, replace(asking, target=place))
+        address = place.endpoint.base_url
         self._running[address] += 1
         try:
-            return await self._ask(built, place, patience * SHARE_OF_PATIENCE)
+            return await self._told_by(place, await self._build(call, replace(asking, target=place)), patience)
+        finally:
+            self._running[address] -= 1
+
+    async def _told_by(self, place: Target, built: UpstreamRequest, patience: float) -> dict[str, Any] | None:
+        address = place.endpoint.base_url
+        try:
+            told = await self._ask(built, place, patience * SHARE_OF_PATIENCE)
         except (UpstreamFailure, TimeoutError, msgspec.DecodeError) as exc:
             self._away[address] = self._clock.monotonic() + AWAY
             log.warning("prefill_failed", endpoint=address, error=str(exc))
             return None
-        finally:
-            self._running[address] -= 1
+        self._away.pop(address, None)
+        return told
 
     def _place_for(self, call: Call, asking: Asking) -> Target | None:
         """Return where a prompt is computed, if not where its reply is made."""
@@ -92,11 +99,16 @@ class RemotePrefills:
             return None
         now, model = self._clock.monotonic(), replace(target.model, provider=said.provider)
         endpoints = self._providers.settings(said.provider).endpoints
-        able = [Target(model, one) for one in endpoints if self._away.get(one.base_url, 0.0) <= now]
+        able = [Target(model, one) for one in endpoints if self._may_be_asked(one.base_url, now)]
         if not able:
             return None
         loads = [self._running[one.endpoint.base_url] for one in able]
         return by_beginning(able, call.beginning, loads)[0]
+
+    def _may_be_asked(self, address: str, now: float) -> bool:
+        """Whether a replica is well. Of one that failed one call finds out: where it hangs, all others would wait."""
+        away = self._away.get(address)
+        return away is None or (away <= now and not self._running[address])
 
     async def _build(self, call: Call, asking: Asking) -> UpstreamRequest:
         """Return what one replica is asked. Raises UpstreamUnable."""
