@@ -137,7 +137,7 @@ class _Process:
         self._make_policy()
         stack.push_async_callback(self.moderator.close)
         self.moderator.start()
-        self._make_routing(catalog)
+        self._make_routing(catalog, providers)
         self.books = await stack.enter_async_context(open_books(settings, clock, self.database, self.redis))
         self.admission = Admission(self.books.quotas, self.books.journal, self.open_calls, clock)
         self.mcp = McpGateway(self.admission, self.client, clock, self.metrics)
@@ -191,7 +191,7 @@ class _Process:
         self.watcher.follow(edition)
         self.engines.follow(edition)
         self.autoscaler.follow(edition)
-        self.sampler.follow(edition.catalog)
+        self.sampler.follow(edition.catalog, edition.providers)
         self.recalibrations.follow(edition.catalog)
         self.canaries.follow(edition.catalog)
         self.mcp.follow(edition.settings.mcp_servers)
@@ -306,10 +306,10 @@ class _Process:
             self.settings.safety, Classifier.load(), self.policy_events, self.abuse, checker, self.metrics
         )
 
-    def _make_routing(self, catalog: Catalog) -> None:
+    def _make_routing(self, catalog: Catalog, providers: ProviderRegistry) -> None:
         self.complexity = Complexity.load()
         shared_by_vocabularies()  # no call waits for the reading
-        self.sampler = Sampler(catalog, self.database, self.background, self.clock, self.complexity.version)
+        self.sampler = Sampler(catalog, providers, self.database, self.background, self.clock, self.complexity.version)
         self.recalibrations = Recalibrations(catalog, self.database, partial(team_score, self.complexity))
         turns = Turns(self.database, self.clock)
         self.canaries = CanaryWatch(catalog, self.database, turns, self.clock, self.metrics.count_rollback)

@@ -22,6 +22,8 @@ from gateway.inference.recalibrations import learns
 from gateway.shadow.judging import longest_judge_request
 from gateway.shadow.store import ShadowCall, note_call
 from gateway.storage.database import Database
+from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.team_keys import brings_keys
 from protocol.chat import ChatReply, ChatRequest, ItemMessage
 from protocol.events import Delta
 from protocol.inference import WholeReply
@@ -45,6 +47,7 @@ class Sampler:
     def __init__(
         self,
         catalog: Catalog,
+        providers: ProviderRegistry,
         database: Database,
         background: Background,
         clock: Clock,
@@ -56,18 +59,18 @@ class Sampler:
         self._clock = clock
         self._scored_by = scored_by
         self._dice = dice
-        self.follow(catalog)
+        self.follow(catalog, providers)
 
-    def follow(self, catalog: Catalog) -> None:
-        """Sample by another catalogue from now on."""
-        self._catalog = catalog
+    def follow(self, catalog: Catalog, providers: ProviderRegistry) -> None:
+        """Sample by another catalogue from now on, at other providers."""
+        self._catalog, self._providers = catalog, providers
         self._routes: Mapping[str, AutoRoute] = {
             name: route for name, route in catalog.auto.items() if route.shadow is not None
         }
 
     def watch(self, call: Call, target: Target) -> ReplyHook:
         """Watch a reply that may be sampled."""
-        if not self._routes or target.own is not None or call.caller.team.provider_keys:
+        if not self._routes or brings_keys(call.caller.team, self._providers):
             return NOT_SAMPLED  # what a team's own account is asked is its own doing alone
         name = self._catalog.meaning(call.request.model)
         route = self._routes.get(name)

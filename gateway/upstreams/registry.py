@@ -55,6 +55,7 @@ class ProviderRegistry:
         self._settings = providers
         self._sealer: Sealer | None = sealer if before is None else before._sealer
         self.names_teams = any(one.team_keys is not None for one in providers.values())
+        self.teams_named = frozenset(team for one in providers.values() for team in one.team_keys or ())
         self.quirks: KnownQuirks = before.quirks if before is not None else KnownQuirks()
         self.tokens: Tokens = before.tokens if before is not None else Tokens()
         self._turns: defaultdict[str, Iterator[int]] = defaultdict(count)

@@ -22,6 +22,11 @@ def goes_by_own_keys(team: Team, providers: ProviderRegistry) -> bool:
     return bool(team.provider_keys) or team.company_keys == "never" or providers.names_teams
 
 
+def brings_keys(team: Team, providers: ProviderRegistry) -> bool:
+    """Whether a team has a key of its own anywhere, of the API or in tollgate.yaml."""
+    return bool(team.provider_keys) or team.id in providers.teams_named
+
+
 def with_team_keys(route: Route, team: Team, providers: ProviderRegistry) -> Route:
     """Return a route whose targets are asked with the keys that a team's calls go with; of each model those with its
     own come first. Raises ModelNotAllowed where none is left."""

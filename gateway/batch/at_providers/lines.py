@@ -24,8 +24,10 @@ from gateway.moderation.input_check import input_check_of
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.provider_batches import ProviderBatches
 from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.team_keys import brings_keys
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
+from protocol.errors import ServiceError
 from protocol.serving.off_loop import off_loop
 from router.catalog.targets import Route, Target
 from router.prompt_size.bounds import requests_made
@@ -64,6 +66,15 @@ class ProviderLines:
         self._cache = inference.replies.cache
         self._moderator = inference.moderator
         self._providers = providers
+
+    def goes_by_own_key(self, call: Call) -> bool:
+        """Whether a call is asked with its team's own key first: how it fares tells little of the calls of others."""
+        if not brings_keys(call.caller.team, self._providers):
+            return False
+        try:
+            return self._chooser.route_of(call, {}).targets[0].own is not None
+        except ServiceError:
+            return False
 
     async def prepare(self, call: Call) -> PreparedLine | ForbiddenLine | None:
         """Return what a call would be sent in a batch of its provider; ``None``: it is to be an ordinary call.

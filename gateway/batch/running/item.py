@@ -73,7 +73,7 @@ class ItemRunner(Struct, eq=False):
 
         None: it was stored, it lies with its provider, or another worker has it.
         """
-        request_id = self._clock.new_id()
+        request_id, call = self._clock.new_id(), None
         try:
             call, writer = self.read(caller, claim, request_id)
             if self._sender is not None and self._sender.may_send(claim):
@@ -85,8 +85,10 @@ class ItemRunner(Struct, eq=False):
             log.warning("batch_item_taken_over", batch_id=claim.batch_id, position=claim.position)
         except ServiceError as exc:
             ended = _wait_or_end(exc, claim, request_id)
-            is_own = isinstance(ended, RetryLater) and bool(caller.team.provider_keys)
-            return replace(ended, is_congestion=False) if is_own else ended  # other teams' requests may be well
+            is_own = call is not None and self._lines.goes_by_own_key(call)
+            if isinstance(ended, RetryLater) and is_own:
+                return replace(ended, is_congestion=False)  # other teams' requests may be well
+            return ended
         except Exception:
             log.exception("batch_item_failed", batch_id=claim.batch_id, position=claim.position)
             return _wait_or_end(ServiceError("The gateway failed in an unexpected way."), claim, request_id)

@@ -17,9 +17,11 @@ from billing.core.records import Status, UsageRecord
 from gateway.calls.call import Call, record_for
 from gateway.core.background import Background
 from gateway.core.principals import Caller, Team
+from gateway.core.settings import ProviderSettings
 from gateway.shadow.sampler import NOT_SAMPLED, Sampler, shadow_call
 from gateway.shadow.store import ShadowCall
 from gateway.storage.database import Database
+from gateway.upstreams.registry import ProviderRegistry
 from protocol.chat import ChatRequest, Message
 from protocol.events import Delta
 from protocol.messages import Block, DocumentBlock, MessagesRequest, MessageTool, PlainSource, TextBlock, Turn
@@ -48,7 +50,12 @@ class Scene:
     def __init__(self) -> None:
         self.clock, self.background, self.database = SetClock(), Background(), Database(NOWHERE)
         self.dice = 0.0
-        self.sampler = Sampler(CATALOG, self.database, self.background, self.clock, "v", lambda: self.dice)
+        named = {"owner": ("own",)}
+        there = ProviderSettings(name="there", format="openai", endpoints=(SMALL.endpoint,), team_keys=named)
+        self.providers = ProviderRegistry({"there": there})
+        self.sampler = Sampler(
+            CATALOG, self.providers, self.database, self.background, self.clock, "v", lambda: self.dice
+        )
 
     def call(
         self, request: ChatRequest = ASKED, tier: Tier = Tier.INTERACTIVE, native: MessagesRequest | None = None
@@ -101,10 +108,19 @@ async def test_only_a_share_of_what_small_models_answer_is_watched(scene: Scene)
     assert scene.sampler.watch(calls["auto"], SMALL) is scene.sampler.watch(calls["auto"], LARGE) is NOT_SAMPLED
 
 
+async def test_no_team_with_keys_of_its_own_pays_for_shadow_traffic(scene: Scene) -> None:
+    """Also one whose key tollgate.yaml names, where the deployment's answered: the other kind may be asked with it."""
+    call = scene.call()
+    teams = Team(id="owner", name="O"), Team(id="b", name="B", provider_keys={"there": (("pvk_1", b"sealed"),)})
+    asked = [replace(call, caller=replace(call.caller, team=team)) for team in teams]
+
+    assert [scene.sampler.watch(one, SMALL) for one in asked] == [NOT_SAMPLED] * 2
+
+
 async def test_what_large_models_answer_is_watched_where_a_route_explores(scene: Scene) -> None:
     """And taken where the score sent it there, not where the large one stood in for a small one or was named."""
     exploring = replace(AUTO, shadow=replace(AUTO.shadow, explore=True))
-    scene.sampler.follow(replace(CATALOG, auto={"auto": exploring}))
+    scene.sampler.follow(replace(CATALOG, auto={"auto": exploring}), scene.providers)
     taken = []
     for reason in ("auto_large", "auto_small", "named"):
         call = scene.call()
@@ -154,7 +170,7 @@ async def test_no_call_waits_for_shadow_traffic_or_fails_with_it(scene: Scene) -
     call, piece = scene.call(), Delta(text="The Seine.")
     hook = scene.sampler.watch(call, SMALL)
     assert list(hook.delta(piece)) == [piece]
-    scene.sampler.follow(Catalog({}, {}, {}, {}, {}))
+    scene.sampler.follow(Catalog({}, {}, {}, {}, {}), scene.providers)
     hook.close(record_of(call))
 
     assert len(scene.background._tasks) == 1  # begun, and nobody has waited for it
