@@ -287,7 +287,7 @@ class Runner(StepRunner):
 
     def block_store(self, config: EngineConfig) -> KvBlockStore:
         """Return the bytes of the KV blocks, for other engines that have the same model."""
-        return KvBlockStore(self.kv_cache, fingerprint_of(config, self.dtype, self._kv.scales))
+        return KvBlockStore(self.kv_cache, fingerprint_of(config, self.dtype, self._kv.scales, self._model.ropes))
 
     def measure_copies(self) -> float | None:
         """Return the seconds that a block's way to host memory or back takes; None without any such memory."""

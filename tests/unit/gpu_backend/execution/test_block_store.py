@@ -11,6 +11,8 @@ import torch
 from gpu_backend.execution.block_store import KvBlockStore
 from gpu_backend.execution.fingerprint import fingerprint_of
 from gpu_backend.kernels.layout.quantized_kv import KvScales
+from gpu_backend.models.config.rope import RopeConfig
+from gpu_backend.models.rope import rope_table
 from gpu_backend.step.config import engine_config
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -41,10 +43,25 @@ def test_only_equal_models_rounded_alike_have_one_fingerprint(tmp_path: Path) ->
     config = engine_config(str(first))
 
     def of(folder: Path, **settings: str) -> str:
-        return fingerprint_of(engine_config(str(folder), **settings), torch.float32, None)
+        return fingerprint_of(engine_config(str(folder), **settings), torch.float32, None, ())
 
     assert of(first) == of(same)
-    others = [of(seed), of(rope), of(first, quantization="int8"), fingerprint_of(config, torch.bfloat16, None)]
-    others += [fingerprint_of(config, torch.float32, scales)]
-    others += [fingerprint_of(config, torch.float32, (replace(scales[0], key=torch.full((2,), 2.0)),))]
+    others = [of(seed), of(rope), of(first, quantization="int8"), fingerprint_of(config, torch.bfloat16, None, ())]
+    others += [fingerprint_of(config, torch.float32, scales, ())]
+    others += [fingerprint_of(config, torch.float32, (replace(scales[0], key=torch.full((2,), 2.0)),), ())]
     assert len({of(first), *others}) == 7
+
+
+def test_longer_sequences_have_another_fingerprint_where_keys_turn_by_their_length(tmp_path: Path) -> None:
+    """A longrope has one set of factors up to the original context, and another for engines that go beyond it."""
+    config, factors = engine_config(str(write_tiny_model(tmp_path))), {"short_factors": (1.0,) * 4}
+    long, plain = (
+        RopeConfig(1e4, kind, original_max_position=64, **factors, long_factors=(4.0,) * 4)
+        for kind in ("longrope", "default")
+    )
+
+    def of(rope: RopeConfig, length: int) -> str:
+        return fingerprint_of(config, torch.bfloat16, None, (rope_table(rope, 8, length, torch.zeros(1)),))
+
+    assert of(long, 32) == of(long, 64) != of(long, 128)
+    assert of(plain, 32) == of(plain, 128)
