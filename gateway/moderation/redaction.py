@@ -23,6 +23,9 @@ from protocol.errors import ServiceError
 KEPT = frozenset(
     ("id", "call_id", "tool_call_id", "tool_use_id", "type", "role", "model", "signature", "encrypted_content", "data")
 )
+# What each turn adds to comes last: a find in it gives none before it another number, or its provider would find no
+# prompt cached.
+GROWING = frozenset(("messages", "input"))
 LABELS = frozenset(("user", "safety_identifier", "metadata"))  # of a request
 
 T = TypeVar("T")
@@ -31,8 +34,8 @@ T = TypeVar("T")
 def redacted_call(call: Call, groups: frozenset[str]) -> tuple[Call, list[Finding]]:
     """Return a call without what rules of these groups find in it, and what that was."""
     redactor = Redactor(groups)
-    changes = {name: redactor.request(getattr(call, name)) for name in ("request", "native", "shown")}
-    changes["extra"] = redactor.take_out(call.extra)
+    changes = {"extra": redactor.take_out(call.extra)}
+    changes |= {name: redactor.request(getattr(call, name)) for name in ("native", "shown", "request")}
     found = [Finding(name, group) for name, group in sorted(redactor.found)]
     return (replace(call, **changes) if found else call), found
 
@@ -103,7 +106,7 @@ class Redactor:
 
     def _struct(self, struct: Any, kept: frozenset[str]) -> Any:
         changes = {}
-        for field in fields(struct):
+        for field in sorted(fields(struct), key=lambda field: field.name in GROWING):
             if field.name not in kept:
                 value = getattr(struct, field.name)
                 if (said := self.take_out(value)) is not value:

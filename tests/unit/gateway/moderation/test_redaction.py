@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.errors import ContentPolicyViolation
 from gateway.core.settings import Safety
 from gateway.moderation.input_check import input_check_of
 from gateway.moderation.rules.policy import REDACTABLE
 from gateway.moderation.rules.rules import places_by_rules
-from protocol.chat import ChatRequest, FunctionCall, Message, ToolCall
+from protocol.chat import ChatRequest, Function, FunctionCall, Message, Tool, ToolCall
 from tests.support.guarding import Guarding
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -41,6 +42,19 @@ async def test_the_same_find_has_the_same_name_wherever_it_stands(guarding: Guar
     first, second = call.request.messages  # type: ignore[union-attr]
     assert first.content == "Write to [redacted email 1] and to [redacted email 2]."
     assert second.content == "Anna is [redacted email 1]; her key is [redacted aws_key 1]"
+
+
+async def test_what_a_turn_adds_renames_nothing_before_it(guarding: Guarding) -> None:
+    """Tools stand before all messages in a prompt: its provider finds it cached as long as they are the same."""
+    tool = Tool(Function(name="send", description="Writes to anna@example.com."))
+    words = "For bo@example.com.", "And for cy@example.com."
+    extra = {"documents": ["See di@example.com."]}
+    asked = [replace(asking(*words[:turns]), tools=(tool,)) for turns in (1, 2)]
+    first, second = [await guarding.moderator.redacted(guarding.call(one, extra=extra)) for one in asked]
+
+    assert isinstance(first.request, ChatRequest) and isinstance(second.request, ChatRequest)
+    assert first.request.tools == second.request.tools != (tool,) and first.extra == second.extra != extra
+    assert first.request.messages == second.request.messages[:1]
 
 
 async def test_what_books_and_tools_go_by_stays(guarding: Guarding) -> None:
