@@ -19,6 +19,7 @@ OTHER = (750, 8_000)
 
 
 ROUNDING = 1e-6  # seconds, of a sum of many frames
+MOST_SECONDS = 100_000_000  # three years: a head may claim what no limit and no column can hold
 BEGINNING = 64 * 1024  # bytes of a WAV in which what stands before its samples is looked for
 
 
@@ -26,7 +27,7 @@ def seconds_of(file: bytes | bytearray) -> tuple[int, int]:
     """Return the most seconds that a file lasts, and about how many it does. Of WAV both are what its header says, of
     FLAC, Ogg, AAC and MP4 what their frames add up to. At least one."""
     if (found := packed_seconds(file)) is not None:
-        return (max(1, math.ceil(found - ROUNDING)),) * 2
+        return (max(1, math.ceil(min(found, MOST_SECONDS) - ROUNDING)),) * 2
     place, size = behind_tags(file), len(file)
     least, usual = _rates(bytes(file[place : place + BEGINNING]), is_tagged=place > 0)
     return max(1, -(-size // least)), max(1, -(-size // usual))

@@ -127,6 +127,7 @@ def mp4(samples: int, *, claims: int = 8_000, form: bytes = b"mp4a", runs: int =
         (mp4(1_000, claims=8_000_000), 1_000),
         (mp4(1_000, form=b"Opus"), 120),
         (mp4(10, form=b"what"), 1),
+        (mp4(2**32 - 1, form=b"Opus"), 100_000_000),  # more is told of none
     ],
 )
 def test_packed_silence_lasts_as_long_as_its_frames(file: bytes, seconds: int) -> None:
