@@ -32,7 +32,7 @@ class _Coming:
 
     command: Generate
     leader: Sequence
-    replies: list[Sequence]  # those that were aborted are gone
+    replies: list[Sequence]  # those that were aborted, or wait no longer, are gone
     until: float  # clock reading
     first: int
     num_offered: int = 0  # 0: it is not known yet
@@ -144,6 +144,10 @@ class Transfers:
                 self._make_room(ticket, coming)
             if now >= coming.until:
                 self._give_up(ticket, coming)
+                if coming.replies and ticket not in self._scheduler.tables.apart:
+                    # Its thread may be held up by a connection that does not come about, or not have begun.
+                    ready.append((coming.command, coming.replies))
+                    coming.replies = []
         return ready
 
     def begin_pulls(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_backend.kv_transfer.leases import LEASE
-from gpu_backend.kv_transfer.tcp import TcpTransfer
+from gpu_backend.kv_transfer.tcp import MOST_PULLS, TcpTransfer
 from gpu_backend.step.messages import Abort, Drain, Drained, Event, FinishReason, Generate
 from gpu_backend.step.transfer import RemoteBlocks
 from tests.support.engine import Answer, collect, continuation, greedy
@@ -204,6 +205,31 @@ def bytes_of_a_transfer() -> int:
             decode(decoder.loop, [greedy("a", PROMPT, remote=wire.remote)])
             assert decoder.counters["kv_blocks_pulled"] == 7
             return wire.passed
+
+
+def test_a_connection_that_does_not_come_about_holds_no_request(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are threads, each with one that hangs: in time all are computed."""
+    prefiller, decoder = engines
+    asked = [greedy(f"r{number}", (number + 1, *PROMPT)) for number in range(MOST_PULLS + 2)]
+    remotes = [prefill(prefiller.loop, one) for one in asked]
+    hangs = threading.Event()
+    monkeypatch.setattr(decoder.transfer, "_connect", lambda *_: hangs.wait(60))
+    answers: dict[tuple[str, int], Answer] = {}
+    for one, remote in zip(asked, remotes, strict=True):
+        collect(answers, decoder.loop.handle(replace(one, remote=remote)))
+    step(decoder.loop, answers)
+    before = len(answers)
+    decoder.clock.now += 5
+    for _ in range(60):
+        step(decoder.loop, answers)
+    are_answered = [answers[one.request_id, 0].finish_reason is FinishReason.LENGTH for one in asked]
+    hangs.set()
+    decode(decoder.loop, [], answers)
+
+    assert before == 0 and all(are_answered)
+    assert decoder.counters["kv_pulls_failed"] == len(asked)
 
 
 def test_a_prefiller_that_dies_costs_only_time(engines: tuple[Engine, Engine]) -> None:
