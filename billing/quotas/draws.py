@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from billing.core.deadlines import running_timeout
 from billing.core.ids import EPOCH
-from billing.core.store_errors import POSTGRES_AWAY
+from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
 from billing.quotas.lease_store import Need, Taken
 from billing.quotas.returns import Returns
 from billing.quotas.rooms import Rooms
@@ -80,7 +80,9 @@ class Draws:
         try:
             async with running_timeout(GIVE_UP_AFTER):
                 taken = await standing.store.take(standing.owner, text, asks, share)
-        except (*POSTGRES_AWAY, asyncio.CancelledError):  # a beat's own deadline may end it, too
+        except (*POSTGRES_AWAY, asyncio.CancelledError) as exc:  # a beat's own deadline may end it, too
+            if is_about_a_value(exc):
+                raise  # nothing was drawn, nor ever will be
             holds = {(need.scope, need.unit): need.hold for ask in asks for need in ask}
             needs = tuple(Need(*room, need=0, want=0, hold=hold) for room, hold in holds.items())
             now = standing.clock.monotonic()

@@ -684,3 +684,15 @@ async def test_a_team_without_limits_goes_on_without_postgres(house: House) -> N
     leases.is_away = False
     await house.hold(leases, tokens=1)
     assert await house.drawn() >= 51
+
+
+async def test_what_postgres_refuses_is_not_asked_again(house: House) -> None:
+    """A number that no column holds has drawn nothing: to look after it would fail at every beat."""
+    await house.limit(team=Limits(tokens_per_day=100_000))
+    leases = await house.process("a")
+    await house.refused(leases, cost=2**70)
+    leases.is_away = False  # as the next beat finds
+    house.clock.move(60)
+    await leases.read_again()  # as each beat does: where it fails, the database counts as away
+
+    assert not leases.draws.unread and not leases.is_away
