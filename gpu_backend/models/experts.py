@@ -24,7 +24,7 @@ from gpu_backend.models.weights import WeightSource
 class Experts:
     """A router and the experts that it chooses among, all of a layer's stacked."""
 
-    router: Tensor  # (experts, hidden); float32 where it has a bias
+    router: Tensor  # (experts, hidden); float32 where shares are sigmoids, or attention is over latent vectors
     gate_up: Tensor  # (experts, 2 · inner, hidden)
     down: Tensor  # (experts, hidden, inner)
     # Of both: float32 (experts, outputs), or (experts, outputs, groups) of inputs, where they are of float8 or whole
@@ -91,7 +91,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Exp
     router, gate = weights.get(f"{prefix}.gate.weight", shape.number, hidden), f"{prefix}.shared_expert_gate.weight"
     shared = f"{prefix}.shared_expert"
     return Experts(
-        router=router.float() if shape.is_sigmoid or shape.groups > 1 else router,
+        router=router.float() if shape.is_sigmoid or config.latent is not None else router,  # as DeepSeek's code
         gate_up=gate_up,
         down=down,
         scales=None if of_inner is None or of_out is None else (of_inner, of_out),

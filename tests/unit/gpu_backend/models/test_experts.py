@@ -244,6 +244,16 @@ def test_sigmoid_router_chooses_by_a_bias_and_shares_without_it() -> None:
     torch.testing.assert_close(shares.flatten(), 2.5 * sigmoids / sigmoids.sum())
 
 
+def test_router_of_a_deepseek_counts_in_float32(tmp_path: Path) -> None:
+    """With groups or without, whatever the model computes in: rounded to 8 bits another expert may be the likeliest."""
+    folder = write_tiny_model(tmp_path, TinyModel("DeepseekV2ForCausalLM", num_layers=2))
+    config = load_model_config(folder)
+    experts = load_experts(config, Checkpoint(folder, CPU, torch.bfloat16), LAYER)
+
+    assert config.experts is not None and config.experts.groups == 1
+    assert experts.router.dtype == torch.float32 and experts.gate_up.dtype == torch.bfloat16
+
+
 def test_experts_are_chosen_of_the_best_groups() -> None:
     """By a group's best two with the bias, or, of a softmax, by its best: another expert that is better is left out."""
     logits = torch.tensor([[3.0, -3.0, 1.0, 1.1, 0.0, 0.0]])
