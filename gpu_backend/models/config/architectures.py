@@ -30,7 +30,8 @@ class Architecture:
     out_bias: bool | None = None
     mlp_bias: bool | None = None
     # Which layers look back only so far: "never" any, "all", those that layer_types names (else all but the last of
-    # every sliding_window_pattern), these "if asked" by use_sliding_window, then "every other" or "all if asked".
+    # every sliding_window_pattern), these "if asked" by use_sliding_window, then "every other" or "all if asked", and
+    # "late": those from max_window_layers on.
     slides: str = "never"
     # Where sliding layers have a plain rope of their own: what config.json calls its base.
     sliding_theta: str = ""
@@ -197,7 +198,13 @@ ARCHITECTURES = {
     "Dots1ForCausalLM": Architecture(
         qk_norm="head",
         mlp_bias=False,
-        defaults={"first_k_dense_replace": 0, "norm_topk_prob": False},
+        slides="late",
+        defaults={
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+        },
         mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
     ),
     "MiniMaxM2ForCausalLM": Architecture(

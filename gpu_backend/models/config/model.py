@@ -221,8 +221,8 @@ def _windows(
         window = window if is_asked else None
         full = int(config.get("max_window_layers", 28))
         default = ["full_attention" if i % 2 or i >= full else "sliding_attention" for i in range(num_layers)]
-    elif does.slides == "if asked":
-        window = window if is_asked else None
+    elif does.slides in ("late", "if asked"):
+        window = window if is_asked or does.slides == "late" else None
         full = int(config.get("max_window_layers", 28))
         whole = rotates if does.skips_rope else [layer < full for layer in range(num_layers)]
         default = ["full_attention" if sees_all else "sliding_attention" for sees_all in whole]

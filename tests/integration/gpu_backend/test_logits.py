@@ -106,6 +106,8 @@ def draw(architecture: str, seed: int, dice: random.Random) -> TinyModel:
         extra["norm_topk_prob"] = dice.random() < 0.5
     elif architecture == "MiniMaxM2ForCausalLM":
         extra["rotary_dim"] = 8
+    elif architecture == "Dots1ForCausalLM":
+        extra |= {"sliding_window": 7 if seed else None, "max_window_layers": layers // 2}
     elif architecture == "Glm4MoeForCausalLM":
         extra |= {"use_qk_norm": dice.random() < 0.5, "first_k_dense_replace": dice.choice([0, 1])}
     elif ARCHITECTURES[architecture].is_latent:
