@@ -15,6 +15,7 @@ import torch
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.experts import Experts
 from gpu_backend.models.layers import Decoder
+from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import num_bytes
 from gpu_backend.step.cost import plan_work
 from gpu_backend.step.plan import SequenceStep
@@ -137,4 +138,6 @@ def measure_roofline(config: ModelConfig, model: Decoder, kv_bytes: float, devic
 
 
 def _is_fp8(model: Decoder) -> bool:
-    return bool(model.layers) and model.layers[0].attention.out.weight.dtype == torch.float8_e4m3fn
+    """Whether products are of float8 on both sides: those with weights in blocks are not."""
+    out = model.layers[0].attention.out if model.layers else None
+    return isinstance(out, QuantizedLinear) and out.weight.dtype == torch.float8_e4m3fn and out.scales.dim() == 1

@@ -130,6 +130,18 @@ def experts(setting: Setting) -> str:
     return f"{card.replays} replays"
 
 
+def latent_vectors(setting: Setting) -> str:
+    """Attention over latent vectors, with experts in groups: prompts and decodes, which are replayed."""
+    sizes = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+    seed = 2 * setting.dice.getrandbits(30)
+    shape = TinyModel("DeepseekV3ForCausalLM", num_experts=8, seed=seed, extra=sizes | groups)
+    card, _ = _compare(setting, [_ask(1, 7, temperature=0.9), _ask(2, 7, given=12)], shape=shape)
+    require(card.replays > 4, f"only {card.replays} replays")
+    lengths(setting, TinyModel("YoutuForCausalLM", num_layers=1, seed=seed, extra=sizes))
+    return f"{card.replays} replays, {card.launches['attend_latent_kernel']} launches of attention beside them"
+
+
 def adapters(setting: Setting) -> str:
     """Replies with any adapter or none go through one graph, and those of none alone through one without them."""
     shape = TinyModel("Qwen3ForCausalLM", num_layers=1, intermediate_size=128, seed=setting.dice.getrandbits(31))
@@ -247,5 +259,6 @@ CHECKS = (
     Check("device path: lengths", lengths, FLOAT32, long=FLOAT32),
     Check("device path: adapters", adapters, FLOAT32, long=FLOAT32),
     Check("device path: experts", experts, FLOAT32, long=FLOAT32),
+    Check("device path: latent vectors", latent_vectors, FLOAT32, long=FLOAT32),
     Check("device path: lengths of experts", lengths_of_experts, FLOAT32, long=FLOAT32),
 )

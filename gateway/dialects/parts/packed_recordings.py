@@ -1,23 +1,27 @@
-# How long packed recordings last at the most: FLAC, Ogg, AAC and MP4 pack silence to a few bytes a second, so their
-# frames are counted as a decoder finds them. What their heads claim of the whole counts where it is longer, never where
-# it is shorter. Every function returns seconds, or ``None`` for what is not of its kind.
+# How long packed recordings last at the most: FLAC, Ogg, AAC, MP4 and WebM pack silence to a few bytes a second, so
+# their frames are counted as a decoder finds them. What their heads claim of the whole counts where it is longer, never
+# where it is shorter. Every function returns seconds, or ``None`` for what is not of its kind.
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 
-MOST_READ = 300_000  # frames or packets of a file that are read one by one: those beyond count as long as one can be
-LONGEST_PACKET = 0.12  # seconds in a packet of Opus
+from gateway.dialects.parts.packed_frames import (
+    AAC_FRAME,
+    LONGEST_PACKET,
+    Data,
+    flac_frame,
+    opus_packet,
+    vorbis_packet,
+)
+from gateway.dialects.parts.webm_recordings import webm_seconds
 
+MOST_READ = 300_000  # frames or packets of a file that are read one by one: those beyond count as long as one can be
 FLAC_SYNC = re.compile(rb"\xff[\xf8\xf9]")  # RFC 9639, section 9.1
-FLAC_RATES = (0, 88_200, 176_400, 192_000, 8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)
 LONGEST_FRAME = 65_536  # samples
 ADTS_SYNC = re.compile(rb"\xff[\xf0\xf1\xf8\xf9]")  # ISO 14496-3, 1.A.3
 AAC_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000, 7_350)
-AAC_FRAME = 1_024  # samples, at the rate of the core
-# Seconds of a frame of Opus by its configuration (RFC 6716, section 3.1), in fours: SILK, hybrid, CELT.
-OPUS_FRAMES = (*(0.01, 0.02, 0.04, 0.06) * 3, *(0.01, 0.02) * 2, *(0.0025, 0.005, 0.01, 0.02) * 4)
 # Seconds in a sample of an MP4 at the most, by its form; those of AAC go by the rate that its head has.
 MP4_FRAMES = {b"Opus": 0.12, b"alac": 16_384 / 8_000, b"fLaC": 65_535 / 8_000, b".mp3": 0.072, b"samr": 0.02}
 MP4_FRAMES |= {b"sawb": 0.02, b"ac-3": 0.048, b"ec-3": 0.048}
@@ -25,14 +29,12 @@ PLAIN_FORMS = (b"sowt", b"twos", b"lpcm", b"raw ", b"ulaw", b"alaw", b"ipcm", b"
 HOLDS_BOXES = frozenset((b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"moof", b"traf"))
 MOST_BOXES = 100_000
 
-Data = bytes | bytearray
-
 
 def packed_seconds(file: Data) -> float | None:
-    """Return how long a packed recording lasts at the most; ``None``: it is none of those that are known here."""
+    """Return how long a packed recording lasts at the most; ``None``: it has no frame of a kind that is known here."""
     place = behind_tags(file)
-    kinds: tuple[Callable[[Data, int], float | None], ...] = (_flac, _ogg, _adts, _mp4)
-    return next((seconds for kind in kinds if (seconds := kind(file, place)) is not None), None)
+    kinds: tuple[Callable[[Data, int], float | None], ...] = (_flac, _ogg, _adts, _mp4, webm_seconds)
+    return next((seconds for kind in kinds if (seconds := kind(file, place))), None)
 
 
 def behind_tags(file: Data) -> int:
@@ -48,53 +50,15 @@ def _flac(file: Data, place: int) -> float | None:
     rate = 0  # as its head has it
     if file[place : place + 4] == b"fLaC":
         rate = int.from_bytes(file[place + 18 : place + 21], "big") >> 4
-    elif _flac_frame(file, place, 0) is None:
+    elif flac_frame(file, place, 0) is None:
         return None
     seconds = 0.0
     for read, sync in enumerate(FLAC_SYNC.finditer(file, place)):
         if read == MOST_READ:
             rest = sum(1 for _ in FLAC_SYNC.finditer(file, sync.start()))
             return seconds + rest * LONGEST_FRAME / (rate or 1)
-        seconds += _flac_frame(file, sync.start(), rate) or 0.0
+        seconds += flac_frame(file, sync.start(), rate) or 0.0
     return seconds
-
-
-def _flac_frame(file: Data, place: int, usual_rate: int) -> float | None:
-    """Return the seconds of a frame, if one begins there: its head has a checksum."""
-    head = file[place : place + 16]
-    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xFE != 0xF8 or head[3] & 1:
-        return None
-    size_code, rate_code = head[2] >> 4, head[2] & 15
-    at = 4 + max(1, 8 - (head[4] ^ 0xFF).bit_length())  # behind its number, written as UTF-8 is
-    samples = (0, 192, 576, 1_152, 2_304, 4_608)[size_code] if size_code < 6 else 256 << (size_code - 8) % 8
-    if size_code in (6, 7):
-        width = size_code - 5
-        samples, at = int.from_bytes(head[at : at + width], "big") + 1, at + width
-    rate = FLAC_RATES[rate_code] if rate_code < 12 else 0
-    if rate_code in (12, 13, 14):
-        width, unit = ((1, 1_000), (2, 1), (2, 10))[rate_code - 12]
-        rate, at = int.from_bytes(head[at : at + width], "big") * unit, at + width
-    if not samples or rate_code == 15 or at >= len(head) or _crc8(head[:at]) != head[at]:
-        return None
-    rates = [each for each in (rate, usual_rate) if each]
-    return samples / min(rates, default=1)
-
-
-def _crc8(data: Data) -> int:
-    crc = 0
-    for byte in data:
-        crc = _CRC8[crc ^ byte]
-    return crc
-
-
-def _crc8_table() -> tuple[int, ...]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [(crc << 1 ^ 0x07 if crc & 0x80 else crc << 1) & 0xFF for crc in table]
-    return tuple(table)
-
-
-_CRC8 = _crc8_table()
 
 
 def _ogg(file: Data, place: int) -> float | None:
@@ -140,9 +104,8 @@ class _Stream:
         self._has_begun = True
         if file[place : place + 8] == b"OpusHead":
             self._is_opus = True
-        elif file[place : place + 7] == b"\x01vorbis" and len(head := file[place : place + 29]) == 29:
-            rate, longest = int.from_bytes(head[12:16], "little"), 1 << (head[28] >> 4)
-            self.usual = max(self.usual, longest / 2 / max(1, rate))
+        elif (seconds := vorbis_packet(file, place)) is not None:
+            self.usual = max(self.usual, seconds)
         elif file[place : place + 5] == b"\x7fFLAC":
             rate = int.from_bytes(file[place + 27 : place + 30], "big") >> 4
             self._flac_rate = min(rate, self._flac_rate or rate)
@@ -153,18 +116,10 @@ class _Stream:
         """Return the seconds of a packet that begins there."""
         seconds = self.usual if self._has_begun else LONGEST_PACKET
         if self._is_opus:
-            seconds = max(seconds, _opus_packet(file, place))
+            seconds = max(seconds, opus_packet(file, place))
         if self._flac_rate is not None:
-            seconds = max(seconds, _flac_frame(file, place, self._flac_rate) or 0.0)
+            seconds = max(seconds, flac_frame(file, place, self._flac_rate) or 0.0)
         return seconds
-
-
-def _opus_packet(file: Data, place: int) -> float:
-    head = file[place : place + 2]
-    if not head or bytes(head) == b"Op":  # its heads say nothing
-        return 0.0
-    count = (1, 2, 2, head[-1] & 63)[head[0] & 3]
-    return min(LONGEST_PACKET, count * OPUS_FRAMES[head[0] >> 3])
 
 
 def _adts(file: Data, place: int) -> float | None:

@@ -13,7 +13,7 @@ EXTENSIBLE = 0xFFFE  # says further on which way it is, and that it is one of th
 PLAIN_FAMILY = bytes.fromhex("000000001000800000aa00389b71")
 MOST_SAMPLES, MOST_CHANNELS = 768_000, 64  # a second, and at a time: more is no recording
 # Bytes a second, by what a file is: at the least, and usual ones. MP3: 8 kbit/s, the lowest rate that its frames know;
-# 128. All others: 6 kbit/s, the lowest rate of Opus, though in WebM silence may take less; 64.
+# 128. All others: 6 kbit/s, the lowest rate of Opus; 64.
 MP3 = (1_000, 16_000)
 OTHER = (750, 8_000)
 
@@ -25,7 +25,7 @@ BEGINNING = 64 * 1024  # bytes of a WAV in which what stands before its samples 
 
 def seconds_of(file: bytes | bytearray) -> tuple[int, int]:
     """Return the most seconds that a file lasts, and about how many it does. Of WAV both are what its header says, of
-    FLAC, Ogg, AAC and MP4 what their frames add up to. At least one."""
+    FLAC, Ogg, AAC, MP4 and WebM what their frames add up to. At least one."""
     if (found := packed_seconds(file)) is not None:
         return (max(1, math.ceil(min(found, MOST_SECONDS) - ROUNDING)),) * 2
     place, size = behind_tags(file), len(file)

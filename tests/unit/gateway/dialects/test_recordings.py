@@ -108,9 +108,38 @@ def mp4(samples: int, *, claims: int = 8_000, form: bytes = b"mp4a", runs: int =
     return box(b"ftyp", b"M4A ") + box(b"moov", box(b"trak", box(b"mdia", head, box(b"minf", table)))) + moof
 
 
+def element(name: int, content: bytes, *, is_live: bool = False) -> bytes:
+    """Return an element of WebM; one that is written live does not tell its size."""
+    size = b"\x01" + b"\xff" * 7 if is_live else (1 << 56 | len(content)).to_bytes(8, "big")
+    return name.to_bytes((name.bit_length() + 7) // 8, "big") + size + content
+
+
+def webm(*blocks: bytes, codec: bytes = b"A_OPUS", claims: float = 1.0, more: bytes = b"") -> bytes:
+    """Return blocks of sound in a cluster, as a browser records them, beside one of pictures."""
+    sound = element(0xAE, element(0xD7, b"\1") + element(0x83, b"\2") + element(0x86, codec) + more)
+    video = element(0xAE, element(0xD7, b"\2") + element(0x83, b"\1") + element(0x86, b"V_VP9"))
+    info = element(0x1549A966, element(0x2AD7B1, b"\x0f\x42\x40") + element(0x4489, struct.pack(">d", claims)))
+    told = b"".join(element(0xA3, b"\x81\0\0\x80" + each) for each in blocks)
+    pictures = element(0xA3, b"\x82\0\0\x80" + b"\x08" * 9)
+    clusters = element(0x1F43B675, element(0xE7, b"\0") + pictures + told, is_live=True)
+    return element(0x1A45DFA3, b"") + element(
+        0x18538067, info + element(0x1654AE6B, sound + video) + clusters, is_live=True
+    )
+
+
+LACED = element(0xA0, element(0xA1, b"\x81\0\0\x06\xff" + b"\x08" * 256))  # 256 packets in one block
+
+
 @pytest.mark.parametrize(
     ("file", "seconds"),
     [
+        (webm(*[b"\x08"] * 1_000), 20),
+        (webm(*[b"\x08" * 250] * 50), 1),
+        (webm(b"\x08", claims=90_000.0), 90),
+        (webm(b"\x08") + LACED * 10, 308),
+        (webm(*[b"\0"] * 1_000, codec=b"A_AAC"), 140),
+        (webm(*[b"\0"] * 100, codec=b"A_VORBIS", more=element(0x63A2, b"\2\x1e" + VORBIS[28:])), 13),
+        (webm(element(0x1F43B675, element(0xA3, b"\x81\0\0\x80\x08") * 1_000)), 21),  # clusters inside of a block
         (flac(1_000), 8_192),
         (flac(1_000, rate=16_000), 8_192),  # what a frame says of itself, where it is longer
         (flac(1_000, head=False), 8_192),
@@ -135,7 +164,9 @@ def test_packed_silence_lasts_as_long_as_its_frames(file: bytes, seconds: int) -
     assert seconds_of(file)[0] == seconds
 
 
-@pytest.mark.parametrize("kind", [flac(3), OPUS + page(*[b"\x08"] * 250), VORBIS + page(b"\0"), ADTS, mp4(9)])
+@pytest.mark.parametrize(
+    "kind", [flac(3), webm(b"\x08", b"\x09") + LACED, OPUS + page(*[b"\x08"] * 250), VORBIS + page(b"\0"), ADTS, mp4(9)]
+)
 @settings(max_examples=40)
 @given(places=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8), cut=st.integers(0, 400))
 def test_no_file_is_too_odd_to_be_held_for(kind: bytes, places: list[tuple[int, int]], cut: int) -> None:

@@ -177,6 +177,20 @@ def test_text_of_a_model_that_sees_is_loaded(tmp_path: Path, prefix: str) -> Non
     assert torch.equal(found.head, plain.head)
 
 
+def test_text_of_kimi_k25_is_a_deepseek_v3s(tmp_path: Path) -> None:
+    """Its config names it kimi_k2, with what it is packed in; its tensors have a longer name."""
+    model = TinyModel("DeepseekV3ForCausalLM")
+    folder = write_tiny_model(tmp_path, model)
+    write_shards(folder, {f"language_model.{name}": tensor for name, tensor in model.tensors().items()})
+    text = model.config() | {"model_type": "kimi_k2"}
+    both = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(both))
+    found, plain = load(folder), load(write_tiny_model(tmp_path / "plain", model))
+
+    assert found.config == plain.config
+    assert torch.equal(found.layers[1].attention.out.weight, plain.layers[1].attention.out.weight)
+
+
 def test_gemma_3_leaves_much_of_its_config_to_transformers() -> None:
     """As its checkpoints that see have it, which name of their text what differs from the class's defaults."""
     text = {
