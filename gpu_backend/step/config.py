@@ -17,6 +17,7 @@ SPECULATIVE_METHODS = ("off", "ngram", "draft")
 MOST_SPECULATIVE_TOKENS = 16
 QUANTIZATIONS = ("fp8", "int8", "w8a8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
+EVERYWHERE = ("0.0.0.0", "::", "*")  # as servers say that they listen at all addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ class TransferConfig:
             host, _, port = address.rpartition(":")
             is_address = bool(host) and port.isascii() and port.isdigit() and int(port) < 2**16
             _is("HOST:PORT, with the port 0 for any free one", "kv_transfer_address", address, is_address)
+            reaches = host.strip("[]") not in EVERYWHERE  # others would look for the blocks on their own machine
+            _is("an address by which others reach this engine", "kv_transfer_address", address, reaches)
         seconds = self.kv_pull_seconds
         _is("a number of seconds above 0, at most 20", "kv_pull_seconds", seconds, 0 < seconds <= 20)
 
