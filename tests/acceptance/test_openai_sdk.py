@@ -94,7 +94,7 @@ def test_models_are_listed_and_shown(openai: OpenAI) -> None:
     names = [model.id for model in openai.models.list()]
 
     named = ["small", "large", "claude", "gpt", "gpt-entra", "native", "native-before", "gemini"]
-    others = ["painter", "brush", "voice", "actor", "scribe", "clerk", "ranker"]
+    others = ["painter", "brush", "sketch", "canvas", "voice", "actor", "scribe", "clerk", "ranker"]
     assert names == [*named, *others, "auto", "old-name"]
     assert openai.models.retrieve("old-name").id == "old-name"
 
