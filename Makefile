@@ -27,7 +27,7 @@ demo: setup
 	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --forks $(JOBS) -m "not soak and not gpu and not peers and not ray"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not peers and not ray"
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600

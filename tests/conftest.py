@@ -19,18 +19,11 @@ from gateway.storage.database import Database
 from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.databases import Databases
-from tests.support.forking import pytest_addoption, pytest_runtestloop
 from tests.support.longest import SECONDS
-from tests.support.rewriting import compile_in_forks
+from tests.support.rewriting import compile_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
-__all__ = [  # hooks
-    "pytest_addoption",
-    "pytest_runtest_logreport",
-    "pytest_runtestloop",
-    "pytest_sessionfinish",
-    "pytest_sessionstart",
-]
+__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
 
 
 # What an example takes says nothing on a busy machine.
@@ -63,7 +56,7 @@ ROOT = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the collector out while thousands of modules are imported: they stay, and going through them costs 2 s."""
     gc.disable()
-    compile_in_forks(config)
+    compile_share(config)
 
 
 def pytest_collection_finish() -> None:

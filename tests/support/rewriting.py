@@ -1,10 +1,10 @@
-# Tests and sources compiled before they are imported, by as many processes as tests will run in. pytest rewrites the
-# asserts of each test file that it imports and keeps the outcome in __pycache__: on a fresh checkout 10 s of CPU.
+# Test files compiled once for all test processes. pytest rewrites the asserts of every file that it imports and keeps
+# the outcome in __pycache__. Processes that start together on a fresh checkout would each do all of that, for seven
+# seconds of CPU: so each does a share of it first, and finds the others' shares done.
 
 from __future__ import annotations
 
 import compileall
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,28 +15,16 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("protocol", "router", "billing", "gateway", "gpu_backend", "migrations", "tools", "tests")
 
 
-def compile_in_forks(config: pytest.Config) -> None:
-    """Compile what is still to be compiled; nothing where tests run in this process alone."""
-    forks = config.option.forks
-    if forks < 2 or config.option.collectonly or sys.dont_write_bytecode:
+def compile_share(config: pytest.Config) -> None:
+    """Compile this process's share of tests and sources where that is still to be done; nothing if it runs alone."""
+    worker: dict | None = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode:
         return
+    number = int(worker["workerid"].removeprefix("gw"))
     files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-    pids = []
-    for number in range(forks):
-        if (pid := os.fork()) == 0:
-            try:
-                _compile(files[number::forks], config)
-            finally:
-                os._exit(0)  # what is not compiled now is compiled as it is imported
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-
-
-def _compile(files: list[Path], config: pytest.Config) -> None:
-    for file in files:
+    for file in files[number :: worker["workercount"]]:
         if file.name.startswith("test_") or file.name == "conftest.py":
-            # Not pytest's public face. Where it is another one, the files are compiled one after the other.
+            # Not pytest's public face. Where it is another one, every process compiles all by itself again.
             with suppress(ImportError, AttributeError, TypeError):
                 _rewrite(file, config)
         else:
