@@ -17,7 +17,7 @@ SLICE = 15  # seconds
 # Outcomes of attempts that tell nothing of who was asked: the client's doing, the request's, or how much is to do.
 SAYS_NOTHING = (
     *(CACHED, "abandoned", "deadline", "refused", "filtered", "unsayable", "unsupported", "too_long", "too_large"),
-    *("rate_limited", "full", "overloaded"),
+    *("rate_limited", "full", "overloaded", "team_limit"),
 )
 
 

@@ -91,6 +91,7 @@ async def test_versions_are_compared_by_the_ledger(ledger: Ledger, redis: Redis)
     ledger.add(2, (AT_NEW, "status_500", 5.0), (AT_OLD, "cut", 5.0), first_token_ms=None)  # the call's own doing
     ledger.add(2, (AT_NEW, "refused", 5.0))
     ledger.add(2, (AT_NEW, "abandoned", 5.0))
+    ledger.add(2, (AT_NEW, "team_limit", 0.0))
     ledger.add(2, (AT_NEW + "2", "ok", 1.0), prompt=64_000)  # another address
     ledger.add(3, (AT_OLD, "ok", 40.0))
     (one,) = await ledger.compare(redis, known(member(NEW, AT_NEW), member(OLD, AT_OLD)))

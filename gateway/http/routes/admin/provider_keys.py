@@ -105,5 +105,6 @@ def _check_provider(name: str, settings: Settings) -> None:
         words = f"'{name}' is no provider that a team can bring a key for: it is asked without keys of its own."
         raise invalid_param("provider", words)
     close = get_close_matches(name, known, n=1)
-    hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(sorted(known))}."
+    names = ", ".join(sorted(known)) or "none"
+    hint = f"Did you mean '{close[0]}'?" if close else f"Those that take keys of teams: {names}."
     raise invalid_param("provider", f"There is no provider '{name[:100]}'. {hint}")

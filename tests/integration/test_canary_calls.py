@@ -1,0 +1,35 @@
+# Which rows of the ledger speak of a canary and of the model that it is to replace.
+
+from __future__ import annotations
+
+import pytest
+
+from billing.core.ids import uuid7
+from billing.core.records import OWN_KEY, Attempt
+from billing.ledger.ledger import insert_records
+from gateway.storage.database import Database
+from gateway.upstreams.resilience.canaries import Seen, calls_of
+from tests.support.clock import SetClock
+from tests.support.factories import make_record
+
+HERE = "openai/here/http://a/v1/gpt"
+NOTHING = [Attempt(HERE, "abandoned", 1.0), Attempt(HERE, "cached", 0.0), Attempt(HERE, "team_limit", 0.0)]
+
+
+@pytest.mark.parametrize("first", [*NOTHING, Attempt(HERE, "status_401", 1.0, OWN_KEY)], ids=lambda one: one.outcome)
+async def test_what_a_caller_or_its_team_brings_about_speaks_against_no_canary(
+    first: Attempt, database: Database, clock: SetClock
+) -> None:
+    """A first attempt that failed at the model itself does."""
+    now = clock.now()
+    failed, well = Attempt(HERE, "status_500", 1.0), Attempt(HERE, "ok", 1.0)
+    tried = [(first, well), (first, well), (failed, well), (well,)]
+    rows = [
+        make_record(uuid7(int(now * 1000), number), attempts=attempts, route_reason="canary", created_at=now)
+        for number, attempts in enumerate(tried)
+    ]
+    async with database.begin() as connection:
+        await insert_records(connection, rows, today=clock.today())
+        base, canary = await calls_of(connection, "auto", now - 60)
+
+    assert base == Seen() and (canary.calls, canary.failed) == (2, 1)
