@@ -32,7 +32,8 @@ FORMATS: dict[str, Provider] = {
 }
 RESPONSES: Provider = ResponsesFormat()  # of calls for a response, at a provider that has this API too
 PURPOSE = "provider-key"  # of the sealer of teams' own keys
-OF_ACCOUNTS = frozenset({"openai-organization", "openai-project"})  # headers that belong to the deployment's account
+# Headers that name the deployment's account.
+OF_ACCOUNTS = frozenset({"openai-organization", "openai-project", "x-goog-user-project"})
 MOST_RETIRED = 5000  # places that were left, the latest: more than come and go while any call runs
 
 

@@ -94,13 +94,16 @@ def test_places_that_were_left_long_ago_are_forgotten() -> None:
 
 def test_a_request_with_a_teams_own_key_is_dressed_for_its_account() -> None:
     """It has connections of its own, and no header that names the deployment's account."""
-    said = {"openai-organization": "org-ours", "x-title": "ours"}
+    said = {"openai-organization": "org-ours", "x-goog-user-project": "ours", "x-title": "ours"}
     registry = ProviderRegistry({"one": replace(provider("one", ("a",), HERE)["one"], headers=said)})
     common, own = target("one", HERE), replace(target("one", HERE), own=TeamKeys("search"))
     built = UpstreamRequest("POST", HERE.base_url, {}, b"")
     dressed = [registry.dress(built, one) for one in (common, own)]
 
-    assert [sorted(one.headers) for one in dressed] == [["openai-organization", "x-title"], ["x-title"]]
+    assert [sorted(one.headers) for one in dressed] == [
+        ["openai-organization", "x-goog-user-project", "x-title"],
+        ["x-title"],
+    ]
     assert [one.party for one in dressed] == ["", "search"]
 
 
