@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -129,6 +130,15 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Block what was blocked before, once a command that blocks signals has run in this process: what later tests start
+    would never hear of its SIGTERM."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture

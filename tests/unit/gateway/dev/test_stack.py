@@ -11,6 +11,8 @@ from gateway.dev.folder import StackFolder
 from gateway.dev.stack import run_stack
 from gateway.run.processes import free_port
 
+pytestmark = pytest.mark.usefixtures("signals")
+
 
 def test_a_config_file_that_cannot_be_read_is_named_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.placing.command import command
+
+pytestmark = pytest.mark.usefixtures("signals")
 
 SECRET = "b4f1c6d09e7a2385" * 2
 FILE = """
@@ -24,14 +24,6 @@ models:
   llama: {provider: own, price: {input: 0.40, output: 0.80}}
 fleet: {secrets: [SECRET], pools: {own: POOL}}
 """
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Block what was blocked before: the command blocks SIGHUP until it has a handler."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def up(folder: Path, pool: str, *more: str) -> Result:
