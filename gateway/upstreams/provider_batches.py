@@ -58,6 +58,10 @@ class ProviderBatches:
         for no other place."""
         return self._providers.stands_at(target) and self._providers.settings(target.model.provider).format in WIRES
 
+    def may_ask(self, target: Target) -> bool:
+        """Whether there is a key to ask with: a team may have none of its own any more."""
+        return target.own is None or bool(self._providers.keys_at(target))
+
     def next_key(self, target: Target) -> str | None:
         """Return the key that a new batch belongs to."""
         return self._providers.next_key_at(target) if target.own is None else next(iter(self._keys_at(target)))
@@ -93,12 +97,12 @@ class ProviderBatches:
             if (upload := wire.upload(place, name, lines)) is not None:
                 uploaded = await self._ask(target, upload, UPLOADED_IN)
         except UpstreamFailure as exc:
-            return NotMade.REFUSED if _is_final(exc) else NotMade.LATER
+            return NotMade.REFUSED if _is_final(exc, target) else NotMade.LATER
         request = wire.create(place, name, lines, uploaded)
         try:
             return wire.read(await self._ask(target, request, UPLOADED_IN))
         except UpstreamFailure as exc:
-            if _is_final(exc):
+            if _is_final(exc, target):
                 return NotMade.REFUSED
             return NotMade.LATER if exc.outcome in NOT_TAKEN else NotMade.UNKNOWN
 
@@ -183,9 +187,11 @@ class ProviderBatches:
         return self._providers.settings_at(target)
 
 
-def _is_final(failure: UpstreamFailure) -> bool:
-    """Whether a provider does not take it, now or later; one without a Batch API knows no such path."""
-    return isinstance(failure, UpstreamRefused) or failure.outcome == "not_found"
+def _is_final(failure: UpstreamFailure, target: Target) -> bool:
+    """Whether a provider does not take it, now or later; one without a Batch API knows no such path. A team's own key
+    that is refused is no fault that the deployment mends: ordinary calls have other keys, or tell the team of it."""
+    is_own_refused = target.own is not None and failure.outcome in ("refused_key", "forbidden")
+    return isinstance(failure, UpstreamRefused) or failure.outcome == "not_found" or is_own_refused
 
 
 def digest_of(key: str | None) -> str:

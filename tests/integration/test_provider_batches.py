@@ -77,12 +77,12 @@ def house(outside: ScriptedUpstream, postgres_url: str, tmp_path_factory: pytest
 
 
 @asynccontextmanager
-async def working(house: House) -> AsyncIterator[None]:
-    """Run a worker; it ends in the middle of what it does."""
+async def working(house: House, *, gathers: bool = False) -> AsyncIterator[None]:
+    """Run a worker; it ends in the middle of what it does. One that ``gathers`` waits for more lines for an hour."""
     async with open_process(house.settings, Clock(), Drain()) as parts:
-        worker = batch_runner_of(parts, 8, pace=FAST)
+        worker = batch_runner_of(parts, 8, pace=replace(FAST, quiet=3600.0) if gathers else FAST)
         running, ended = asyncio.create_task(worker.run()), asyncio.Event()
-        telling = asyncio.create_task(no_more_come(parts.get(Database), ended))
+        telling = asyncio.create_task(asyncio.sleep(0) if gathers else no_more_come(parts.get(Database), ended))
         try:
             yield
         finally:
@@ -178,6 +178,7 @@ HELD = (
     "SELECT sum(granted - returned - spent) AS held FROM leases "
     "WHERE owner LIKE 'provider-batch:%' AND scope LIKE 'team:%' AND unit = 'nanousd'"
 )
+IS_GATHERED = "SELECT count(provider_batch_id) = 2 FROM batch_items WHERE batch_id = '{}'"
 IS_SENT = "SELECT count(*) FILTER (WHERE status = 'submitted') > 0 FROM provider_batches"
 
 
@@ -479,4 +480,50 @@ async def test_lines_go_with_the_teams_own_key_and_lie_in_its_account(house: Hou
     assert {one.api_key for one in upstream.requests} == {"sk-own-of-batches"} and live_calls(upstream) == 0
     assert [(row["status"], row["cost_nanousd"]) for row in rows] == [("answered", 0)] * 2
     assert kept["target"]["own"] == {"team": "own-key"} and kept["key_digest"] == digest_of("sk-own-of-batches")
+    await check_books(house)
+
+
+async def test_lines_whose_own_key_is_revoked_while_they_gather_are_ordinary_calls_at_once(
+    house: House, upstream: ScriptedUpstream
+) -> None:
+    """The team goes with the company's keys where it has none of its own, and so do they; where it may not, they fail
+    with what an ordinary call is told."""
+    said = {"provider": "upstream", "key": "sk-own-to-revoke"}
+    owners = {name: Team(house, await make_team(house.settings, name)) for name in ("otherwise", "never")}
+    with house.client(house.admin_key) as admin:
+        for name in owners:
+            admin.patch(f"/admin/teams/{name}", json={"company_keys": name}).raise_for_status()
+        paths = [f"/admin/teams/{name}/provider-keys" for name in owners]
+        keys = [f"{path}/{admin.post(path, json=said).raise_for_status().json()['id']}" for path in paths]
+        async with working(house, gathers=True):
+            ids = [await owner.submit("upstream", lines=2) for owner in owners.values()]
+            for batch_id in ids:
+                await until_true(house, IS_GATHERED.format(batch_id))
+        for key in keys:
+            admin.delete(key).raise_for_status()
+    async with working(house):
+        ended = [await owner.ended(batch_id) for owner, batch_id in zip(owners.values(), ids, strict=True)]
+
+    assert [one["request_counts"] for one in ended] == [
+        {"total": 2, "completed": 2, "failed": 0},
+        {"total": 2, "completed": 0, "failed": 2},
+    ]
+    assert [one.api_key for one in upstream.requests] == ["sk-upstream"] * 2 and live_calls(upstream) == 2
+    await check_books(house)
+
+
+async def test_a_batch_whose_own_key_the_provider_refuses_becomes_ordinary_calls(
+    house: House, upstream: ScriptedUpstream
+) -> None:
+    """Those have the team's other keys, or tell the team what is wrong; a refused key of the company's is waited for."""
+    owner = Team(house, await make_team(house.settings, "refused-key"))
+    upstream.batches.fault = BatchFault(refuse=[401])
+    with house.client(house.admin_key) as admin:
+        said = {"provider": "upstream", "key": "sk-own-refused"}
+        admin.post("/admin/teams/refused-key/provider-keys", json=said).raise_for_status()
+    async with working(house):
+        ended = await owner.ended(await owner.submit("upstream", lines=2))
+
+    assert ended["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert upstream.batches.made == [] and live_calls(upstream) == 2
     await check_books(house)

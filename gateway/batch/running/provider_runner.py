@@ -122,10 +122,11 @@ class ProviderBatchRunner(Struct, eq=False):
     async def _step(self, one: ProviderBatch, edition: Edition) -> None:
         lines = lines_of(edition, self._client, self._clock)
         batches = lines.batches
-        if not batches.knows(one.target):
-            if one.upstream_id is None and one.tried_at is None:
-                await self._end(one, "not_sent")
-                return
+        is_known = batches.knows(one.target)
+        if one.upstream_id is None and one.tried_at is None and not (is_known and batches.may_ask(one.target)):
+            await self._end(one, "not_sent")
+            return
+        if not is_known:
             raise UpstreamFailure(f"tollgate.yaml names no {one.provider} at that place any more.", outcome="unknown")
         if one.status == "gathering" and not await self._is_gathered(one, batches):
             return
