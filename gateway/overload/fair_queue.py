@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -109,6 +109,10 @@ class FairQueue(Generic[Queued]):
         Of these ``teams``, where some are named."""
         waiting = [share for team, share in self._waiting.items() if teams is None or team in teams]
         return min(waiting, key=_served).first() if waiting else None
+
+    def first_of(self, calls: Iterable[Queued]) -> Queued | None:
+        """Return the call whose turn it is among some of those that wait; None where there are none."""
+        return min(calls, key=lambda call: (self._waiting[call.team].served, call.rank), default=None)
 
     def fraction_of(self, team: str, weight: float) -> float:
         """Return which part of the turns is a team's while it waits."""

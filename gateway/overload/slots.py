@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.overload.fair_queue import FairQueue, Share
@@ -44,6 +44,7 @@ class QueuedCall:
     lag: float  # seconds that its priority puts it back in its team's queue
     pools: tuple[SlotPool, ...]
     size: int = 0  # bytes of its request
+    by_own_key: Collection[SlotPool] = ()  # of these, those that it asks with its team's own key
     slot: Slot | None = None  # once it was its turn
     is_waiting: bool = True
 
@@ -59,7 +60,7 @@ class SlotPool:
     def __init__(self, name: str, limit: int | None) -> None:
         self.name = name
         self.limit = limit  # slots; None: as many as are asked for
-        self.is_resting = False  # it said that it takes none for a while
+        self.is_resting = False  # it said that it takes none for a while with the deployment's key
         self.is_full = False  # it said that more waits there than keeps it busy, or that it takes none
         self.held: dict[Slot, None] = {}
         self.reserved: Mapping[str, float] = {}  # teams' parts of what it runs at once: interactive calls have them
@@ -122,8 +123,10 @@ class SlotPool:
 
     def next_call(self, now: float, ages_after: float) -> QueuedCall | None:
         """Return the call whose turn it is, if a slot is free and a call waits; teams that are owed one go first."""
-        if not self.has_waiting or not (self.has_free or self._lends):
+        if not self.has_waiting or not (self.has_room or self._lends):
             return None
+        if self.is_resting:
+            return self._first_by_own_key()
         owed = [team for team in self.reserved if self._is_owed(team)]
         if owed and (call := self.interactive.first(owed)) is not None:
             return call
@@ -148,6 +151,13 @@ class SlotPool:
         queue = self.queue_of(is_batch)
         turns = (queue.count(team) + 1) / queue.fraction_of(team, weight)
         return turns * self.typical / self.limit
+
+    def _first_by_own_key(self) -> QueuedCall | None:
+        """Return the call whose turn it is while the deployment's key rests: of those with their team's own."""
+        for queue in (self.interactive, self.batch):
+            if (call := queue.first_of(call for call in queue.calls if self in call.by_own_key)) is not None:
+                return call
+        return None
 
     @property
     def _lends(self) -> bool:
@@ -193,14 +203,16 @@ class SlotQueues:
         pools: Iterable[SlotPool],
         now: float,
         size: int = 0,
+        by_own_key: Collection[SlotPool] = (),
     ) -> QueuedCall | None:
         """Let a call wait for the first slot of ``pools``, all of them full; ``None`` when its team's queue is.
 
-        ``size``: bytes of its request, which wait in memory.
+        ``size``: bytes of its request, which wait in memory. ``by_own_key``: pools at which it waits for a slot alone,
+        and for no rest of the deployment's key.
         """
         if self.waiting[team] >= self._per_team or self.bytes_waiting[team] + size > MOST_BYTES:
             return None
-        queued = QueuedCall(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(pools), size)
+        queued = QueuedCall(team, weight, is_batch, now, LAGS[priority] * self._wait, tuple(pools), size, by_own_key)
         for pool in queued.pools:
             pool.queue_of(is_batch).add(queued)
         self.waiting[team] += 1

@@ -131,23 +131,54 @@ class Limited:
         return TargetAway(9.0, "limited", is_busy=True, is_limit=True) if target.own is None else None
 
 
+class Beside:
+    """A target that rests for the deployment's key, for which a call waits; teams with their own keys are beside it."""
+
+    def __init__(self, concurrency: int | None) -> None:
+        self.clock, place = SetClock(), Endpoint("here", "http://there/v1")
+        there = ProviderSettings(name="there", format="openai", endpoints=(place,), concurrency=concurrency)
+        self.target = Target(model("tiny", "there"), place)
+        self.own = Target(self.target.model, place, TeamKeys("owner"))
+        registry, breakers = ProviderRegistry({"there": there}), cast(Any, Limited())
+        self.limiter = TargetLimiter(registry, (self.target,), breakers, QueueSettings(), self.clock, Metrics())
+
+    def call(self, team: str = "a") -> Call:
+        return call_of(self.clock, [Message(role="user", content="Hi.")], team)
+
+    async def wait(self, target: Target, team: str = "a") -> asyncio.Task[Any]:
+        """Have a call wait at a target; the deployment's is told to be away."""
+        away = {target.key: TargetHealth(is_open=True)} if target.own is None else {}
+        waiting = asyncio.create_task(self.limiter.wait(self.call(team), Route("tiny", (target,), "named"), away))
+        await asyncio.sleep(0)
+        return waiting
+
+
 @pytest.mark.parametrize("concurrency", [None, 2])
 async def test_who_waits_for_the_deployments_key_keeps_no_team_with_its_own_waiting(concurrency: int | None) -> None:
     """Where that rests, others wait for it; calls with a team's own key go to the same target at once."""
-    clock, place = SetClock(), Endpoint("here", "http://there/v1")
-    there = ProviderSettings(name="there", format="openai", endpoints=(place,), concurrency=concurrency)
-    target = Target(model("tiny", "there"), place)
-    own = Target(target.model, place, TeamKeys("owner"))
-    limiter = TargetLimiter(
-        *(ProviderRegistry({"there": there}), (target,), cast(Any, Limited()), QueueSettings(), clock, Metrics())
-    )
-    said, away = [Message(role="user", content="Hi.")], {target.key: TargetHealth(is_open=True)}
-    waiting = asyncio.create_task(limiter.wait(call_of(clock, said), Route("tiny", (target,), "named"), away))
-    await asyncio.sleep(0)
-    call = call_of(clock, said, "owner")
-    grants = [limiter.enter(call, Route("tiny", (own,), "named"), {}) for _ in range(3)]
-    waits, is_full = not waiting.done(), limiter.is_full(own)
+    there = Beside(concurrency)
+    waiting = await there.wait(there.target)
+    call, route = there.call("owner"), Route("tiny", (there.own,), "named")
+    grants = [there.limiter.enter(call, route, {}) for _ in range(3)]
+    waits, is_full = not waiting.done(), there.limiter.is_full(there.own)
     waiting.cancel()
 
     assert waits and [grant is not None for grant in grants] == [True, True, concurrency is None]
     assert is_full is (concurrency is not None)
+
+
+async def test_a_call_with_its_teams_own_key_has_its_turn_while_the_deployments_rests() -> None:
+    """It waits for a slot of the target alone; who waits for the deployment's key goes on waiting."""
+    there = Beside(1)
+    first = there.limiter.enter(there.call("owner"), Route("tiny", (there.own,), "named"), {})
+    others = await there.wait(there.target)
+    own = [await there.wait(there.own, "owner") for _ in range(2)]
+    assert first is not None
+    there.limiter.release(first.slot)
+    turn = await own[0]
+    waits = [others.done(), own[1].done()]
+    there.limiter.release(turn.slot)
+    await own[1]
+
+    assert waits == [False, False] and turn.route.targets == (there.own,) and not others.done()
+    others.cancel()
