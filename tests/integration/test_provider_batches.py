@@ -515,7 +515,7 @@ async def test_lines_whose_own_key_is_revoked_while_they_gather_are_ordinary_cal
 async def test_a_batch_whose_own_key_the_provider_refuses_becomes_ordinary_calls(
     house: House, upstream: ScriptedUpstream
 ) -> None:
-    """Those have the team's other keys, or tell the team what is wrong; a refused key of the company's is waited for."""
+    """Those have the team's other keys, or tell the team what is wrong."""
     owner = Team(house, await make_team(house.settings, "refused-key"))
     upstream.batches.fault = BatchFault(refuse=[401])
     with house.client(house.admin_key) as admin:
