@@ -16,6 +16,8 @@ from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.plain import plain
 from gateway.moderation.rules.rules import places_by_rules
 from gateway.moderation.texts import PICTURE
+from gateway.upstreams.wire.signatures import is_claudes
+from protocol.chat import ThinkingBlock
 from protocol.decoding import decode
 from protocol.errors import ServiceError
 
@@ -111,6 +113,8 @@ class Redactor:
                 value = getattr(struct, field.name)
                 if (said := self.take_out(value)) is not value:
                     changes[field.name] = said
+        if "thinking" in changes and isinstance(struct, ThinkingBlock) and is_claudes(struct):
+            changes["signature"] = ""  # it is for other words: with it, its model refuses the conversation
         return replace(struct, **changes) if changes else struct
 
 

@@ -15,7 +15,11 @@ from gateway.core.settings import Safety
 from gateway.moderation.input_check import input_check_of
 from gateway.moderation.rules.policy import REDACTABLE
 from gateway.moderation.rules.rules import places_by_rules
+from gateway.upstreams.anthropic.request import message_body, native_body
 from protocol.chat import ChatRequest, Function, FunctionCall, Message, Tool, ToolCall
+from protocol.decoding import decode
+from protocol.messages import MessagesRequest
+from protocol.messages_to_chat import to_chat
 from tests.support.guarding import Guarding
 
 SECRET = "AKIAIOSFODNN7EXAMPLE"
@@ -141,6 +145,28 @@ async def test_what_cannot_be_taken_out_is_blocked(guarding: Guarding, words: st
         with pytest.raises(ContentPolicyViolation, match="aws_key"):
             check._apply(await check._look(0))
     check.stop()
+
+
+async def test_signed_thinking_with_a_find_is_left_out_whole(guarding: Guarding) -> None:
+    """A signature is for the words that it was made for; thinking without finds goes back as it came."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "send", "input": {}}
+    thought = {"type": "thinking", "thinking": "To anna@example.com, then.", "signature": "c2lnbmVk"}
+    kept = {"type": "thinking", "thinking": "Now send it.", "signature": "YWxzbw=="}
+    turns = [
+        {"role": "user", "content": "Write to Anna."},
+        {"role": "assistant", "content": [thought, kept, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Sent."}]},
+    ]
+    body = json.dumps({"model": "claude", "max_tokens": 9, "messages": turns}).encode()
+    native = decode(body, MessagesRequest)
+    asked = await guarding.moderator.redacted(replace(guarding.call(to_chat(native)), native=native))
+    assert isinstance(asked.request, ChatRequest)
+    bodies = [
+        native_body(asked.native, asked.request, "claude-opus-4-5", streams=False),
+        message_body(asked.request, "claude-opus-4-5", 9, streams=False),
+    ]
+
+    assert [[*said["messages"][1]["content"]] for said, _ in bodies] == [[kept, call], [kept, call]]
 
 
 async def test_it_stands_in_the_audit_log_by_name(guarding: Guarding) -> None:
