@@ -2,7 +2,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := embedded,engine,otel,reader,training,dev
+# What the product runs on, and what checks it besides.
+RUNS := embedded,engine,otel,reader
+CHECKS := training,dev
+# Modules are compiled when they are first imported: most of what torch brings never is.
+INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # More test processes than two cores: most tests wait for a process, a server or a timeout rather than for the CPU.
 JOBS ?= 4
 
@@ -13,17 +17,23 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt
+# Python's own pip takes twice as long as today's.
+.venv/.runs: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tollgate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing into .venv; the first time takes a minute or two."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo "Installing into .venv; the first time takes about a minute."
+	@$(INSTALL) --upgrade pip
+	$(INSTALL) -c constraints.txt -e '.[$(RUNS)]'
+	@touch $@
+
+.venv/.ready: .venv/.runs
+	$(INSTALL) -c constraints.txt -e '.[$(RUNS),$(CHECKS)]'
 	@command -v npm >/dev/null && npm install --prefix tests/node --no-audit --no-fund --no-package-lock --fetch-retries=0 --silent \
 		|| echo "SKIPPED: no npm, or no network for it; the tests of OpenAI's package for Node are left out."
 	@touch $@
 
 # `make demo ARGS="--port 9000"` where 8000 is taken.
-demo: setup
+demo: .venv/.runs
 	@exec $(BIN)/tollgate dev $(ARGS)
 
 test: setup
@@ -78,7 +88,7 @@ gpu-rows:
 # What the images are built of, to the digest: constraints.txt's versions, and what torch brings on a GPU beside them.
 LOCK := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header -c constraints.txt pyproject.toml -
 lock: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(INSTALL) uv
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel --extra reader $(LOCK) -o locks/gateway.txt
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
 
