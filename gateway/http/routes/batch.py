@@ -31,6 +31,7 @@ from gateway.http.exchange import (
     read_query,
     transaction,
 )
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.audit_log import record_act
 from gateway.storage.database import Database
 from protocol.decoding import decode, has_more_values
@@ -101,8 +102,9 @@ async def get_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
     410 once they, or a part of them, have been erased.
     """
     database, keep = part_of(request, Database), edition_of(request).settings.retention.batch_files
+    team_id = counted_team(request)
     async with database.begin() as connection:
-        batch = await get_batch(connection, caller_of(request).team.id, batch_id)
+        batch = await get_batch(connection, team_id, batch_id)
         await check_retained(connection, part_of(request, Clock), batch, keep)
     return Stream(read_results(database, batch.id, ENDED), media_type=JSONL)
 
@@ -177,20 +179,20 @@ async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Re
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        return answer(view(await get_batch(connection, caller_of(request).team.id, batch_id)))
+        return answer(view(await get_batch(connection, team_id, batch_id)))
 
 
 async def _list(request: AnyRequest, view: Any, name: str) -> Response[bytes]:
-    query, limit = read_query(request)
+    (query, limit), team_id = read_query(request), counted_team(request)
     async with transaction(request) as connection:
-        team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, after=query.get("after"), limit=limit + 1)
     return openai_page([view(batch) for batch in found], limit, name)
 
 
 async def _cancel(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:
-    keep, team_id = edition_of(request).settings.retention.batch_files, caller_of(request).team.id
+    keep, team_id = edition_of(request).settings.retention.batch_files, counted_team(request)
     async with transaction(request) as connection:
         batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
     return answer(view(batch))

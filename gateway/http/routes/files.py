@@ -30,6 +30,7 @@ from gateway.http.exchange import (
     transaction,
 )
 from gateway.http.routes.batch import JSONL
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.database import Database
 
 LONGEST_LIST = 10_000  # files
@@ -69,11 +70,11 @@ async def post_file(request: AnyRequest) -> Response[bytes]:
 async def get_files(request: AnyRequest) -> Response[bytes]:
     """List the team's files, newest first. ``purpose``, ``after``, ``limit`` and ``order`` as OpenAI has them."""
     query, limit = read_query(request, LONGEST_PAGE, LONGEST_LIST)
-    is_rising = read_order(query)
+    is_rising, team_id = read_order(query), counted_team(request)
     async with transaction(request) as connection:
         found = await list_files(
             connection,
-            caller_of(request).team.id,
+            team_id,
             purpose=query.get("purpose"),
             after=query.get("after"),
             limit=limit + 1,
@@ -85,16 +86,17 @@ async def get_files(request: AnyRequest) -> Response[bytes]:
 @get("/v1/files/{file_id:str}", guards=[team_guard], summary="Show a file")
 async def get_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Show what is known of a file."""
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        return answer(file_view(await get_file(connection, caller_of(request).team.id, file_id)))
+        return answer(file_view(await get_file(connection, team_id, file_id)))
 
 
 @get("/v1/files/{file_id:str}/content", guards=[team_guard], summary="Read a file")
 async def get_content(request: AnyRequest, file_id: FromPath[str]) -> Stream:
     """Stream a file's contents."""
-    database = part_of(request, Database)
+    database, team_id = part_of(request, Database), counted_team(request)
     async with database.begin() as connection:
-        file = await get_file(connection, caller_of(request).team.id, file_id)
+        file = await get_file(connection, team_id, file_id)
         source = await batch_of_output(connection, file.id) if file.purpose == "batch_output" else None
     contents: AsyncIterator[bytes]
     if source is None:
@@ -107,6 +109,7 @@ async def get_content(request: AnyRequest, file_id: FromPath[str]) -> Stream:
 @delete("/v1/files/{file_id:str}", guards=[team_guard], status_code=200, summary="Delete a file")
 async def delete_one_file(request: AnyRequest, file_id: FromPath[str]) -> Response[bytes]:
     """Delete a file with its contents, for ever."""
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        await delete_file(connection, caller_of(request).team.id, file_id)
+        await delete_file(connection, team_id, file_id)
     return answer({"id": file_id, "object": "file", "deleted": True})

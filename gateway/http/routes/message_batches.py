@@ -27,6 +27,7 @@ from gateway.dialects.messages import ENDPOINT
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, read_body, read_query, transaction
 from gateway.http.routes.batch import decode_requests, submission_of
+from gateway.http.routes.stored.counting import counted_team
 from gateway.storage.database import Database
 from protocol.errors import BadRequest
 
@@ -52,8 +53,8 @@ async def get_message_batches(request: AnyRequest) -> Response[bytes]:
     if "after_id" in query and "before_id" in query:
         raise BadRequest("A page is after one batch or before one. Send 'after_id' or 'before_id'.", param="before_id")
     ends = {"after": query.get("after_id"), "before": query.get("before_id")}
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        team_id = caller_of(request).team.id
         found = await list_batches(connection, team_id, limit=limit + 1, endpoint=ENDPOINT.path, **ends)
     page = found[-limit:] if ends["before"] is not None else found[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -64,17 +65,18 @@ async def get_message_batches(request: AnyRequest) -> Response[bytes]:
 @get(f"{PATH}/{{batch_id:str}}", guards=[team_guard], summary="Show a batch of messages", query=BETA)
 async def get_one_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Show how far a batch is."""
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        return answer(message_batch_view(await get_message_batch(connection, caller_of(request).team.id, batch_id)))
+        return answer(message_batch_view(await get_message_batch(connection, team_id, batch_id)))
 
 
 @get(f"{PATH}/{{batch_id:str}}/results", guards=[team_guard], summary="Read a message batch's results", query=BETA)
 async def get_message_results(request: AnyRequest, batch_id: FromPath[str]) -> Stream:
     """Stream the results of a batch that has ended as JSON Lines. 410 once they have been erased."""
     database = part_of(request, Database)
-    keep = edition_of(request).settings.retention.batch_files
+    keep, team_id = edition_of(request).settings.retention.batch_files, counted_team(request)
     async with database.begin() as connection:
-        batch = await get_message_batch(connection, caller_of(request).team.id, batch_id)
+        batch = await get_message_batch(connection, team_id, batch_id)
         if batch.is_open:
             raise BadRequest(f"The batch '{batch.id}' has not ended: it has no results yet.", param="batch_id")
         await check_retained(connection, part_of(request, Clock), batch, keep)
@@ -84,7 +86,7 @@ async def get_message_results(request: AnyRequest, batch_id: FromPath[str]) -> S
 @post(f"{PATH}/{{batch_id:str}}/cancel", guards=[team_guard], status_code=200, summary="Cancel a batch of messages")
 async def cancel_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Start nothing more of a batch; what runs comes to its end and is kept."""
-    keep, team_id = edition_of(request).settings.retention.batch_files, caller_of(request).team.id
+    keep, team_id = edition_of(request).settings.retention.batch_files, counted_team(request)
     async with transaction(request) as connection:
         await get_message_batch(connection, team_id, batch_id)
         batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
@@ -94,6 +96,7 @@ async def cancel_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> 
 @delete(f"{PATH}/{{batch_id:str}}", guards=[team_guard], status_code=200, summary="Delete a batch of messages")
 async def delete_message_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
     """Delete a batch that has ended, with its requests and results, for ever."""
+    team_id = counted_team(request)
     async with transaction(request) as connection:
-        await delete_batch(connection, caller_of(request).team.id, batch_id)
+        await delete_batch(connection, team_id, batch_id)
     return answer({"id": batch_id, "type": "message_batch_deleted"})
