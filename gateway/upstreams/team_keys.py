@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gateway.core.principals import Team
 from gateway.core.settings import ProviderSettings
 from gateway.upstreams.registry import ProviderRegistry, takes_team_keys
+from router.catalog.catalog import Catalog
 from router.catalog.errors import ModelNotAllowed
 from router.catalog.targets import Route, Target
 
@@ -60,6 +61,22 @@ def variants_of(target: Target, team: Team, providers: ProviderRegistry) -> Iter
         yield Target(model, target.endpoint, own)
     if _may_use_company_keys(team, provider, has_own=own is not None):
         yield target
+
+
+def models_open_to(team: Team, catalog: Catalog, providers: ProviderRegistry) -> frozenset[str] | None:
+    """Return the models for which there is a key that a team's calls may go with; ``None``: all."""
+    if not goes_by_own_keys(team, providers):
+        return None
+
+    def is_open(name: str) -> bool:
+        provider = providers.settings(name)
+        has_own = providers.own_keys(team, provider) is not None
+        return has_own or _may_use_company_keys(team, provider, has_own=has_own)
+
+    here = {name for name in providers.names() if is_open(name)}
+    return frozenset(
+        model.name for model in catalog.models.values() if here & {one.provider for one in model.everywhere}
+    )
 
 
 def _may_use_company_keys(team: Team, provider: ProviderSettings, *, has_own: bool) -> bool:

@@ -195,6 +195,24 @@ def test_a_team_may_be_kept_from_the_companys_keys(house: House, upstream: Scrip
     assert team.chat().status_code == 200 and upstream.requests[-1].api_key == key
 
 
+def test_models_that_are_closed_to_a_team_are_none_of_its_models(house: House) -> None:
+    """Those of providers where it has no key, with the routes and names that lead to them alone; a key opens them."""
+    team = Party(house, company_keys="never")
+
+    def names() -> set[str]:
+        with house.client(team.team_key) as client:
+            found = {each["id"] for each in client.get("/v1/models").json()["data"]}
+            assert {client.get(f"/v1/models/{name}").status_code for name in found} <= {200}
+            assert client.get("/v1/models/claude").status_code == (200 if "claude" in found else 404)
+        return found
+
+    closed = names()
+    team.bring(own_key(), "anthropic")
+    opened = names()
+
+    assert not closed & {"small", "claude", "auto"} and "small" not in opened and "claude" in opened
+
+
 def test_a_team_may_be_charged_the_full_price_for_its_own_key(house: House, upstream: ScriptedUpstream) -> None:
     """As its admins chose: then its budgets hold these calls, too."""
     team, key = Party(house, own_key_cost="list"), own_key()

@@ -14,7 +14,9 @@ from gateway.core.principals import Admin, Caller
 from gateway.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, part_of, principal_of
+from gateway.inference.edition import Edition
 from gateway.storage.readiness import Readiness
+from gateway.upstreams.team_keys import models_open_to
 from router.catalog.catalog import Catalog
 from router.catalog.errors import UnknownModel
 
@@ -24,7 +26,7 @@ async def list_models(request: AnyRequest) -> Response[bytes]:
     """List every name that this caller may ask for: models, automatic routes, aliases."""
     edition = edition_of(request)
     started = int(part_of(request, Readiness).started_at)
-    names = _allowed_names(edition.catalog, principal_of(request))
+    names = _allowed_names(edition, principal_of(request))
     if ANTHROPIC_ERRORS.client_header in request.headers:
         data = [_anthropic_model(edition.catalog, name, started) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
@@ -37,15 +39,18 @@ async def show_model(request: AnyRequest, model: FromPath[str]) -> Response[byte
     """Show one name that this caller may ask for."""
     edition = edition_of(request)
     name = model.removeprefix("/")
-    if name not in _allowed_names(edition.catalog, principal_of(request)):
+    if name not in _allowed_names(edition, principal_of(request)):
         raise UnknownModel(f"The model '{name}' does not exist or you do not have access to it.", param="model")
     shape = _anthropic_model if ANTHROPIC_ERRORS.client_header in request.headers else _model_object
     return answer(shape(edition.catalog, name, int(part_of(request, Readiness).started_at)))
 
 
-def _allowed_names(catalog: Catalog, caller: Caller | Admin) -> list[str]:
-    names = list(catalog.names())
-    for allowed in () if isinstance(caller, Admin) else (caller.team.allowed_models, caller.key_models):
+def _allowed_names(edition: Edition, caller: Caller | Admin) -> list[str]:
+    catalog, names = edition.catalog, list(edition.catalog.names())
+    if isinstance(caller, Admin):
+        return names
+    with_keys = models_open_to(caller.team, catalog, edition.providers)
+    for allowed in (caller.team.allowed_models, caller.key_models, with_keys):
         if allowed is not None:
             its_own = set(_names_by(catalog, allowed))
             names = [name for name in names if name in its_own]
