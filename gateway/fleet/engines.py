@@ -20,7 +20,7 @@ from gateway.upstreams.wire.errors import UpstreamFailure
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
 IDLE_EVERY = 10.0  # and at one that none is at
 PART = 8  # an engine's queue is to be this part of what it runs; and a step up or down this part of what it takes
-TAKES_NONE = frozenset({"starting", "draining"})
+TAKES_NONE = frozenset({"starting", "sleeping", "draining"})
 
 
 def is_full(report: EngineLoad) -> bool:

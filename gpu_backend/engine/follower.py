@@ -28,8 +28,8 @@ def main(rank: int, meeting_file: str, parent: int) -> int:
         torch.set_num_threads(config.device.num_threads)
     ranks = Ranks(rank, config.device.tensor_parallel_size, config.device.pipeline_parallel_size, meeting_file)
     runner = Runner(config, load_model_config(config.checkpoint.folder), ranks)
-    while (plan := ranks.tell(None)) is not None:
-        runner.launch(plan)
+    while (told := ranks.tell(None)) is not None:
+        runner.follow(told)
     ranks.leave()
     return 0
 

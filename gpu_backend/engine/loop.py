@@ -38,7 +38,10 @@ from gpu_backend.step.messages import (
     Generate,
     LoadAdapter,
     LoadReport,
+    Sleep,
+    SleepAnswer,
     UnloadAdapter,
+    WakeUp,
 )
 from gpu_backend.step.plan import DeviceLost, Launched, StepPlan, StepRunner
 from gpu_backend.step.sequence import Sequence
@@ -105,6 +108,8 @@ class EngineLoop:
             self._output_processor.hold = self._transfers.hold
         self._draining = False
         self._drained = False
+        self._is_asleep = False
+        self._to_sleep: Sleep | None = None  # once nothing runs any more
         self._failures = 0
         self._overlaps = runner.is_asynchronous if steps.async_scheduling is None else steps.async_scheduling
         if self.scheduler.speculator is not None and self._overlaps:
@@ -139,7 +144,7 @@ class EngineLoop:
                 if self._transfers is not None:
                     waiting += self._transfers.abort(request_id, reply_index)
                 aborted = [self._output_processor.finish(sequence, FinishReason.ABORT) for sequence in leaving]
-                return [*aborted, *waiting, *self._drain_if_empty()]
+                return [*aborted, *waiting, *self._rest_if_empty()]
             case LoadAdapter(adapter):
                 assert self._adapters is not None, "an engine without room for adapters is asked for none"
                 self._adapters.let_go(self._used_adapters)  # one may have been unloaded just before
@@ -150,7 +155,14 @@ class EngineLoop:
                 return []
             case Drain():
                 self._draining = True
-                return self._drain_if_empty()
+                return self._rest_if_empty()
+            case Sleep():
+                self._to_sleep = command
+                if self._transfers is not None:
+                    self._transfers.end_leases()
+                return self._rest_if_empty()
+            case WakeUp(number):
+                return [SleepAnswer(number, self._wake_up())]
 
     def close(self) -> None:
         """Exchange no blocks any more: threads that do would outlive the loop."""
@@ -162,7 +174,7 @@ class EngineLoop:
         started = self._clock()
         self._take_pulled()
         answers = [*self._take_compiled(), *self._move_adapters()]
-        return [*answers, *self._compute(started), *self._drain_if_empty()]
+        return [*answers, *self._compute(started), *self._rest_if_empty()]
 
     def _compute(self, started: float) -> list[Event]:
         events: list[Event] = []
@@ -210,6 +222,8 @@ class EngineLoop:
     def _take(self, command: Generate | Embed) -> list[Event]:
         if self._draining:
             return refusal(command, "the engine is draining; send this to another replica")
+        if self._is_asleep:
+            return refusal(command, "the engine sleeps; wake it, or send this to another replica")
         if self._is_known(command.request_id):
             return refusal(command, f"request id {command.request_id!r} is already in use")
         if problem := find_problem(command, self._limits):
@@ -278,8 +292,37 @@ class EngineLoop:
             raise RuntimeError(f"{self._failures} steps in a row failed") from error
         return events
 
-    def _drain_if_empty(self) -> list[Event]:
-        if not self._draining or self._drained or self.has_work():
+    def _rest_if_empty(self) -> list[Event]:
+        """Say that the engine is drained, or let it sleep, if that was asked and there is nothing left to do."""
+        if self.has_work():
             return []
-        self._drained = True
-        return [Drained()]
+        events: list[Event] = []
+        if self._draining and not self._drained:
+            self._drained = True
+            events.append(Drained())
+        if self._to_sleep is not None and not self.blocks.num_in_use:
+            events.append(SleepAnswer(self._to_sleep.number, self._sleep()))
+            self._to_sleep = None
+        return events
+
+    def _sleep(self) -> str | None:
+        """Give the device's memory back; return what kept the runner from it."""
+        if not self._is_asleep:
+            self.blocks.clear()
+            try:
+                self.runner.sleep()
+            except Exception as error:
+                return f"its memory cannot be given back: {error}"
+            self._is_asleep = True
+        return None
+
+    def _wake_up(self) -> str | None:
+        """Take the device's memory again; return what kept the runner from it."""
+        self._to_sleep = None
+        if self._is_asleep:
+            try:
+                self.runner.wake_up()
+            except Exception as error:
+                return f"its memory cannot be had again: {error}"
+            self._is_asleep = False
+        return None

@@ -164,6 +164,11 @@ class Transfers:
         if self._held:
             self._end_oldest()
 
+    def end_leases(self) -> None:
+        """End all leases; their blocks are free once no other engine reads them any more."""
+        while self._held:
+            self._end_oldest()
+
     def counters(self) -> dict[str, float]:
         """Return what the load report says of transfers."""
         apart = self._scheduler.tables.apart

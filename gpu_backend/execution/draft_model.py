@@ -52,7 +52,7 @@ class DraftModel:
         _check_fit(config.checkpoint.tokenizer_folder, target, folder, self.config, max_model_len)
         linear = LinearOptions(batch_invariant=config.device.batch_invariant)
         weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, self.config.packed)
-        self._model = load_model(self.config, weights, max_model_len)
+        self.model = load_model(self.config, weights, max_model_len)
         self._vocab_size = target.vocab_size
         self._block_size = config.cache.block_size
         self._max_num_seqs = config.steps.max_num_seqs
@@ -78,7 +78,7 @@ class DraftModel:
         longest = -(-max_model_len // self._block_size)
         self._device_state = DeviceState(self._max_num_seqs, longest, num_blocks, self._device)
         # Of a reply whose drafts all held the draft model lacks two tokens.
-        self.graphs = graphs(self._model, self.kv_cache, self._device_state, 1) if graphs else None
+        self.graphs = graphs(self.model, self.kv_cache, self._device_state, 1) if graphs else None
 
     def complete(self, plan: StepPlan) -> StepPlan:
         """Compute what a plan asks of the draft model, and return the plan with its drafts in it.
@@ -151,13 +151,13 @@ class DraftModel:
             tensors.token_ids.index_copy_(0, rows, last_tokens.index_select(0, origins))
         if tensors.fresh_blocks is not None:
             self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
-        hidden = self._model.hidden_states(tensors, self.kv_cache)
+        hidden = self.model.hidden_states(tensors, self.kv_cache)
         if not tensors.samplers:
             return (), last_tokens[:0]
         rows = hidden if tensors.sample_rows is None else hidden.index_select(0, tensors.sample_rows)
         # Tokenizers are equal, but tables may be padded to different lengths.
         padding = self._vocab_size - self.config.vocab_size
-        logits = F.pad(self._model.logits(rows), (0, padding), value=-torch.inf)
+        logits = F.pad(self.model.logits(rows), (0, padding), value=-torch.inf)
         tokens = sample(logits, tensors.samplers, self._counts).token_ids
         last_tokens.index_copy_(0, tensors.sampled_to, tokens)
         return tensors.samplers, tokens

@@ -244,6 +244,12 @@ class DecodeGraphs:
             self.problem = f"{type(error).__name__}: {error}"
             print(f"gpu_backend: no more graphs, decodes go on without: {self.problem}", file=sys.stderr)  # noqa: T201
 
+    def forget(self) -> None:
+        """Let all graphs go: the memory that they read is to be another. Those that are used are captured again."""
+        self._graphs.clear()
+        self._penalised.clear()
+        self._wanted = None
+
     def capture(self, size: Size) -> None:
         """Make the graph of that size."""
         self._warm_up_size(size)

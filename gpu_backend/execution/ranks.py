@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpu_backend.step.config import EngineConfig
+from gpu_backend.step.messages import Sleep, WakeUp
 from gpu_backend.step.plan import StepPlan
 
 STARTING = timedelta(minutes=10)
@@ -96,9 +97,9 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def tell(self, plan: StepPlan | None) -> StepPlan | None:
-        """Return the first rank's plan on all ranks; None: there will be no more."""
-        box = [None if plan is None else _bare(plan)]
+    def tell(self, told: StepPlan | Sleep | WakeUp | None) -> StepPlan | Sleep | WakeUp | None:
+        """Return what the first rank tells all ranks to do; None: there will be no more."""
+        box = [_bare(told) if isinstance(told, StepPlan) else told]
         dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
         return box[0]
 

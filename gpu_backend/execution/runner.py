@@ -28,6 +28,7 @@ from gpu_backend.execution.warm_up import (
     seconds_per_copy,
 )
 from gpu_backend.hardware.capacity import affordable_blocks, possible_length, requested_length
+from gpu_backend.hardware.device_memory import DeviceMemory
 from gpu_backend.hardware.roofline import Roofline, measure_roofline
 from gpu_backend.kernels import ops
 from gpu_backend.kernels.layout.paged import PagedLayouts
@@ -37,12 +38,13 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
-from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of
+from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of, tensors_of
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.sampling.verification import rows_of
 from gpu_backend.step.adapter import ANY, NONE
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.grammar import begin_masks
+from gpu_backend.step.messages import Sleep, WakeUp
 from gpu_backend.step.plan import (
     TEXT_WINDOW,
     UNKNOWN,
@@ -128,6 +130,7 @@ class Runner(StepRunner):
                 graphs = self._draft_graphs if self.graphs is not None else None
                 self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
 
+        self._memory: DeviceMemory | None = None  # given back, while the engine sleeps
         self._spoilt: list[int] = []  # slots that drafts filled with what is no number
         first = self.model_config.layers_before
         layers = range(first, first + self.model_config.num_layers)
@@ -278,6 +281,39 @@ class Runner(StepRunner):
 
     def _graph_capture(self) -> GraphCapture:
         return CudaGraphCapture(self.device) if self.device.type == "cuda" else EagerRerun()
+
+    def follow(self, told: StepPlan | Sleep | WakeUp) -> None:
+        """Do what the first rank says."""
+        match told:
+            case Sleep():
+                self.sleep()
+            case WakeUp():
+                self.wake_up()
+            case plan:
+                self.launch(plan)
+
+    def sleep(self) -> None:
+        """Give the device's memory back: weights go to host memory, where a CPU's are; the KV cache is dropped, and
+        graphs, which are captured anew."""
+        if self._ranks is not None and self._leads:
+            self._ranks.tell(Sleep(0))
+        on_gpu = self.device.type == "cuda"
+        drafts = self._draft_model
+        weights = [*tensors_of(self._model), *(tensors_of(drafts.model) if drafts else ())] if on_gpu else []
+        memory = DeviceMemory(weights, [self.kv_cache, *([drafts.kv_cache] if drafts else [])])
+        for graphs in (self.graphs, drafts.graphs if drafts else None):
+            if graphs is not None:
+                graphs.forget()
+        memory.release()
+        self._memory = memory
+
+    def wake_up(self) -> None:
+        """Take it again. Raises ``RuntimeError`` where another has it meanwhile; the other ranks end by that."""
+        if self._ranks is not None and self._leads:
+            self._ranks.tell(WakeUp(0))
+        if self._memory is not None:
+            self._memory.restore()
+            self._memory = None
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

@@ -190,6 +190,16 @@ class BlockManager:
             if block in self._by_block:
                 self._forget(self._by_block[block])
 
+    def clear(self) -> None:
+        """Forget all that is cached, on the device and on the host. Nothing may be in use."""
+        assert not self.num_in_use, "a block is in use"
+        for named in list(self._by_key.values()):
+            self._evictable.remove(named.tenant, [named.key])
+            self._forget(named)
+            self._free.append(named.block)
+        self.host.clear()
+        self._copies.clear()
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Return the copies that are to be made, in this order, before anything else is computed."""
         copies = tuple(self._copies)

@@ -96,6 +96,11 @@ class HostTier:
             self.take([self._key_of[block]])
             self._free.append(block)
 
+    def clear(self) -> None:
+        """Drop all that is cached."""
+        for block in list(self._key_of):
+            self.forget(block)
+
     def check(self, held: Iterable[int]) -> None:
         """Assert that the accounting adds up, and that exactly these blocks are held for sequences."""
         self._cached.check()

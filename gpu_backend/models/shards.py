@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -161,19 +161,18 @@ class ShardedWeights(WeightSource):
         return get(name, *full).chunk(self._ranks, dim)[self._rank].clone()
 
 
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """Yield all tensors of a model, or of a part of one; what is there twice comes twice."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from tensors_of(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_of(getattr(part, field.name))
+
+
 def num_bytes(part: Any) -> int:
     """Return the bytes of all tensors in a model, or in a part of one; what is there twice counts once."""
-    found: dict[int, int] = {}
-
-    def look(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found[value.data_ptr()] = value.nbytes
-        elif isinstance(value, tuple):
-            for item in value:
-                look(item)
-        elif is_dataclass(value):
-            for field in fields(value):
-                look(getattr(value, field.name))
-
-    look(part)
-    return sum(found.values())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(part)}.values())

@@ -94,7 +94,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
     def current() -> EngineReading:
         return EngineReading(
             engine.load,
-            engine.state is EngineState.ACTIVE,
+            engine.state in (EngineState.ACTIVE, EngineState.SLEEPING),
             engine.restarts,
             uptime_seconds=engine.uptime_seconds,
             busy_seconds=engine.busy_seconds,
@@ -102,6 +102,7 @@ def build_front(settings: FrontSettings, checkpoint: Checkpoint, engine: EngineC
             ready=engine.ready,
             since=since,
             max_loras=settings.engine.lora.num_slots,
+            is_asleep=engine.state is EngineState.SLEEPING,
         )
 
     metrics = Metrics(settings.served_model_name, current)

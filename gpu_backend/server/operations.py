@@ -49,6 +49,12 @@ class Version(Struct, frozen=True):
     version: str
 
 
+class Sleeping(Struct, frozen=True):
+    """vLLM's."""
+
+    is_sleeping: bool
+
+
 class KvEventsBody(Struct, frozen=True):
     endpoint: str
     replay_endpoint: str | None
@@ -108,9 +114,9 @@ async def show_model(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get("/health", opt={"is_open": True})
 async def show_health(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Say whether this engine is alive: 200 when active or draining, 503 while it starts or after it failed."""
+    """Say whether this engine is alive: 200 when active, asleep or draining, 503 while it starts or after it failed."""
     engine = front_of(request).engine
-    is_well = engine.state in (EngineState.ACTIVE, EngineState.DRAINING)
+    is_well = engine.state not in (EngineState.STARTING, EngineState.FAILED)
     return json_answer(Health(engine.state, engine.restarts), 200 if is_well else 503)
 
 
@@ -164,6 +170,35 @@ async def drain(request: Request[Any, Any, Any]) -> Response[bytes]:
     engine = front_of(request).engine
     engine.drain()
     return json_answer(Health(engine.state, engine.restarts))
+
+
+@post("/sleep", status_code=200)
+async def sleep(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Take no more requests, finish what runs, and give the device's memory back; answer when that is done."""
+    engine, asked = front_of(request).engine, request.query_params
+    if (level := asked.get("level", "1")) != "1":
+        raise invalid_param("level", f"'{level[:20]}' is no level of sleep here: 1 keeps the weights in host memory.")
+    if (mode := asked.get("mode", "wait")) != "wait":
+        raise invalid_param("mode", f"'{mode[:20]}' is no mode of sleep here: with wait, replies that run end first.")
+    await engine.sleep()
+    return json_answer(Health(engine.state, engine.restarts))
+
+
+@post("/wake_up", status_code=200)
+async def wake_up(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Take the device's memory again; answer when requests are taken."""
+    engine = front_of(request).engine
+    tags = set(request.query_params.getall("tags", []))
+    if tags and tags != {"weights", "kv_cache"}:
+        raise invalid_param("tags", "weights and kv_cache come back together: name both, or none.")
+    await engine.wake_up()
+    return json_answer(Health(engine.state, engine.restarts))
+
+
+@get("/is_sleeping")
+async def show_sleep(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Say whether the engine sleeps, or will once what runs is finished."""
+    return json_answer(Sleeping(front_of(request).engine.state is EngineState.SLEEPING))
 
 
 @post("/v1/load_lora_adapter", status_code=200)
@@ -233,6 +268,9 @@ handlers = [
     show_version,
     show_metrics,
     drain,
+    sleep,
+    wake_up,
+    show_sleep,
     load_adapter,
     unload_adapter,
 ]

@@ -81,7 +81,21 @@ class UnloadAdapter:
     number: int
 
 
-Command = Generate | Embed | Abort | Drain | LoadAdapter | UnloadAdapter
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let what runs end, then give the device's memory back: weights go to host memory, the KV cache is dropped."""
+
+    number: int  # that ``SleepAnswer`` has
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """Take the device's memory again; a ``Sleep`` that is not carried out yet is off."""
+
+    number: int
+
+
+Command = Generate | Embed | Abort | Drain | LoadAdapter | UnloadAdapter | Sleep | WakeUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +213,12 @@ class AdapterLoaded:
     problem: str | None = None
 
 
-Event = Ready | NewTokens | Embedding | Refused | LoadReport | BlocksChanged | Drained | AdapterLoaded
+@dataclass(frozen=True, slots=True)
+class SleepAnswer:
+    """A ``Sleep`` or ``WakeUp`` was carried out, or what kept it from that."""
+
+    number: int
+    problem: str | None = None
+
+
+Event = Ready | NewTokens | Embedding | Refused | LoadReport | BlocksChanged | Drained | AdapterLoaded | SleepAnswer

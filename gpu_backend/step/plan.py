@@ -187,6 +187,12 @@ class StepRunner(ABC):
     def launch(self, plan: StepPlan) -> Launched:
         """Begin to compute a step. Raises what went wrong: for this step alone, or ``DeviceLost`` for all."""
 
+    def sleep(self) -> None:  # noqa: B027 (a runner without a device has nothing to give)
+        """Give the device's memory back, while no step is under way; what is in the KV cache is lost."""
+
+    def wake_up(self) -> None:  # noqa: B027
+        """Take it again. Raises where another has it meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:

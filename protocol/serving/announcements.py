@@ -17,8 +17,9 @@ LONGEST = 16_384  # bytes of one
 MAC_LENGTH = 64 + 1  # bytes before its JSON
 PURPOSE = b"tollgate announcement 1\n"  # the secret signs nothing else in this form
 
-# States, as an engine's GET /load has them: it loads its model and warms up; takes calls; should get none; is no use.
-STARTING, ACTIVE, DRAINING, FAILED = "starting", "active", "draining", "failed"
+# States, as an engine's GET /load has them: it loads its model and warms up; takes calls; takes none until it is woken;
+# should get none; is no use.
+STARTING, ACTIVE, SLEEPING, DRAINING, FAILED = "starting", "active", "sleeping", "draining", "failed"
 
 
 class KvEventsAt(Struct, frozen=True):
@@ -36,7 +37,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
     base_url: str  # where gateways ask it, with the version: http://10.0.0.5:8100/v1
     model: str
     version: str | None = None  # of the model, where a registry has it
-    state: str  # of the engine: starting, active, draining or failed
+    state: str  # of the engine: starting, active, sleeping, draining or failed
     number: int  # of this heartbeat: each is greater than the one before
     sent_at: float  # unix seconds, by the clock of the replica's machine
     block_size: int | None = None  # tokens; None until it is ready, as what follows

@@ -20,6 +20,7 @@ from gpu_backend.engine.process import EngineProcess
 from gpu_backend.server.client.adapter_names import AdapterNames
 from gpu_backend.server.client.call_recovery import DIED, CallRecovery
 from gpu_backend.server.client.engine_call import EngineCall
+from gpu_backend.server.client.sleep_switch import SleepSwitch
 from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent
 from gpu_backend.step.config import EngineConfig
 from gpu_backend.step.messages import (
@@ -37,6 +38,7 @@ from gpu_backend.step.messages import (
     NewTokens,
     Ready,
     Refused,
+    SleepAnswer,
 )
 from protocol.errors import Overloaded
 
@@ -54,6 +56,7 @@ class EngineState(StrEnum):
 
     STARTING = "starting"  # the weights are being loaded, for the first time or again
     ACTIVE = "active"  # steps can run
+    SLEEPING = "sleeping"  # what runs is finished, then the device's memory given back until it is woken
     DRAINING = "draining"  # what runs is finished, nothing else is taken
     FAILED = "failed"  # it died too often, or could not start at all
 
@@ -95,6 +98,7 @@ class EngineClient:
         self._busy_before = 0.0  # seconds in steps of processes that died
         self._opened: float | None = None
         self.adapters = AdapterNames(config.lora, self.send)
+        self._sleep = SleepSwitch(self.send)
         self._config = config
         self._max_waiting = max_waiting
         self._start_process = start_process
@@ -161,9 +165,25 @@ class EngineClient:
                 self.send(Abort(request_id))
                 self._recovery.end_trial(call)
 
+    async def sleep(self) -> None:
+        """Take no more requests; once what runs is finished, give the device's memory back.
+
+        Returns when that is done, or when the engine was woken meanwhile. Raises ``Overloaded`` where it cannot be.
+        """
+        if self.state is not EngineState.SLEEPING:
+            self.refuse_if_closed()
+        self.state = EngineState.SLEEPING
+        await self._sleep.turn(is_on=True)
+
+    async def wake_up(self) -> None:
+        """Take requests again, as soon as the device's memory is had again. Raises ``Overloaded`` where it is not."""
+        if self.state is EngineState.SLEEPING:
+            await self._sleep.turn(is_on=False)
+        self.refuse_if_closed()
+
     def drain(self) -> None:
         """Take no more requests; what runs is finished. There is no way back but a new process."""
-        if self.state is EngineState.ACTIVE:
+        if self.state in (EngineState.ACTIVE, EngineState.SLEEPING):
             self.send(Drain())
         if self.state is not EngineState.FAILED:
             self.state = EngineState.DRAINING
@@ -173,6 +193,8 @@ class EngineClient:
         match self.state:
             case EngineState.STARTING:
                 raise Overloaded("The engine is loading its model. Try again soon.")
+            case EngineState.SLEEPING:
+                raise Overloaded("This engine sleeps. POST /wake_up wakes it; others may be awake.", retry_after=5)
             case EngineState.DRAINING:
                 raise Overloaded("This engine is draining. Send the request to another replica.", retry_after=5)
             case EngineState.FAILED:
@@ -220,12 +242,25 @@ class EngineClient:
                     self._is_loading = False
                     self._on_blocks((AllBlocksCleared(),))
                     self._recovery.resume()
+                    self._sleep.begin_anew()
+                    self._note_awake()
                 case BlocksChanged(changes):
                     self._on_blocks(changes)
                 case AdapterLoaded():
                     self.adapters.answer(event)
+                case SleepAnswer():
+                    self._note_sleep(event)
                 case Drained():
                     log.info("drained")
+
+    def _note_sleep(self, said: SleepAnswer) -> None:
+        self._sleep.answer(said)
+        log.info("the engine %s: %s", "sleeps" if self._sleep.is_on else "is awake", said.problem or "done")
+        self._note_awake()
+
+    def _note_awake(self) -> None:
+        if self.state is EngineState.SLEEPING and not self._sleep.is_on and not self._sleep.is_waiting:
+            self.state = EngineState.ACTIVE
 
     def _hand_out(self, event: NewTokens | Embedding) -> None:
         self._waiting.discard(event.request_id)
@@ -257,6 +292,7 @@ class EngineClient:
             log.error("the engine's process died (%d requests lost) and is not started again", len(self._recovery))
             self._recovery.fail(DIED)
             self.state = EngineState.FAILED
+            self._sleep.fail()
             self._on_failed()
             return
         delay = (len(self._deaths) - 1) * RESTART_PAUSE

@@ -27,6 +27,7 @@ class EngineReading:
     ready: Ready | None = None  # None until the engine is
     since: float = 0.0  # unix seconds of this start
     max_loras: int = 0  # adapters that the device has room for
+    is_asleep: bool = False
 
 
 class EngineCollector:
@@ -38,7 +39,8 @@ class EngineCollector:
 
     def collect(self) -> Iterable[Metric]:
         reading = self._current()
-        yield self._gauge("tollgate_engine_up", "Whether the engine takes requests.", float(reading.is_up))
+        yield self._gauge("tollgate_engine_up", "Whether the engine takes requests, or sleeps.", float(reading.is_up))
+        yield self._sleep_state(reading.is_asleep)
         yield self._count("tollgate_engine_restarts", "Engine processes started after one died.", reading.restarts)
         yield self._count("tollgate_engine_uptime_seconds", "Time since the start.", reading.uptime_seconds)
         busy, whole = reading.busy_seconds * reading.gpus, reading.uptime_seconds * reading.gpus
@@ -101,6 +103,14 @@ class EngineCollector:
             family = GaugeMetricFamily(f"vllm:{name}_info", text, labels=(*LABELS, *labels))
             family.add_metric([self._model_name, *labels.values()], value)
             yield family
+
+    def _sleep_state(self, is_asleep: bool) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state")
+        )
+        for state, is_so in (("awake", not is_asleep), ("weights_offloaded", is_asleep)):
+            family.add_metric([self._model_name, state], float(is_so))
+        return family
 
     def _transfers(self, counters: Mapping[str, float]) -> Iterable[Metric]:
         for name, text in (

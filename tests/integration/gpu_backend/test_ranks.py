@@ -22,7 +22,7 @@ from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
-from gpu_backend.step.messages import Generate, Ready
+from gpu_backend.step.messages import Generate, Ready, Sleep, SleepAnswer, WakeUp
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import answer_all, draft_from, expect_short_replies, model_loop
 from tests.support.tiny_model import TinyModel, write_tiny_model
@@ -65,7 +65,7 @@ def test_several_processes_reply_as_one_does(
 ) -> None:
     """Prompts in chunks, graphs, sequences preempted; steps launched before the last tokens are known, or drafts.
 
-    They leave no file behind.
+    They have slept before, and leave no file behind.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = write_tiny_model(tmp_path, MODEL)
@@ -79,10 +79,12 @@ def test_several_processes_reply_as_one_does(
     runner = loop.runner
     assert isinstance(runner, Runner)
     try:
+        woken = [*loop.handle(Sleep(1)), *loop.handle(WakeUp(2))]
         together = _replies(loop)
     finally:
         runner.close()
 
+    assert woken == [SleepAnswer(1), SleepAnswer(2)]
     assert together == alone
     assert loop.scheduler.running.num_preempted > 0
     if more.get("cuda_graphs"):

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_backend.server.client.engine_metrics import EngineReading
 from gpu_backend.server.metrics import Metrics
-from gpu_backend.step.messages import LoadReport
+from gpu_backend.step.messages import LoadReport, Sleep, SleepAnswer, WakeUp
 from tests.support.fake_engine import READY, FakeEngine, speaking
 from tests.support.front import CHAT, running_front
 
@@ -42,6 +42,35 @@ def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
         assert drained.json()["status"] == http.get("/load").json()["status"] == "draining"
         assert (draining.status_code, draining.json()["error"]["code"]) == (503, "overloaded")
         assert http.get("/health").status_code == 200
+
+
+def test_an_engine_sleeps_and_is_woken_over_http(folder: Path) -> None:
+    """As vLLM has it. Asleep it is healthy, takes nothing and says why; what there is not here is refused by name."""
+    engine = FakeEngine()
+    answer = speaking([5, 6])
+    engine.script = lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep | WakeUp) else answer(c)
+    with running_front(folder, engine) as url, httpx.Client(base_url=url) as http:
+        refused = [http.post("/sleep?level=2"), http.post("/sleep?mode=abort"), http.post("/wake_up?tags=weights")]
+        awake = http.get("/is_sleeping").json()
+        slept = http.post("/sleep?level=1")
+        chat, health, metrics = http.post("/v1/chat/completions", json=CHAT), http.get("/health"), http.get("/metrics")
+        asleep = http.get("/is_sleeping").json()
+        woken = http.post("/wake_up?tags=weights&tags=kv_cache")
+        answered = http.post("/v1/chat/completions", json=CHAT)
+
+        assert [(each.status_code, each.json()["error"]["param"]) for each in refused] == [
+            (400, "level"),
+            (400, "mode"),
+            (400, "tags"),
+        ]
+        assert (awake, asleep) == ({"is_sleeping": False}, {"is_sleeping": True})
+        assert (slept.json()["status"], woken.json()["status"]) == ("sleeping", "active")
+        assert (chat.status_code, chat.json()["error"]["code"]) == (503, "overloaded")
+        assert "POST /wake_up" in chat.json()["error"]["message"]
+        assert (health.status_code, health.json()["status"]) == (200, "sleeping")
+        assert 'vllm:engine_sleep_state{model_name="tiny",sleep_state="weights_offloaded"} 1.0' in metrics.text
+        assert 'tollgate_engine_up{model_name="tiny"} 1.0' in metrics.text
+        assert answered.status_code == 200
 
 
 def test_counters_are_of_one_start(folder: Path) -> None:

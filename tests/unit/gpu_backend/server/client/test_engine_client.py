@@ -25,6 +25,9 @@ from gpu_backend.step.messages import (
     NewTokens,
     Ready,
     Refused,
+    Sleep,
+    SleepAnswer,
+    WakeUp,
 )
 from gpu_backend.step.sampling_params import SamplingParams
 from protocol.errors import Overloaded
@@ -219,6 +222,54 @@ async def test_a_process_that_never_became_ready_is_not_tried_again() -> None:
 
         assert failures == [1]
         assert len(engine.processes) == 1
+
+
+async def test_the_engine_takes_no_requests_until_it_is_woken() -> None:
+    """Both calls return when the process has said that it is done; a process that starts meanwhile is told, too."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        asleep = asyncio.create_task(client.sleep())
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == Sleep(1))
+        with pytest.raises(Overloaded, match="sleeps"):
+            client.call([generate("a")])
+        early = asleep.done()
+        engine.process.die()
+        await until(lambda: len(engine.processes) == 2)
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == Sleep(1))
+        engine.process.say(SleepAnswer(1))
+        await asleep
+        state = client.state
+        woken = asyncio.create_task(client.wake_up())
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == WakeUp(2))
+        engine.process.say(SleepAnswer(2))
+        await woken
+        engine.script = speaking([5])
+
+        assert not early and state is EngineState.SLEEPING
+        assert await all_tokens(client.call([generate("b")])) == [5]
+
+
+async def test_an_engine_that_cannot_sleep_or_wake_says_so() -> None:
+    """It stays as it is. One whose process dies while it is woken is awake: the next one has its memory."""
+    engine = FakeEngine()
+    async with running(engine) as client:
+        engine.script = lambda c: [(SleepAnswer(c.number, "no room"),)] if isinstance(c, Sleep | WakeUp) else []
+        with pytest.raises(Overloaded, match="cannot sleep: no room"):
+            await client.sleep()
+        states = [client.state]
+        engine.script = lambda c: [(SleepAnswer(c.number),)] if isinstance(c, Sleep) else []
+        await client.sleep()
+        engine.script = lambda c: [(SleepAnswer(c.number, "no room"),)] if isinstance(c, WakeUp) else []
+        with pytest.raises(Overloaded, match="cannot wake up: no room"):
+            await client.wake_up()
+        states.append(client.state)
+        engine.script = lambda c: []
+        woken = asyncio.create_task(client.wake_up())
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == WakeUp(4))
+        engine.process.die()
+        await woken
+
+        assert [*states, client.state] == [EngineState.ACTIVE, EngineState.SLEEPING, EngineState.ACTIVE]
 
 
 async def test_the_last_load_report_is_kept() -> None:
