@@ -59,7 +59,11 @@ class RouteChooser(Struct, eq=False):
         share = call.share if asked in catalog.canaries or catalog.meaning(asked) in catalog.auto else 0.0
         spread = call.spread if catalog.is_replicated else 0.0
         route = choose_route(
-            *(call.request, call.routing, catalog, snapshot, self._complexity),
+            call.request,
+            call.routing,
+            catalog,
+            snapshot,
+            self._complexity,
             share=share,
             spread=spread,
             at=call.created_at,

@@ -95,7 +95,9 @@ class Reader:
     async def _run(self) -> None:
         """Run one process until it dies."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.moderation.reading.process"),
+            sys.executable,
+            "-m",
+            "gateway.moderation.reading.process",
             stdin=PIPE,
             stdout=PIPE,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},

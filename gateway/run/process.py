@@ -220,37 +220,41 @@ class _Process:
 
     def parts(self) -> Parts:
         """Return what routes and commands may ask for."""
-        return Parts(
-            *(
-                self.editions,
-                self.clock,
-                self.database,
-                self.books,
-                self.client,
-                self.breakers,
-                self.budgets,
-                self.abuse,
-            ),
-            *(self.mcp, self.limiter, self.moderator, self.complexity, self.recalibrations, self.auth),
+        parts = (
+            self.editions,
+            self.clock,
+            self.database,
+            self.books,
+            self.client,
+            self.breakers,
+            self.budgets,
+            self.abuse,
+            self.mcp,
+            self.limiter,
+            self.moderator,
+            self.complexity,
+            self.recalibrations,
+            self.auth,
             self.metrics,
-            *(
-                self.refusals,
-                self.live,
-                self.drain,
-                self.body_room,
-                ReadLimit(self.clock.monotonic),
-                StoredLimit(self.clock.monotonic),
-                self.idempotency,
-                self.memory,
-                self.conversations,
-                self.backgrounds,
-                self.discovery,
-                self.autoscaler,
-            ),
-            *(Readiness(self.database, self.redis, self.books.journal, self.clock), self.open_calls, self.background),
-            *(() if self.tracer is None else (self.tracer,)),
-            *(() if self.identity.sign_in is None else (self.identity.sign_in,)),
+            self.refusals,
+            self.live,
+            self.drain,
+            self.body_room,
+            ReadLimit(self.clock.monotonic),
+            StoredLimit(self.clock.monotonic),
+            self.idempotency,
+            self.memory,
+            self.conversations,
+            self.backgrounds,
+            self.discovery,
+            self.autoscaler,
+            Readiness(self.database, self.redis, self.books.journal, self.clock),
+            self.open_calls,
+            self.background,
+            self.tracer,
+            self.identity.sign_in,
         )
+        return Parts(*(part for part in parts if part is not None))
 
     async def finish(self) -> None:
         """End what still runs behind calls, and let go of what is gathered."""
@@ -271,7 +275,12 @@ class _Process:
         self.breakers, self.budgets = Breakers(providers, targets, clock, self.background, self.redis), RetryBudgets()
         self.first_tokens = FirstTokens(clock)
         self.limiter = TargetLimiter(
-            *(providers, targets, self.breakers, self.settings.queue, clock, self.metrics),
+            providers,
+            targets,
+            self.breakers,
+            self.settings.queue,
+            clock,
+            self.metrics,
             Placement(self.kv_events.cached),
             self.version_shares,
         )
@@ -334,7 +343,12 @@ class _Process:
         self.hooks = hooks if self.tracer is None else (*hooks, self.tracer.watch)
         others, scrapers = settings.other_key_peppers, settings.metrics_keys
         self.auth = Authenticator(
-            *(self.database, self.clock, settings.key_pepper, settings.admin_keys, others, scrapers),
+            self.database,
+            self.clock,
+            settings.key_pepper,
+            settings.admin_keys,
+            others,
+            scrapers,
             tokens=self.identity.tokens,
         )
         self.auth.on_tight = lambda scope: books.quotas.leases.recall([scope])

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import structlog
@@ -15,8 +14,6 @@ import structlog
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.provider_keys import reseal_provider_keys
 from gateway.accounts.team_secrets import PURPOSE, reseal_secrets
-from gateway.batch.file_store import purge_files
-from gateway.batch.retention import purge_items
 from gateway.batch.running.provider_runner import PACE, Pace
 from gateway.batch.running.runner import BatchRunner
 from gateway.config.file import load_settings
@@ -26,22 +23,19 @@ from gateway.core.draining import HURRIED, Drain
 from gateway.core.parts import Parts
 from gateway.core.settings import Settings
 from gateway.egress.destinations import Guard
-from gateway.idempotency.store import purge_expired
 from gateway.inference.edition import Edition, Editions
 from gateway.inference.recalibrations import Recalibrations
 from gateway.moderation.abuse import AbuseWatch
-from gateway.reports.call_list import purge_refused
 from gateway.run.heartbeat import show_life
 from gateway.run.process import open_process
+from gateway.run.purger import Purger
 from gateway.run.reload import Read, Reloader
 from gateway.run.tuning import spare_what_stays
 from gateway.run.work_metrics import WorkMetrics
 from gateway.shadow.comparer import Comparer
-from gateway.storage.audit_log import purge_outcomes
 from gateway.storage.books import Books
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer
-from gateway.stored_responses.store import purge_responses
 from gateway.telemetry.logging import configure_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
@@ -53,7 +47,6 @@ from gateway.webhooks.unusual_use import UnusualUse
 from protocol.serving.listening import raise_descriptor_limit
 from router.complexity.classifier import Complexity
 
-PURGE_EVERY = 60.0  # seconds between rounds of the purger
 FINAL_FLUSH = 5.0  # seconds for what is closed but not yet in Postgres when the worker ends
 
 log = structlog.get_logger()
@@ -73,39 +66,37 @@ def run_worker(path: Path, settings: Settings, concurrency: int, metrics_at: tup
     return asyncio.run(_work(lambda: load_settings(path), settings, Clock(), concurrency, metrics_at))
 
 
+class _Signals:
+    """What the process is asked to do from outside."""
+
+    def __init__(self, drain: Drain) -> None:
+        self.stop, self.hurry, self.reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._drain = drain
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._ask_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
+
+    def _ask_to_stop(self) -> None:
+        if self.stop.is_set():
+            self._drain.settle_within = HURRIED
+            self.hurry.set()
+        self.stop.set()
+
+
 async def _work(
     read: Read, settings: Settings, clock: Clock, concurrency: int, metrics_at: tuple[str, int] | None
 ) -> int:
-    asked_to_stop, asked_twice, drain = asyncio.Event(), asyncio.Event(), Drain()
-
-    def stop() -> None:
-        if asked_to_stop.is_set():
-            drain.settle_within = HURRIED
-            asked_twice.set()
-        asked_to_stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    hung_up = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # held since before the file was read
+    drain = Drain()
+    signals = _Signals(drain)
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(open_process(settings, clock, drain))
-        editions, database, books = parts.get(Editions), parts.get(Database), parts.get(Books)
-        metrics = parts.get(Metrics)
-        sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
-        guard = Guard(settings.callbacks_allow)
-        deliverer = Deliverer(database, clock, Sender(guard), sealer)
+        editions, database = parts.get(Editions), parts.get(Database)
+        books, metrics = parts.get(Books), parts.get(Metrics)
+        batches, budgets = batch_runner_of(parts, concurrency), BudgetAlerts(database, clock)
+        deliverer = _deliverer_of(parts, settings)
         stack.push_async_callback(deliverer.finish)
-        batches, comparer = batch_runner_of(parts, concurrency), comparer_of(parts)
-        purger = Purger(editions, database, clock)
-        budgets = BudgetAlerts(database, clock)
-        abuse = parts.get(AbuseWatch)
-
-        async def pause_unusual(key_id: str, team_id: str) -> None:
-            if seconds := editions.current.settings.safety.abuse.pause_unusual:
-                await abuse.pause(key_id, team_id, seconds)
-
         shown = WorkMetrics(metrics, database, lambda: batches.running, lambda: budgets.used)
         await stack.enter_async_context(shown.served_at(metrics_at))
         log.info("worker_started", owner=books.owner.id)
@@ -113,29 +104,48 @@ async def _work(
             await _reseal(database, settings)
         reloader = Reloader(read)
         reloader.begin(editions, metrics, clock)
-
-        def follow(edition: Edition) -> None:
-            guard.allow = edition.settings.callbacks_allow
-
-        editions.follow(follow)
-
         chores = {
-            "reload": asyncio.create_task(_reload_for_ever(hung_up, reloader)),
-            "purge": asyncio.create_task(purger.run()),
-            "heartbeat": asyncio.create_task(show_life(settings)),
-            "budgets": asyncio.create_task(budgets.run()),
-            "unusual use": asyncio.create_task(UnusualUse(database, clock, pause_unusual).run()),
-            "callbacks": asyncio.create_task(deliverer.run()),
-            "batches": asyncio.create_task(batches.run()),
-            "shadow": asyncio.create_task(comparer.run()),
+            "reload": _reload_for_ever(signals.reload, reloader),
+            "purge": Purger(editions, database, clock).run(),
+            "heartbeat": show_life(settings),
+            "budgets": budgets.run(),
+            "unusual use": _unusual_use_of(parts).run(),
+            "callbacks": deliverer.run(),
+            "batches": batches.run(),
+            "shadow": comparer_of(parts).run(),
         }
-        status = await _until_stopped(asked_to_stop, chores)
-        await batches.finish(settings.drain, asked_twice)
+        status = await _until_stopped(
+            signals.stop, {name: asyncio.create_task(chore) for name, chore in chores.items()}
+        )
+        await batches.finish(settings.drain, signals.hurry)
         with suppress(Exception):  # what cannot be flushed now stays in the journal for the process that adopts it
             async with asyncio.timeout(FINAL_FLUSH):
                 while await books.flusher.flush_once():
                     pass
     return status
+
+
+def _deliverer_of(parts: Parts, settings: Settings) -> Deliverer:
+    """Return a process's part in callbacks, which go where the current configuration allows."""
+    guard = Guard(settings.callbacks_allow)
+
+    def follow(edition: Edition) -> None:
+        guard.allow = edition.settings.callbacks_allow
+
+    parts.get(Editions).follow(follow)
+    sealer = Sealer(settings.key_pepper, PURPOSE, *settings.other_key_peppers)
+    return Deliverer(parts.get(Database), parts.get(Clock), Sender(guard), sealer)
+
+
+def _unusual_use_of(parts: Parts) -> UnusualUse:
+    """Return what tells of keys that are used as they never were, and pauses them where the policy says so."""
+    editions, abuse = parts.get(Editions), parts.get(AbuseWatch)
+
+    async def pause(key_id: str, team_id: str) -> None:
+        if seconds := editions.current.settings.safety.abuse.pause_unusual:
+            await abuse.pause(key_id, team_id, seconds)
+
+    return UnusualUse(parts.get(Database), parts.get(Clock), pause)
 
 
 def batch_runner_of(parts: Parts, concurrency: int, database: Database | None = None, pace: Pace = PACE) -> BatchRunner:
@@ -186,44 +196,3 @@ async def _reload_for_ever(hung_up: asyncio.Event, reloader: Reloader) -> None:
         await hung_up.wait()
         hung_up.clear()
         await reloader.reload()
-
-
-class Purger:
-    """Erases what is past its time, in rounds until cancelled. Any number may: doing it twice changes nothing."""
-
-    def __init__(self, editions: Editions, database: Database, clock: Clock) -> None:
-        self._editions = editions
-        self._database = database
-        self._clock = clock
-
-    async def run(self) -> None:
-        """Make a round every minute."""
-        while True:
-            await self.purge_once()
-            await asyncio.sleep(PURGE_EVERY)
-
-    async def purge_once(self) -> None:
-        """Erase a part of what is past its time. What fails holds up nothing else."""
-        retention = self._editions.current.settings.retention
-        async with _survived("stored answers"):
-            if purged := await purge_expired(self._database, self._clock):
-                log.info("stored_answers_purged", count=purged)
-        async with _survived("stored responses"):
-            if purged := await purge_responses(self._database, self._clock, retention.responses):
-                log.info("stored_responses_purged", count=purged)
-        async with _survived("files"), self._database.begin() as connection:
-            await purge_files(connection)
-        async with _survived("batch items"), self._database.begin() as connection:
-            await purge_items(connection, retention.batch_files)
-        async with _survived("refused calls"), self._database.begin() as connection:
-            await purge_refused(connection, self._clock.now())
-        async with _survived("safety outcomes"), self._database.begin() as connection:
-            await purge_outcomes(connection, retention.usage)
-
-
-@asynccontextmanager
-async def _survived(what: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except POSTGRES_AWAY as exc:
-        log.warning("not_purged", what=what, error=repr(exc))

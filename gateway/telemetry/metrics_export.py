@@ -113,7 +113,7 @@ class MetricsExport:
             bounds = [bound for bound, _ in buckets if bound != math.inf]
             unknown: Any = None  # the least and the largest
             yield HistogramDataPoint(
-                *(_attributes(dict(labels)), self._since, now, buckets[-1][1], total, counts, bounds, unknown, unknown)
+                _attributes(dict(labels)), self._since, now, buckets[-1][1], total, counts, bounds, unknown, unknown
             )
 
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 
 from gateway.core.clock import Clock
-from gateway.run import worker as module
-from gateway.run.worker import Purger
+from gateway.run import purger as module
+from gateway.run.purger import Purger
 from gateway.storage.database import Database
 
 

@@ -125,7 +125,10 @@ def _form(request: TranscriptionRequest, asking: Asking, path: str) -> UpstreamR
     )
     headers = {"content-type": f"multipart/form-data; boundary={boundary}", "accept-encoding": "identity"}
     return UpstreamRequest(
-        *("POST", url_of(asking, path), headers | credentials(asking), "".join((*fields, file)).encode()),
+        "POST",
+        url_of(asking, path),
+        headers | credentials(asking),
+        "".join((*fields, file)).encode(),
         dropped=asking.left_out,
         rest=(asking.upload, f"\r\n--{boundary}--\r\n".encode()),
     )

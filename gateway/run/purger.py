@@ -1,0 +1,65 @@
+# What is past its time is erased, a part of it a minute.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from billing.core.store_errors import POSTGRES_AWAY
+from gateway.batch.file_store import purge_files
+from gateway.batch.retention import purge_items
+from gateway.core.clock import Clock
+from gateway.idempotency.store import purge_expired
+from gateway.inference.edition import Editions
+from gateway.reports.call_list import purge_refused
+from gateway.storage.audit_log import purge_outcomes
+from gateway.storage.database import Database
+from gateway.stored_responses.store import purge_responses
+
+PURGE_EVERY = 60.0  # seconds between rounds
+
+log = structlog.get_logger()
+
+
+class Purger:
+    """Erases what is past its time, in rounds until cancelled. Any number may: doing it twice changes nothing."""
+
+    def __init__(self, editions: Editions, database: Database, clock: Clock) -> None:
+        self._editions = editions
+        self._database = database
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Make a round every minute."""
+        while True:
+            await self.purge_once()
+            await asyncio.sleep(PURGE_EVERY)
+
+    async def purge_once(self) -> None:
+        """Erase a part of what is past its time. What fails holds up nothing else."""
+        retention = self._editions.current.settings.retention
+        async with _survived("stored answers"):
+            if purged := await purge_expired(self._database, self._clock):
+                log.info("stored_answers_purged", count=purged)
+        async with _survived("stored responses"):
+            if purged := await purge_responses(self._database, self._clock, retention.responses):
+                log.info("stored_responses_purged", count=purged)
+        async with _survived("files"), self._database.begin() as connection:
+            await purge_files(connection)
+        async with _survived("batch items"), self._database.begin() as connection:
+            await purge_items(connection, retention.batch_files)
+        async with _survived("refused calls"), self._database.begin() as connection:
+            await purge_refused(connection, self._clock.now())
+        async with _survived("safety outcomes"), self._database.begin() as connection:
+            await purge_outcomes(connection, retention.usage)
+
+
+@asynccontextmanager
+async def _survived(what: str) -> AsyncIterator[None]:
+    try:
+        yield
+    except POSTGRES_AWAY as exc:
+        log.warning("not_purged", what=what, error=repr(exc))
