@@ -39,7 +39,7 @@ def reach_of(longest: int) -> int:
 
 def is_decode(plan: StepPlan) -> bool:
     """Whether every sequence of a plan computes one token, with or without drafts, and samples the next."""
-    return all(step.num_known == 1 and step.samples and not step.targets for step in plan.sequences)
+    return all(step.num_known == 1 and step.samples and not (step.targets or step.pictures) for step in plan.sequences)
 
 
 def draws_plainly(step: SequenceStep) -> bool:

@@ -12,7 +12,9 @@ from gpu_backend.models.config.model import ModelConfig
 from gpu_backend.models.config.packed_format import PackedFormat
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
+from gpu_backend.models.pixtral import load_pixtral
 from gpu_backend.models.shards import shard
+from gpu_backend.models.vision import PictureVectors
 from gpu_backend.models.weights import Checkpoint, LinearOptions, RandomWeights, WeightSource
 from gpu_backend.step.config import EngineConfig
 
@@ -41,6 +43,20 @@ def load_part(
     receive = ranks.receive if part.layers_before else None
     send = ranks.send if part.layers_after else None
     return replace(load_model(part, weights, max_model_len), receive=receive, send=send)
+
+
+def load_pictures(
+    config: EngineConfig, part: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> PictureVectors | None:
+    """Load the tower, whole on each rank that has the first layers; None where no pictures are read.
+
+    Raises ``UnsupportedModel``.
+    """
+    if part.vision is None or part.layers_before or not config.pictures.max_images:
+        return None
+    checkpoint = config.checkpoint
+    weights = open_weights(checkpoint.folder, checkpoint.load_format, device, dtype, LinearOptions(), part.packed)
+    return PictureVectors(load_pixtral(part.vision, weights), device)
 
 
 def open_weights(

@@ -19,7 +19,7 @@ from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, Gr
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.kv_format import KvFormat, Placement
-from gpu_backend.execution.loading import load_part
+from gpu_backend.execution.loading import load_part, load_pictures
 from gpu_backend.execution.timer import Timer
 from gpu_backend.execution.warm_up import (
     compile_attention_for,
@@ -88,6 +88,7 @@ class Runner(StepRunner):
         requested = requested_length(config, self.model_config)
         with torch.inference_mode():
             self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
+            self._pictures = load_pictures(config, self.model_config, self.device, self.dtype)
             self._is_quantized = isinstance(self._model.layers[0].attention.out, QuantizedLinear)
             self.adapters = AdapterSlots(config.lora.num_slots, config.lora.max_lora_rank)
             if self.adapters.count:
@@ -135,7 +136,7 @@ class Runner(StepRunner):
         first = self.model_config.layers_before
         layers = range(first, first + self.model_config.num_layers)
         # Each rank's layers, bytes of weights, and of the KV cache.
-        mine = (layers, num_bytes(self._model), self.kv_cache.nbytes)
+        mine = (layers, num_bytes((self._model, self._pictures and self._pictures.tower)), self.kv_cache.nbytes)
         self.parts_of_ranks: list[tuple[range, int, int]] = ranks.gather(mine) if ranks else [mine]
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -196,6 +197,8 @@ class Runner(StepRunner):
                 # Masked out or not, a leftover that is not a number would spoil its neighbours' sums.
                 self.kv_cache.index_fill_(1, tensors.fresh_blocks, 0)
             places, masks = self._begin_sampling(tensors.samplers) if self._leads else ([], None)
+            if self._pictures is not None:
+                tensors = self._pictures.put_into(tensors, self._model)
             hidden = self._model.hidden_states(tensors, self.kv_cache, self._kv.scales)
         if not self._leads:
             return Computed(StepResult(plan.step, (), 0.0))

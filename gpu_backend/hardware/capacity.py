@@ -8,6 +8,8 @@ import torch
 from gpu_backend.kernels.layout.paged import INVARIANT_SPLITS, choose_splits
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.config.vision import VisionConfig
+from gpu_backend.models.vision import KEPT_BYTES
 from gpu_backend.step.config import EngineConfig
 
 GPU_SPARE_BYTES = 512 * 1024**2  # what libraries take, and graphs
@@ -74,4 +76,13 @@ def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int
     # A chunk of a long prompt: what each part of its context comes to, in float32, before they are put together.
     splits = INVARIANT_SPLITS if config.device.batch_invariant else choose_splits(1, 1, 1, max_model_len, processors=0)
     parts = splits * model.num_heads * (model.head_dim + 1) * 4 if splits > 1 else 0
-    return tokens * (activations * itemsize + parts) + logits
+    largest = tokens * (activations * itemsize + parts) + logits
+    if model.vision is None or not config.pictures.max_images:
+        return largest
+    return largest + picture_bytes(model.vision, itemsize) + KEPT_BYTES
+
+
+def picture_bytes(vision: VisionConfig, itemsize: int) -> int:
+    """Return the bytes that a tower takes beside its weights to make vectors of the largest picture."""
+    of_a_patch = 6 * vision.hidden_size + max(3 * vision.hidden_size, 4 * vision.intermediate_size)
+    return vision.most_patches * of_a_patch * itemsize

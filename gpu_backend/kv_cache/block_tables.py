@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 from gpu_backend.kv_cache.block_log import BlockLog
 from gpu_backend.kv_cache.blocks import BlockManager
+from gpu_backend.step.picture import Picture, names_of
 from gpu_backend.step.sequence import Sequence
 
 SHARED_SALT = b"shared by all"
@@ -106,7 +107,8 @@ class BlockTables:
         """Name a sequence's full blocks: none finds those of another tenant, but declared beginnings, or adapter."""
         blocks, salt = self._blocks, self.salt_of(sequence)
         shared = blocks.shared if sequence.request.adapter is None else frozenset()
-        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, shared)
+        pictures = sequence.pictures
+        extend_hashes(sequence.block_hashes, sequence.token_ids, blocks.block_size, salt, shared, pictures)
 
     def salt_of(self, sequence: Sequence) -> bytes:
         """Return what the hashes of a sequence's blocks are salted with."""
@@ -167,17 +169,21 @@ def extend_hashes(
     block_size: int,
     salt: bytes,
     shared: frozenset[bytes] = frozenset(),
+    pictures: SequenceOf[Picture] = (),
 ) -> None:
     """Append to ``hashes`` the hash of each full block of ``token_ids`` that has none yet.
 
-    A block's hash covers the salt and every token up to its end. It is a cryptographic one (BLAKE2b, 128 bits): with a
-    forged collision a tenant could read another's prompt. Leading blocks whose hash under the shared salt is in
-    ``shared`` go by that one; the salt comes in with the first block that is not.
+    A block's hash covers the salt, every token up to its end, and the ``pictures`` that these stand for. It is a
+    cryptographic one (BLAKE2b, 128 bits): with a forged collision a tenant could read another's prompt. Leading
+    blocks whose hash under the shared salt is in ``shared`` go by that one; the salt comes in with the first block that
+    is not.
     """
     done = len(hashes)
     is_shared = not done or hashes[-1] in shared
     for start in range(done * block_size, len(token_ids) // block_size * block_size, block_size):
         tokens = array("q", token_ids[start : start + block_size]).tobytes()
+        if pictures:
+            tokens += names_of(pictures, start, start + block_size)
         before = hashes[-1] if hashes else b""
         if is_shared and shared:
             block_hash = _hash(before or SHARED_SALT, tokens)

@@ -198,7 +198,7 @@ class Decoder:
         if self.adapters is not None:
             self.adapters.rows = tensors.adapters
         if self.receive is None:
-            x = self.embed(tensors.token_ids)
+            x = self.embed(tensors.token_ids) if tensors.inputs is None else tensors.inputs
         else:
             x = self.embedding.new_empty(len(tensors.token_ids), self.config.hidden_size)
             self.receive(x)

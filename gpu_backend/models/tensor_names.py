@@ -16,6 +16,7 @@ RENAMED = [
     for pattern, by in (
         (r"^model\.language_model\.", "model."),  # of a model that sees
         (r"^language_model\.(?=model\.|lm_head\.)", ""),
+        (r"^model\.(?=vision_tower\.|multi_modal_projector\.)", ""),
         (r"\.block_sparse_moe\.", ".mlp."),  # Mixtral's and Granite's mixtures of experts
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
         (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),

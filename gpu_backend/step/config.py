@@ -242,6 +242,19 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PicturesConfig:
+    """How many pictures a request may bring to a model that reads some, and how large."""
+
+    max_images: int = 16  # 0: none, and the model's tower is not loaded
+    max_image_pixels: int = 2**25  # of one, before it is made smaller: it takes three bytes for each
+    max_image_bytes: int = 20 * 2**20  # of one, as it comes
+
+    def __post_init__(self) -> None:
+        _is("at least 0", "max_images", self.max_images, self.max_images >= 0)
+        _counts(self, "max_image_pixels", "max_image_bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine serves, on what, and how much at once. Its parts refuse what cannot work with ``ValueError``."""
 
@@ -254,6 +267,7 @@ class EngineConfig:
     speculation: SpeculationConfig
     lora: LoraConfig = field(default_factory=LoraConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    pictures: PicturesConfig = field(default_factory=PicturesConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
 
     def __post_init__(self) -> None:

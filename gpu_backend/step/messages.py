@@ -9,6 +9,7 @@ from enum import StrEnum
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.block_events import BlockEvent
 from gpu_backend.step.cost import StepCost
+from gpu_backend.step.picture import Picture
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.transfer import HeldBlocks, RemoteBlocks
@@ -38,6 +39,7 @@ class Generate:
     prompt_marks: tuple[tuple[int, int], ...] = ()  # of the prompt's beginnings, and how many tokens each has
     adapter: Adapter | None = None  # None: the model as it is
     remote: RemoteBlocks | None = None  # where another engine holds the prompt's blocks; what does not come is computed
+    pictures: tuple[Picture, ...] = ()  # in the prompt, in their order there
     holds_blocks: bool = False  # keep the prompt's blocks for another engine; the last event says where they are
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_backend.step.adapter import NONE
+from gpu_backend.step.picture import PicturePart
 from gpu_backend.step.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class SequenceStep:
     text_start: int = 0
     drafted: tuple[int, ...] = ()  # drafts that sampling looks back at, too: those behind the known tokens
     adapter: int = NONE  # the number of the sequence's
+    pictures: tuple[PicturePart, ...] = ()  # whose vectors stand in the places of some of ``token_ids``
 
     @property
     def num_known(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_backend.step.adapter import NONE
 from gpu_backend.step.draft_record import DraftRecord
 from gpu_backend.step.messages import Embed, FinishReason, Generate, Timings
+from gpu_backend.step.picture import Picture, parts_of
 from gpu_backend.step.plan import UNKNOWN, SequenceStep, TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 
@@ -133,6 +134,11 @@ class Sequence:
         return () if isinstance(self.request, Embed) else self.request.prompt_marks
 
     @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Those of its prompt."""
+        return () if isinstance(self.request, Embed) else self.request.pictures
+
+    @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
@@ -196,6 +202,7 @@ class Sequence:
             text=text,
             text_start=text_start,
             adapter=NONE if self.request.adapter is None else self.request.adapter.number,
+            pictures=parts_of(self.pictures, self.request.prompt_token_ids, start, end) if self.pictures else (),
         )
 
     def append(self, token_id: int) -> FinishReason | None:

@@ -32,6 +32,7 @@ class StepTensors:
     unknown: tuple[Tensor, Tensor] | None = None  # rows whose token is in the table of last tokens, and where
     poolers: tuple[tuple[SequenceStep, slice], ...] = ()  # embeddings, with their rows
     scorers: tuple[tuple[SequenceStep, slice], ...] = ()  # sequences with prompt tokens to score, with these rows
+    inputs: Tensor | None = None  # (tokens, hidden) into the first layer; None: what ``token_ids`` stand for
     adapters: Tensor | None = None  # (tokens,) int32: slots of the rows' adapters; None: no row has one
 
 
@@ -103,6 +104,7 @@ def token_by_token(tensors: StepTensors) -> Iterator[StepTensors]:
             token_ids=tensors.token_ids[rows],
             positions=tensors.positions[rows],
             slots=tensors.slots[rows],
+            inputs=None if tensors.inputs is None else tensors.inputs[rows],
             adapters=None if tensors.adapters is None else tensors.adapters[rows],
             groups=(replace(group, rows=slice(0, 1)),),
         )

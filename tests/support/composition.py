@@ -33,6 +33,7 @@ EXACT = {
     "prefix cache": "only blocks full of computed tokens are published; drafts are in none of them",
     "preemption": "drafts live for one step; a sequence that is computed again has its own tokens alone",
     "adapter": "drafts come from the text, or from a model without it; what they are verified by has it",
+    "pictures": "drafts follow the prompt, where the pictures are; what they are verified by has seen them",
     "abort": "blocks of drafts are given back in the step that reserved them",
     "remote": "only full blocks of the prompt come from another engine, and are found like what is cached",
     "holds_blocks": "only full blocks of the prompt are kept for another engine; drafts are in none of them",

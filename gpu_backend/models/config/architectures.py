@@ -265,6 +265,7 @@ ARCHITECTURES = {
 # Models that see, whose text is one of these, by its model_type; pictures are refused.
 TEXT_OF = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "LlavaForConditionalGeneration": {"mistral": "MistralForCausalLM"},  # Pixtral
     "KimiK25ForConditionalGeneration": dict.fromkeys(("kimi_k2", "deepseek_v3"), "DeepseekV3ForCausalLM"),
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
 }

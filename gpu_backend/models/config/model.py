@@ -16,6 +16,7 @@ from gpu_backend.models.config.experts import ExpertsConfig, experts_config
 from gpu_backend.models.config.latent import LatentConfig, latent_config, score_scale
 from gpu_backend.models.config.packed_format import PackedFormat, packed_format
 from gpu_backend.models.config.rope import RopeConfig, layer_ropes, max_position
+from gpu_backend.models.config.vision import VisionConfig, vision_config
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
@@ -60,6 +61,7 @@ class ModelConfig:
     latent: LatentConfig | None = None  # keys and values are made of one vector, which is the one key that is kept
     qk_norm: str = "none"  # of queries and keys, as ``Architecture`` says
     has_sinks: bool = False  # each head has a score of its own, which adds nothing
+    vision: VisionConfig | None = None  # what reads pictures; None: nothing does
     # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
     layers_before: int = 0
     layers_after: int = 0
@@ -111,15 +113,30 @@ class ModelConfig:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    """Read config.json, and generation_config.json where there is one. Raises ``UnsupportedModel``."""
+    """Read config.json, and the files beside it where there are some. Raises ``UnsupportedModel``."""
     config = _read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
-    return parse_model_config(config, generation)
+    return replace(parse_model_config(config, generation), vision=_vision_of(folder, config))
+
+
+def load_vision_config(folder: Path) -> VisionConfig | None:
+    """Read what reads pictures; None: nothing does. Raises ``UnsupportedModel``."""
+    return _vision_of(folder, _read_json(folder / "config.json"))
+
+
+def _vision_of(folder: Path, config: Mapping[str, Any]) -> VisionConfig | None:
+    """Return the tower: how pictures come to it stands in files of their own, together in those of transformers 5."""
+    processor: dict[str, Any] = {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).exists():
+            found = _read_json(folder / name)
+            processor |= found | (found.get("image_processor") or {})
+    return vision_config(config, processor)
 
 
 def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Turn the contents of config.json, as transformers 4 and 5 write it, into a ``ModelConfig``."""
+    """Turn the contents of config.json, as transformers 4 and 5 write it, into a ``ModelConfig`` of its text."""
     eos = _eos(config) | _eos(generation or {})
     architecture, config = _find_architecture(config)
     does = ARCHITECTURES[architecture]

@@ -304,7 +304,8 @@ def faults_in(engines: list[tuple[str, ...]], models: dict[str, Path]) -> Faults
 
 def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
-    assert {*FEATURES, "prefix cache", "preemption", "adapter"} == EXACT.keys()  # test_lora.py has the last
+    elsewhere = {"adapter", "pictures"}  # in test_lora.py and test_pictures.py
+    assert {*FEATURES, "prefix cache", "preemption", *elsewhere} == EXACT.keys()
     assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS} == ENGINE_FEATURES.keys()
     assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS}
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_backend.execution.loading import load_pictures
 from gpu_backend.kernels import reference
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.lora.loading import load_adapters
@@ -24,12 +25,14 @@ from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions
 from gpu_backend.step.adapter import Adapter
-from gpu_backend.step.config import LoraConfig
+from gpu_backend.step.config import LoraConfig, engine_config
+from gpu_backend.step.picture import Picture, parts_of
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.step_tensors import build_tensors
 from tests.support.tiny_lora import ATTENTION, TinyAdapter, write_adapter, write_merged
 from tests.support.tiny_model import TinyModel, write_tiny_model
+from tests.support.tiny_vision import TINY_VISIONS, draw_picture, oracle_logits, with_pictures, write_tiny_vision
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -193,6 +196,24 @@ def test_logits_equal_transformers(architecture: str, seed: int, tmp_path: Path)
     assert clear.float().mean() > 0.9
 
 
+@pytest.mark.parametrize("name", TINY_VISIONS)
+def test_logits_of_pictures_equal_transformers(name: str, tmp_path: Path) -> None:
+    """At every position, of two pictures of several sizes, the first of them in two chunks."""
+    model = TINY_VISIONS[name]
+    folder, side = write_tiny_vision(tmp_path, model), model.patch_size * model.merge
+    pictures = [draw_picture(3 * side, 2 * side), draw_picture(2 * side, 5 * side, 1)]
+    prompt, placed = with_pictures(folder, [range(5), [9, 8], [4, 4, 4]], pictures)
+
+    expected, ours = oracle_logits(folder, prompt, placed), logits_with_pictures(folder, prompt, placed, 9)
+
+    assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    assert torch.equal(ours.argmax(-1), expected.argmax(-1))
+    others = with_pictures(folder, [range(5), [9, 8], [4, 4, 4]], [pictures[0].flip(0), pictures[1]])[1]
+    assert (
+        logits_with_pictures(folder, prompt, others, 9)[-1] - expected[-1]
+    ).abs().max() > 0.01 * expected.abs().max()
+
+
 @pytest.mark.parametrize(
     ("architecture", "adapter"),
     [
@@ -314,3 +335,21 @@ def logits_of_parts(folder: Path, token_ids: list[int]) -> Tensor:
             found = list(threads.map(compute, range(ranks), [stage] * ranks))
     assert torch.equal(*(logits for (logits,) in found))
     return found[0][0]
+
+
+def logits_with_pictures(folder: Path, prompt: tuple[int, ...], pictures: tuple[Picture, ...], cut: int) -> Tensor:
+    """Return the logits after each token, computed in two chunks."""
+    config = load_model_config(folder)
+    with torch.inference_mode():
+        model = load_model(config, Checkpoint(folder, CPU, torch.float32), 512)
+        vectors = load_pictures(engine_config(str(folder)), config, CPU, torch.float32)
+        assert vectors is not None
+        grouping, rows = Grouping(16, 8, 512, CPU, torch.float32, max(config.windows)), []
+        cache = torch.zeros(config.num_layers, 9, 16, *config.kv_shape)
+        for start, end in ((0, cut), (cut, len(prompt))):
+            parts, table = parts_of(pictures, prompt, start, end), tuple(range(-(-end // 16)))
+            step = SequenceStep(0, prompt[start:end], start, table, True, SamplingParams(1), 0, pictures=parts)
+            tensors = vectors.put_into(build_tensors(StepPlan(0, (step,)), grouping, CPU), model)
+            rows.append(model.logits(model.hidden_states(tensors, cache)))
+        assert vectors.num_computed == len(pictures)
+        return torch.cat(rows)

@@ -60,6 +60,7 @@ ASKED: dict[str, SamplingParams] = {
 }
 ALONE = {
     "adapter",  # in test_lora.py
+    "pictures",  # in test_pictures.py
     "n",
     "resume_token_ids",
     "deadline_ms",

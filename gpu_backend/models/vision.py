@@ -1,0 +1,62 @@
+# Pictures as vectors: the seam behind which a model's tower lies, and what puts its vectors in the places of tokens.
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpu_backend.models.layers import Decoder
+from gpu_backend.step.picture import Picture, PicturePart
+from gpu_backend.step.step_tensors import StepTensors
+
+KEPT_BYTES = 256 * 2**20  # of vectors: those of pictures whose prompts are computed in chunks
+
+
+class VisionTower(Protocol):
+    """Makes vectors of a picture's pixels, the same whatever other pictures there are."""
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return vectors (tokens, hidden) of uint8 pixels (height, width, 3)."""
+        ...
+
+
+class PictureVectors:
+    """What a tower made of pictures; that of the last ones is kept, by their digests, for the rest of their prompts."""
+
+    def __init__(self, tower: VisionTower, device: torch.device, kept_bytes: int = KEPT_BYTES) -> None:
+        self.tower = tower
+        self._device = device
+        self._kept_bytes = kept_bytes
+        self._vectors: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.num_computed = 0  # pictures
+
+    def put_into(self, tensors: StepTensors, model: Decoder) -> StepTensors:
+        """Return the tensors of a step with what goes into the first layer, if pictures are among its tokens."""
+        if not any(step.pictures for step in tensors.steps):
+            return tensors
+        inputs = model.embed(tensors.token_ids)
+        begins = accumulate((len(step.token_ids) for step in tensors.steps), initial=0)
+        for step, begin in zip(tensors.steps, begins, strict=False):
+            for part in step.pictures:
+                rows = torch.tensor(part.rows, device=self._device) + begin
+                inputs.index_copy_(0, rows, self._part(part).to(inputs.dtype))
+        return replace(tensors, inputs=inputs)
+
+    def _part(self, part: PicturePart) -> Tensor:
+        return self._of(part.picture)[part.first : part.first + len(part.rows)]
+
+    def _of(self, picture: Picture) -> Tensor:
+        vectors = self._vectors.pop(picture.digest, None)
+        if vectors is None:
+            pixels = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
+            vectors = self.tower(pixels.view(picture.height, picture.width, 3).to(self._device))
+            self.num_computed += 1
+        self._vectors[picture.digest] = vectors
+        while len(self._vectors) > 1 and sum(kept.nbytes for kept in self._vectors.values()) > self._kept_bytes:
+            self._vectors.popitem(last=False)
+        return vectors

@@ -1,0 +1,53 @@
+# Pictures in a prompt: what the front made of them, and where in the prompt their vectors stand.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture: pixels as the model's tower reads them, and the tokens of the prompt that stand for it.
+
+    ``digest`` names the pixels, and whose they are: blocks of the KV cache go by it, and what the tower made of them.
+    """
+
+    start: int  # where in the prompt its tokens begin
+    num_tokens: int
+    token_id: int  # the placeholder: each of these tokens has a vector of the tower's, in their order
+    digest: bytes
+    width: int
+    height: int
+    pixels: bytes = field(repr=False)  # rows of RGB
+
+    @property
+    def end(self) -> int:
+        """Where in the prompt its tokens end."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePart:
+    """What a step computes of a picture: vectors from ``first`` on, at these ``rows`` among its sequence's tokens."""
+
+    picture: Picture
+    first: int
+    rows: tuple[int, ...]
+
+
+def parts_of(pictures: Iterable[Picture], prompt: Sequence[int], start: int, end: int) -> tuple[PicturePart, ...]:
+    """Return what of the pictures lies at the prompt's positions from ``start`` to before ``end``."""
+    parts = []
+    for picture in pictures:
+        first, last = max(start, picture.start), min(end, picture.end)
+        rows = tuple([i - start for i in range(first, last) if prompt[i] == picture.token_id])
+        if rows:
+            parts.append(PicturePart(picture, prompt[picture.start : first].count(picture.token_id), rows))
+    return tuple(parts)
+
+
+def names_of(pictures: Iterable[Picture], start: int, end: int) -> bytes:
+    """Return what tells prompts apart whose tokens from ``start`` to before ``end`` stand for other pictures."""
+    found = [picture for picture in pictures if picture.start < end and picture.end > start]
+    return b"".join([picture.digest + picture.start.to_bytes(8) for picture in found])

@@ -1,0 +1,207 @@
+# Pictures on a real tiny model: a reply in a busy engine is token for token what it is alone in a plain one, whatever
+# becomes of its prompt's blocks. test_logits.py holds their logits to transformers.
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_backend.engine.loop import EngineLoop
+from gpu_backend.execution.loading import load_pictures
+from gpu_backend.execution.runner import Runner
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import load_model_config, load_vision_config
+from gpu_backend.models.config.vision import vision_config
+from gpu_backend.step.config import engine_config
+from gpu_backend.step.cost import StepCost
+from gpu_backend.step.messages import Generate
+from gpu_backend.step.sampling_params import SamplingParams
+from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, model_loop
+from tests.support.kv_transfer import exchanging, prefill
+from tests.support.tiny_model import write_tiny_model
+from tests.support.tiny_vision import IMAGE, TINY_VISIONS, draw_picture, with_pictures, write_tiny_vision
+
+CPU = torch.device("cpu")
+PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 4, "max_model_len": 96}
+BUSY: dict[str, Any] = PLAIN | {
+    "prefix_caching": True,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 16,
+    "num_kv_blocks": 25,
+    "host_kv_bytes": 2**20,
+}
+FLAT = StepCost(fixed=1.0, weights=0.0, token=1e-6, context=0.0, pair=0.0)
+Replies = dict[tuple[str, int], Answer]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_vision(tmp_path_factory.mktemp("sees"), with_tokenizer=True)
+
+
+def ask(folder: Path, name: str, pictures: list[Tensor], start: int = 5, **fields: Any) -> Generate:
+    """Ask of a prompt with words around each picture."""
+    prompt, placed = with_pictures(folder, [range(start), *([7, 8, 9] for _ in pictures)], pictures)
+    sampling = SamplingParams(max_tokens=16, temperature=0.7, seed=len(name))
+    return Generate(name, prompt, sampling, pictures=placed, **fields)
+
+
+def asked_of(folder: Path) -> list[Generate]:
+    """Return requests some of whose prompts differ in nothing but the picture."""
+    one, other, wide = draw_picture(24, 32), draw_picture(24, 32, 1), draw_picture(64, 16, 2)
+    return [
+        ask(folder, "one", [one]),
+        ask(folder, "another", [other]),
+        ask(folder, "both", [one, other], n=2),
+        ask(folder, "the other way round", [other, one]),
+        ask(folder, "wide", [wide], start=9),
+        ask(folder, "three", [one, wide, one]),
+        Generate("words", tuple(range(30)), SamplingParams(max_tokens=16, seed=1)),
+    ]
+
+
+def tokens_of(replies: Replies) -> dict[tuple[str, int], list[int]]:
+    return {key: reply.token_ids for key, reply in replies.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[tuple[str, int], list[int]]:
+    loop, found = model_loop(folder, **PLAIN), {}
+    for command in asked_of(folder):
+        found |= tokens_of(answer_all(loop, [command]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"async_scheduling": True, "cuda_graphs": True},
+        {"speculative_method": "ngram", "num_speculative_tokens": 3},
+        {"speculative_method": "draft", "num_speculative_tokens": 3, "async_scheduling": True},
+        {"batch_invariant": True, "copy_seconds": 0.0, "step_cost": FLAT, "step_stretch": 1e9},  # so that it swaps
+    ],
+    ids=lambda more: ",".join(more),
+)
+def test_replies_in_a_busy_engine_are_those_alone(
+    more: dict[str, Any], folder: Path, alone: dict[tuple[str, int], list[int]]
+) -> None:
+    """In chunks smaller than a picture, preempted, swapped, drafted for, resumed, from a cache and from graphs."""
+    model = {"speculative_model": str(folder)} if more.get("speculative_method") == "draft" else {}
+    loop = model_loop(folder, **(BUSY | more), **model)
+    if more.get("speculative_method") == "ngram":
+        draft_from(loop, alone, 0.8)
+    expect_short_replies(loop)
+    known = tuple(alone["wide", 0][:4])
+    commands = [
+        replace(command, resume_token_ids=known) if command.request_id == "wide" else command
+        for command in asked_of(folder)
+    ]
+
+    found = tokens_of(answer_all(loop, commands))
+    again = tokens_of(answer_all(loop, commands[:2]))
+
+    assert found == alone | {("wide", 0): alone["wide", 0][4:]}
+    assert again.items() <= alone.items()
+    assert loop.scheduler.running.num_preempted > 0
+    assert loop.scheduler.running.num_swapped == (loop.scheduler.running.num_preempted if "step_cost" in more else 0)
+    assert loop.scheduler.tables.prompt_tokens_found > 0
+    assert alone["one", 0] != alone["another", 0]
+
+
+def cached(loop: EngineLoop, command: Generate) -> int:
+    (answer,) = answer_all(loop, [command]).values()
+    return answer.events[0].cached_tokens
+
+
+def test_blocks_go_by_their_pictures(folder: Path) -> None:
+    """Prompts that differ in a picture alone share what comes before it; no tenant finds another's."""
+    loop = model_loop(folder, **PLAIN | {"prefix_caching": True})
+    one, other = draw_picture(24, 32), draw_picture(24, 32, 1)
+    first = ask(folder, "first", [one], start=10)
+    full = (len(first.prompt_token_ids) - 1) // 4 * 4
+
+    assert cached(loop, first) == 0
+    assert cached(loop, replace(first, request_id="again")) == full
+    assert cached(loop, ask(folder, "other picture", [other], start=10)) == 8
+    assert cached(loop, replace(first, request_id="no picture", pictures=())) == 8
+    assert cached(loop, replace(first, request_id="other tenant", tenant="b")) == 0
+    assert cached(loop, ask(folder, "earlier", [one], start=9)) == 8
+
+
+def test_tower_computes_a_picture_once(folder: Path) -> None:
+    """However many chunks its tokens come in, and whoever else runs beside it."""
+    loop = model_loop(folder, **PLAIN | {"max_num_batched_tokens": 4, "max_num_seqs": 2})
+    picture = draw_picture(32, 64)
+
+    answer_all(loop, [ask(folder, "a", [picture]), ask(folder, "b", [picture, draw_picture(24, 24)])])
+
+    assert isinstance(loop.runner, Runner)
+    assert loop.runner._pictures is not None
+    assert loop.runner._pictures.num_computed == 2
+
+
+def test_blocks_of_another_engine_compose(folder: Path, alone: dict[tuple[str, int], list[int]]) -> None:
+    """An engine goes on with a prompt whose picture another one has seen."""
+    with contextlib.ExitStack() as stack:
+        settings = PLAIN | {"prefix_caching": True, "num_kv_blocks": 256}
+        prefiller = model_loop(folder, **settings, transfer=exchanging(stack))
+        decoder = model_loop(folder, **settings, transfer=exchanging(stack))
+        commands = [command for command in asked_of(folder) if command.n == 1]
+        asked = [replace(command, remote=prefill(prefiller, command)) for command in commands]
+
+        found = tokens_of(answer_all(decoder, asked[:2]))
+
+        assert decoder.load().counters["kv_blocks_pulled"] > 0
+    assert found == {key: alone[key] for key in (("one", 0), ("another", 0))}
+
+
+@pytest.mark.soak
+def test_ranks_see_the_same(folder: Path, alone: dict[tuple[str, int], list[int]]) -> None:
+    """Four processes: two halves of each layer, in two stages; the first stage has the tower."""
+    loop = model_loop(folder, **BUSY, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert isinstance(loop.runner, Runner)
+    try:
+        assert tokens_of(answer_all(loop, asked_of(folder))) == alone
+    finally:
+        loop.runner.close()
+
+
+def test_tower_is_loaded_where_pictures_are_read(folder: Path, tmp_path: Path) -> None:
+    """Not where the operator takes none, and not of a tower that is not known here: the text is served all the same."""
+    assert (
+        load_pictures(engine_config(str(folder), max_images=0), load_model_config(folder), CPU, torch.float32) is None
+    )
+    clip = replace(TINY_VISIONS["Pixtral"], extra={"model_type": "clip_vision_model"})
+    assert load_vision_config(write_tiny_vision(tmp_path / "clip", clip)) is None
+    assert load_vision_config(write_tiny_model(tmp_path / "text")) is None
+
+
+def test_tower_that_cannot_be_computed_is_refused() -> None:
+    """By what its config says, before any weight is read."""
+    config = TINY_VISIONS["Mistral 3"].config()
+
+    with pytest.raises(UnsupportedModel, match="hidden_act of the vision tower is 'relu'; supported: gelu"):
+        vision_config(config | {"vision_config": config["vision_config"] | {"hidden_act": "relu"}})
+    with pytest.raises(UnsupportedModel, match="patch_size = 'large'"):
+        vision_config(config | {"vision_config": config["vision_config"] | {"patch_size": "large"}})
+    with pytest.raises(UnsupportedModel, match="hidden_size = 30, of which each of 3 heads"):
+        sizes = {"hidden_size": 30, "num_attention_heads": 3}
+        vision_config(config | {"vision_config": config["vision_config"] | sizes})
+
+
+def test_processor_says_how_large_pictures_come(folder: Path) -> None:
+    """Its longest side and its colours' means stand in files of their own; a picture is cut into rows of tokens."""
+    config = TINY_VISIONS["Mistral 3"].config()
+    vision = vision_config(config, {"size": {"longest_edge": 1540}, "image_mean": [0.5, 0.5, 0.5]})
+
+    assert vision is not None
+    assert (vision.longest_side, vision.mean, vision.image_token_id) == (1540, (0.5, 0.5, 0.5), IMAGE)
+    assert vision.grid(8, 8) == (1, 1)
+    assert vision.grid(9, 16) == (2, 2)
+    assert vision.grid(1, 10_000) == (1540 // 8 + 1, 1)

@@ -1,0 +1,165 @@
+# Adds a random tiny tower to a tiny model: a checkpoint of a model that reads pictures, as transformers names it.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_backend.models.config.model import load_vision_config
+from gpu_backend.step.picture import Picture
+from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
+
+IMAGE, BREAK, END = 257, 258, 259  # in the place of the tiny tokenizer's last special tokens
+HIDDEN, INNER, LAYERS = 32, 48, 2
+
+
+@dataclass(frozen=True)
+class TinyVision:
+    """A tiny Mistral 3, or a Pixtral, whose patches are not merged."""
+
+    text: TinyModel = field(default_factory=lambda: TinyModel("MistralForCausalLM", extra={"sliding_window": None}))
+    architecture: str = "Mistral3ForConditionalGeneration"
+    patch_size: int = 4
+    merge: int = 2
+    bias: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)  # of the tower
+    longest_side: int = 64
+    seed: int = 3
+
+    @property
+    def merges(self) -> bool:
+        return self.architecture.startswith("Mistral3")
+
+    def config(self) -> dict[str, Any]:
+        """Return the contents of config.json."""
+        tower = {
+            "model_type": "pixtral",
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "head_dim": HIDDEN // 2,
+            "patch_size": self.patch_size,
+            "image_size": self.longest_side,
+            "hidden_act": "gelu",
+            "rope_theta": 10000.0,
+        }
+        both = {"image_token_index": IMAGE, "vision_feature_layer": -1, "multimodal_projector_bias": self.bias}
+        if self.merges:
+            both |= {"spatial_merge_size": self.merge}
+        else:
+            both |= {"vision_feature_select_strategy": "full", "image_seq_length": 1}
+        return both | {
+            "architectures": [self.architecture],
+            "model_type": "mistral3" if self.merges else "llava",
+            "projector_hidden_act": "gelu",
+            "tie_word_embeddings": self.text.tie_word_embeddings,
+            "text_config": self.text.config(),
+            "vision_config": tower | self.extra,
+            "eos_token_id": self.text.eos_token_id,
+            "torch_dtype": "float32",
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Draw the tower's weights and the projector's, under the names of transformers 4."""
+        generator = torch.Generator().manual_seed(self.seed)
+        text, merged = self.text.hidden_size, HIDDEN * self.merge**2
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator) * (2.0 / shape[-1] ** 0.5)
+
+        def norm() -> Tensor:
+            return 1 + 0.2 * torch.randn(HIDDEN, generator=generator)
+
+        tensors = {
+            "vision_tower.patch_conv.weight": draw(HIDDEN, 3, self.patch_size, self.patch_size),
+            "vision_tower.ln_pre.weight": norm(),
+            "multi_modal_projector.linear_1.weight": draw(text, HIDDEN),
+            "multi_modal_projector.linear_2.weight": draw(text, text),
+        }
+        for index in range(LAYERS):
+            layer = f"vision_tower.transformer.layers.{index}"
+            tensors |= {f"{layer}.attention.{of}_proj.weight": draw(HIDDEN, HIDDEN) for of in "qkvo"}
+            tensors |= {f"{layer}.feed_forward.{of}_proj.weight": draw(INNER, HIDDEN) for of in ("gate", "up")}
+            tensors[f"{layer}.feed_forward.down_proj.weight"] = draw(HIDDEN, INNER)
+            tensors |= {f"{layer}.{of}_norm.weight": norm() for of in ("attention", "ffn")}
+        if self.bias:
+            tensors |= {f"multi_modal_projector.linear_{each}.bias": draw(text) for each in (1, 2)}
+        if self.merges:
+            tensors["multi_modal_projector.norm.weight"] = norm()
+            tensors["multi_modal_projector.patch_merger.merging_layer.weight"] = draw(HIDDEN, merged)
+        return tensors
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
+TINY_VISIONS = {
+    "Mistral 3": TinyVision(),
+    "Ministral 3": TinyVision(
+        TinyModel("Ministral3ForCausalLM", extra={"rope_scaling": YARN, "sliding_window": None}),
+        patch_size=2,
+        merge=3,
+        extra={"hidden_act": "silu", "rope_theta": 100.0},
+    ),
+    "Pixtral": TinyVision(architecture="LlavaForConditionalGeneration", patch_size=8, merge=1, bias=True),
+}
+
+
+def write_tiny_vision(folder: Path, model: TinyVision | None = None, with_tokenizer: bool = False) -> Path:
+    """Write the checkpoint into ``folder``, and a byte-level tokenizer with it if asked; return ``folder``."""
+    model = model or TinyVision()
+    write_tiny_model(folder, model.text, with_tokenizer)
+    (folder / "config.json").write_text(json.dumps(model.config()))
+    text = {f"language_model.{name}": tensor for name, tensor in model.text.tensors().items()}
+    write_shards(folder, text | model.tensors())
+    return folder
+
+
+def draw_picture(width: int, height: int, seed: int = 0) -> Tensor:
+    """Draw the pixels (height, width, 3) of a picture, some of them alike."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
+
+
+def with_pictures(
+    folder: Path, words: Sequence[Sequence[int]], pictures: Sequence[Tensor]
+) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+    """Return a prompt of words with a picture between each two stretches of them, and where these stand."""
+    vision = load_vision_config(folder)
+    assert vision is not None
+    prompt, placed = list(words[0]), []
+    for pixels, after in zip(pictures, words[1:], strict=True):
+        height, width = pixels.shape[:2]
+        rows, columns = vision.grid(width, height)
+        tokens = [*(([IMAGE] * columns + [BREAK]) * rows)[:-1], END]
+        data = pixels.numpy().tobytes()
+        digest = blake2b(data, digest_size=16).digest()
+        placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data))
+        prompt += [*tokens, *after]
+    return tuple(prompt), tuple(placed)
+
+
+def oracle_logits(folder: Path, prompt: Sequence[int], pictures: Sequence[Picture]) -> Tensor:
+    """Return what transformers says after each token."""
+    from transformers import AutoModelForImageTextToText
+
+    vision = load_vision_config(folder)
+    assert vision is not None
+    height, width = (max(getattr(each, side) for each in pictures) for side in ("height", "width"))
+    pixels = torch.zeros(len(pictures), 3, height, width)
+    for place, picture in enumerate(pictures):
+        own = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+        mean, std = torch.tensor(vision.mean), torch.tensor(vision.std)
+        pixels[place, :, : picture.height, : picture.width] = ((own / 255 - mean) / std).permute(2, 0, 1)
+    sizes = torch.tensor([(each.height, each.width) for each in pictures])
+    with torch.no_grad():
+        oracle = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        found = oracle.eval()(input_ids=torch.tensor([prompt]), pixel_values=pixels, image_sizes=sizes)
+        logits: Tensor = found.logits[0]
+        return logits
