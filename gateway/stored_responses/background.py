@@ -28,6 +28,7 @@ from gateway.dialects.responses import own_items
 from gateway.idempotency.stored_answers import Claim, Place
 from gateway.stored_responses.background_store import NUMBER, BackgroundStore, place_of
 from gateway.stored_responses.event_log import EventLog
+from gateway.stored_responses.event_watch import EventWatch
 from gateway.stored_responses.memory import ResponseMemory
 from gateway.stored_responses.turns import Turn
 from protocol.errors import BadRequest, Overloaded, ServiceError
@@ -37,12 +38,11 @@ from protocol.serving.leaving import Client
 from protocol.sse import encode_event
 
 MOST_OF_TEAM = 100  # that run at once
-MOST_LISTENERS = 200  # of a team, at one process: each looks into Postgres
+MOST_LISTENERS = 200  # of a team, at one process: each reads from Postgres
 BEGIN_WITHIN = 5.0  # seconds for Postgres to store that one begins
 REFUSED_WITHIN = 1.0  # seconds in which what refuses a call is told as an error; later, by its response
 END_WITHIN = 0.8  # seconds for a gateway that closes to say that one has ended
 STORE_EVERY = 0.25  # seconds between stores of what a stream said
-LISTEN_EVERY = 0.2  # seconds between looks at what was stored
 LOOK_EVERY = 2.0  # seconds between looks whether one that says nothing was cancelled, or its gateway is dead
 OPEN = ("queued", "in_progress")
 
@@ -107,6 +107,7 @@ class BackgroundResponses:
         self._running: dict[Place, Run] = {}
         self._begun: Counter[str] = Counter()  # that run or begin here, by team
         self._listeners: Counter[str] = Counter()  # by team
+        self._watch = EventWatch(store.find_news)
 
     @property
     def is_busy(self) -> bool:
@@ -201,7 +202,7 @@ class BackgroundResponses:
 
     async def listen(self, team_id: str, response_id: str, after: int) -> AsyncIterator[bytes]:
         """Yield what the stream of a response says after an event, as it comes, until its end."""
-        place, silent = place_of(team_id, response_id), 0.0
+        place = place_of(team_id, response_id)
         while True:
             try:
                 heard = await self.store.hear(place, after)
@@ -215,11 +216,9 @@ class BackgroundResponses:
                 after = last
             if heard.is_over:
                 return
-            silent = 0.0 if heard.pieces else silent + LISTEN_EVERY
-            if silent >= LOOK_EVERY and (turn := await self._found(place)) is not None:
-                silent = 0.0
+            if not heard.pieces and (turn := await self._found(place)) is not None:
                 await self.settled(team_id, response_id, turn)
-            await asyncio.sleep(LISTEN_EVERY)
+            await self._watch.news(place, after)
 
     def _note_ended(self, team_id: str) -> None:
         self._begun[team_id] -= 1

@@ -143,6 +143,19 @@ class BackgroundStore:
         pieces = [(row.last_event, self._events(place, row)) for row in rows if row.last_event is not None]
         return Heard(pieces, not rows or (not rows[0].is_open and len(pieces) < READ_AT_ONCE))
 
+    async def find_news(self, asked: Sequence[tuple[Place, int]]) -> list[int]:
+        """Return the places, from 0, of those among some streams that say more after an event, are over, or whose
+        gateway is dead."""
+        values = {
+            "ids": [place.key for place, _ in asked],
+            "teams": [place.team_id for place, _ in asked],
+            "afters": [after for _, after in asked],
+            "endpoint": ENDPOINT,
+            "since": self._since(),
+        }
+        async with self._database.at_once() as connection:
+            return list((await connection.execute(NEWS, values)).scalars())
+
     async def _append(self, connection: AsyncConnection, place: Place, pieces: Sequence[Piece]) -> bool:
         rows = {
             "lasts": [last for last, _ in pieces],
@@ -221,6 +234,20 @@ HEAR = text("""
     ) AS piece ON true
     WHERE id = :id AND team_id = :team_id AND created_at > :since
     ORDER BY piece.last_event
+""")
+
+NEWS = text("""
+    SELECT asked.number - 1
+    FROM unnest(CAST(:ids AS text[]), CAST(:teams AS text[]), CAST(:afters AS bigint[]))
+        WITH ORDINALITY AS asked (id, team_id, after, number)
+    LEFT JOIN stored_responses AS response
+        ON response.id = asked.id AND response.team_id = asked.team_id AND created_at > :since
+    WHERE response.is_open IS NOT TRUE
+        OR EXISTS (SELECT FROM response_events WHERE response_id = response.id AND last_event > asked.after)
+        OR NOT EXISTS (
+            SELECT FROM idempotency AS claim
+            WHERE claim.team_id = asked.team_id AND endpoint = :endpoint AND key = asked.id
+                AND lease_until >= clock_timestamp())
 """)
 
 DELETE = text("""

@@ -18,6 +18,7 @@ from openai import OpenAI
 
 from gateway.accounts.schemas import LimitsInput
 from gateway.stored_responses import background
+from gateway.stored_responses.background_store import BackgroundStore, Heard
 from tests.support.house import House, make_team, serving
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
@@ -294,6 +295,25 @@ def test_a_team_listens_to_no_more_than_so_many(
 
     assert [answer.status_code for answer in beyond] == [429, 429] and asked == 1
     assert beyond[0].json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_who_listens_reads_no_stream_that_says_nothing(
+    client: httpx.Client, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look for all of a process tells which streams have news; each is read when it has."""
+    read: list[Heard] = []
+    hear = BackgroundStore.hear
+
+    async def noting(self: BackgroundStore, *args: Any) -> Heard:
+        read.append(await hear(self, *args))
+        return read[-1]
+
+    monkeypatch.setattr(BackgroundStore, "hear", noting)
+    upstream.script("tokens=4,pace=0.6", times=1)
+    events = heard(client, client.post(URL, json=ASK).json()["id"])
+
+    assert events[-1]["type"] == "response.completed"
+    assert len(read) > 1 and all(one.pieces or one.is_over for one in read)
 
 
 def test_another_team_finds_and_ends_nothing(house: House, client: httpx.Client, upstream: ScriptedUpstream) -> None:
