@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,15 +52,17 @@ class RemotePrefills:
         self,
         providers: ProviderRegistry,
         client: UpstreamClient,
-        prompt_at: Callable[[Call, Target], tuple[int, int]],
+        prompt_at: Callable[[Call, Target], tuple[int, int] | None],
         clock: Clock,
     ) -> None:
-        """``prompt_at``: the characters of a call's prompt, and how many of them a target has cached."""
+        """``prompt_at``: the characters of a call's prompt, and how many of them a target has cached; ``None`` where it
+        takes no prompt that was computed elsewhere."""
         self._providers = providers
         self._client = client
         self._prompt_at = prompt_at
         self._clock = clock
-        self._away: dict[str, float] = {}  # until when, by address; then one call at a time, until one is answered
+        # Until when, by address, and by address and model; then one call at a time, until one is answered.
+        self._away: dict[str, float] = {}
         self._running: Counter[str] = Counter()  # by address
 
     async def params_for(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
@@ -86,7 +89,12 @@ class RemotePrefills:
             log.warning("prefill_failed", endpoint=address, error=str(exc))
             return None
         self._away.pop(address, None)
-        return told
+        if told is None:
+            self._away[place.key] = self._clock.monotonic() + AWAY
+            log.warning("prefill_not_held", endpoint=address, model=place.model.name)
+        else:
+            self._away.pop(place.key, None)
+        return told or None
 
     def _place_for(self, call: Call, asking: Asking) -> Target | None:
         """Return where a prompt is computed, if not where its reply is made."""
@@ -94,21 +102,25 @@ class RemotePrefills:
         said = self._providers.settings(target.model.provider).prefill
         if said is None or asking.resume is not None or not _has_one_prompt(request):
             return None
-        size, found = self._prompt_at(call, target)
+        if (prompt := self._prompt_at(call, target)) is None:
+            return None
+        size, found = prompt
         if size - found < max(said.tokens * USUAL_TOKEN_BYTES, said.share * size):
             return None
         now, model = self._clock.monotonic(), replace(target.model, provider=said.provider)
         endpoints = self._providers.settings(said.provider).endpoints
-        able = [Target(model, one) for one in endpoints if self._may_be_asked(one.base_url, now)]
+        able = [place for place in (Target(model, one) for one in endpoints) if self._may_be_asked(place, now)]
         if not able:
             return None
         loads = [self._running[one.endpoint.base_url] for one in able]
         return by_beginning(able, call.beginning, loads)[0]
 
-    def _may_be_asked(self, address: str, now: float) -> bool:
-        """Whether a replica is well. Of one that failed one call finds out: where it hangs, all others would wait."""
-        away = self._away.get(address)
-        return away is None or (away <= now and not self._running[address])
+    def _may_be_asked(self, place: Target, now: float) -> bool:
+        """Whether a replica is well, and holds what it computes of a model. Of one that failed, or held nothing, one
+        call finds out: where it hangs, all others would wait."""
+        address = place.endpoint.base_url
+        away = max(self._away.get(address, -math.inf), self._away.get(place.key, -math.inf))
+        return away == -math.inf or (away <= now and not self._running[address])
 
     async def _build(self, call: Call, asking: Asking) -> UpstreamRequest:
         """Return what one replica is asked. Raises UpstreamUnable."""
@@ -127,13 +139,14 @@ class RemotePrefills:
         return self._providers.dress(await off_loop(call.size, lambda: wire.build_request(asking)), target)
 
     async def _ask(self, built: UpstreamRequest, target: Target, patience: float) -> dict[str, Any] | None:
-        """Have one replica compute a prompt. Raises UpstreamFailure, TimeoutError and DecodeError."""
+        """Have one replica compute a prompt; return where its blocks are, ``None`` where it holds none. Raises
+        UpstreamFailure, TimeoutError and DecodeError."""
         provider = self._providers.settings(target.model.provider)
         async with asyncio.timeout(patience):
             response = await self._client.send(built, provider.timeouts.connect, patience)
             try:
                 if response.status in (400, 413):
-                    return None  # the replica that replies says what is wrong with the request
+                    return {}  # the replica that replies says what is wrong with the request
                 if response.status != 200:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
                 return _read(await response.read(LONGEST)).kv_transfer_params

@@ -99,6 +99,7 @@ class EngineWatch:
         else:
             slots = slots_from(report, len(room.held), room.limit)
             self._limiter.resize(room, slots, is_full=is_full(report), capacity=report.max_running)
+            room.takes_blocks, room.adapters = report.kv_transfer, frozenset(report.adapters)
             if len(replica.provider.endpoints) > 1:
                 where = replica.endpoint.base_url
                 self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)

@@ -67,6 +67,7 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     kv_events: KvAddress | None = None
     step_cost: StepCost | None = None
     adapters: tuple[Name, ...] = ()
+    kv_transfer: bool = True  # engines of before say nothing of it
 
     @property
     def names(self) -> tuple[str, ...]:

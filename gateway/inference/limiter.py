@@ -192,8 +192,12 @@ class TargetLimiter:
         """Return what a replica that tells what it has cached is told of a call's prompt."""
         return self._placement.header_for(call.request, call.caller.team.id, target)
 
-    def prompt_at(self, call: Call, target: Target) -> tuple[int, int]:
-        """Return the characters of a call's prompt, and how many of them a target tells that it has cached."""
+    def prompt_at(self, call: Call, target: Target) -> tuple[int, int] | None:
+        """Return the characters of a call's prompt, and how many of them a target tells that it has cached; ``None``
+        where the target tells that it computes the prompt itself, whatever another replica has."""
+        pool = self._pools.get(target.key)
+        if pool is not None and (not pool.takes_blocks or target.model.upstream_model in pool.adapters):
+            return None
         return self._placement.found_at(call.request, call.caller.team.id, target)
 
     def note_first_token(self, slot: Slot) -> float | None:

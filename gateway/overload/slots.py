@@ -66,6 +66,8 @@ class SlotPool:
         self.reserved: Mapping[str, float] = {}  # teams' parts of what it runs at once: interactive calls have them
         self.capacity = 0  # that it runs at once, from all senders; 0: not known
         self.has_queue = False  # our own engine: a call beyond its slots waits inside it, for the next that ends
+        self.takes_blocks = True  # our own engine: it reads what another one computed of a prompt,
+        self.adapters: Collection[str] = ()  # but for these models
         self._owned = Counter[str]()  # slots that teams hold of their parts
         self.typical = FIRST_GUESS  # seconds that a call holds its slot
         self.interactive = FairQueue[QueuedCall]()

@@ -92,6 +92,7 @@ class LoadBody(Struct, frozen=True, kw_only=True):
     busy_seconds: float  # of these, in steps
     request_seconds: float  # of these, told in the usage of answers; the rest served no request to its end
     max_running: int  # replies at once
+    kv_transfer: bool  # whether it reads blocks that another engine computed
     adapters: tuple[str, ...] | UnsetType  # of the model, by name, if it has any
     kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
     step_cost: StepCostBody | UnsetType  # seconds, as it was measured or told; docs/simulator.md has the formula
@@ -145,6 +146,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             busy_seconds=round(front.engine.busy_seconds, 6),
             request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
             max_running=front.settings.engine.steps.max_num_seqs,
+            kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
             adapters=tuple(front.engine.adapters.by_name) or UNSET,
             kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
             step_cost=StepCostBody(**asdict(ready.step_cost)) if ready and ready.step_cost else UNSET,

@@ -70,6 +70,28 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
     assert room.limit is None
 
 
+@pytest.mark.parametrize(("settings", "takes"), [({}, False), ({"kv_transfer_address": "127.0.0.1:0"}, True)])
+async def test_no_prompt_is_computed_elsewhere_for_an_engine_that_takes_none(
+    client: UpstreamClient, tmp_path: Path, settings: dict[str, str], takes: bool
+) -> None:
+    """One without an address for blocks, as without prefix caching, would compute it again; and so do adapters."""
+    call = cast(Any, SimpleNamespace(request=None, caller=SimpleNamespace(team=SimpleNamespace(id="a"))))
+    with running_front(write_small_files(tmp_path / "tiny"), FakeEngine(), **settings) as url:
+        endpoint = Endpoint("local", url + "/v1")
+        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=(endpoint,))
+        registry, target = ProviderRegistry({"own": own}), Target(model("tiny", "own"), endpoint)
+        limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), SetClock(), Metrics())
+        edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
+        unknown = limiter.prompt_at(call, target)
+        await EngineWatch(edition, limiter, client, SetClock(), KvEvents()).look_once()
+        [room] = limiter.slot_pools()
+        looked = limiter.prompt_at(call, target)
+        room.adapters = frozenset({target.model.upstream_model})
+
+    assert unknown == (0, 0) and looked == (unknown if takes else None)
+    assert limiter.prompt_at(call, target) is None
+
+
 async def client_drain(client: UpstreamClient, url: str) -> None:
     """Have the engine take no more."""
     request = UpstreamRequest("POST", url + "/drain", {"authorization": "Bearer secret"}, b"")

@@ -18,7 +18,16 @@ from tests.support.front import CHAT, running_front
 
 LOAD_FIELDS = ["instance_id", "model_id", "status", "queue_depth", "running", "free_blocks", "total_blocks"]
 LOAD_FIELDS += ["kv_utilization", "tokens_per_second", "requests_per_second", "prefix_hit_rate"]
-LOAD_FIELDS += ["gpu_node_id", "gpus", "uptime_seconds", "busy_seconds", "request_seconds", "max_running", "step_cost"]
+LOAD_FIELDS += [
+    "gpu_node_id",
+    "gpus",
+    "uptime_seconds",
+    "busy_seconds",
+    "request_seconds",
+    "max_running",
+    "kv_transfer",
+    "step_cost",
+]
 
 
 def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
