@@ -49,6 +49,7 @@ _scaling = struct_of(
         "cold_start": duration,
         "headroom": number(0, 10),
         "down_after": duration,
+        "asleep": integer(0, LARGEST_POOL),
     },
     needed=("max",),
 )

@@ -127,6 +127,7 @@ class Scaling(Struct, frozen=True, kw_only=True):
     cold_start: float = 120.0  # from a higher target to calls taken
     headroom: float = 0.1  # of the demand, above it
     down_after: float = 300.0  # for which fewer must have been enough
+    asleep: int = 0  # replicas beyond the target that sleep rather than end, at most
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from gateway.fleet.rollouts import (
     read_rollouts,
     rollout_key,
 )
+from gateway.placing.engine_orders import EngineOrders
 from gateway.placing.placer import CannotPlace, Placer, new_name, order_for, revision_of
 from gateway.placing.plan import (
     GRACE,
@@ -46,9 +47,11 @@ from gateway.placing.plan import (
     Proved,
     RolledBack,
     SeenReplica,
+    Sleep,
     Start,
     Stop,
     Trial,
+    WakeUp,
     after_death,
     decide,
     due_at,
@@ -56,7 +59,7 @@ from gateway.placing.plan import (
 from gateway.placing.records import Lease, keep_proved, read_proved
 from gateway.run.reload import Read, read_again
 from gateway.telemetry.logging import configure_logging
-from protocol.serving.announcements import ACTIVE, DRAINING
+from protocol.serving.announcements import ACTIVE, DRAINING, SLEEPING
 from protocol.serving.redis_client import open_redis
 
 EVERY = 0.25  # seconds between looks
@@ -88,6 +91,7 @@ class Controller:
         self._told: dict[str, Rolling | None] = {}  # what gateways were told of each pool's rollout,
         self._told_at: dict[str, float] = {}  # and when (monotonic seconds)
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
+        self._orders = EngineOrders()
         self.follow(settings)
 
     @property
@@ -181,6 +185,10 @@ class Controller:
             with suppress(*REDIS_AWAY):
                 await self._lease.release()
 
+    async def close(self) -> None:
+        """Ask nothing of replicas any more."""
+        await self._orders.close()
+
     async def _takes_turn(self) -> bool:
         owner = await self._lease.take()
         if owner == self._lease.owner:
@@ -248,11 +256,19 @@ class Controller:
         if rules is None or engine is None:
             target = 0
         else:  # until a gateway has decided, what one decided before, or as many as were there first and did not drain
-            known = self._targets.get(name, sum(one.state != DRAINING for one in seen)) if target is None else target
+            there = sum(one.state not in (DRAINING, SLEEPING) for one in seen)
+            known = self._targets.get(name, there) if target is None else target
             self._targets[name] = known
             target = min(max(known, rules.min), rules.max)
         wanted = revision_of(engine) if engine is not None else ""
-        return Observation(now=self._clock.monotonic(), target=target, wanted=wanted, replicas=seen, others=others)
+        return Observation(
+            now=self._clock.monotonic(),
+            target=target,
+            wanted=wanted,
+            replicas=seen,
+            others=others,
+            asleep=rules.asleep if rules is not None else 0,
+        )
 
     def _heard(self, pool: str) -> dict[str, Member]:
         """Return the replicas that announce themselves, by the names that they were started with."""
@@ -268,6 +284,12 @@ class Controller:
             case Stop(replica, why):
                 log.info("replica_stopping", pool=name, replica=replica, reason=why)
                 await asyncio.to_thread(self._placer.stop, replica)
+            case Sleep(replica, why):
+                log.info("replica_sent_to_sleep", pool=name, replica=replica, reason=why)
+                self._ask(name, replica, "/sleep")
+            case WakeUp(replica):
+                log.info("replica_woken", pool=name, replica=replica)
+                self._ask(name, replica, "/wake_up")
             case Kill(replica, why):
                 log.warning("replica_killed", pool=name, replica=replica, reason=why)
                 await asyncio.to_thread(self._placer.kill, replica)
@@ -302,6 +324,11 @@ class Controller:
         if told is None or not _is_same(said, told) or now - self._told_at[name] > TELL_AGAIN:
             await self._redis.set(rollout_key(name), msgspec.json.encode(said))
             self._told[name], self._told_at[name] = said, now
+
+    def _ask(self, pool: str, replica: str, path: str) -> None:
+        """Ask something of a replica that announces itself; another look finds out what became of it."""
+        if (one := self._heard(pool).get(replica)) is not None and one.refused is None:
+            self._orders.send(self._settings.providers[pool], one.said.base_url, path)
 
     async def _start(self, name: str, pool: Pool, revision: str) -> None:
         assert self._placer is not None
@@ -381,6 +408,7 @@ async def _control(read: Read, settings: Settings, open_placer: Callable[[], Pla
             await controller.leave()
     finally:
         await stop_all([hearing])
+        await controller.close()
         await redis.aclose()
     if asked:
         return 0

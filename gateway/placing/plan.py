@@ -16,13 +16,14 @@ from gateway.core.settings import Rollout
 from gateway.fleet.comparing import why_worse
 from gateway.fleet.membership import LOST
 from gateway.fleet.rollouts import Compared
-from protocol.serving.announcements import ACTIVE, DRAINING, FAILED
+from protocol.serving.announcements import ACTIVE, DRAINING, FAILED, SLEEPING
 
 STEADY = 10.0  # seconds of calls taken, after which a replica's death is its first
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between a death and the next start
 TRIES = 3  # replicas of a new revision that may die before it is given up
 LOST_FOR = 30.0  # seconds without a heartbeat, after which a process that runs is of no use
 GRACE = 10.0  # seconds beyond its drain, after which a replica is killed
+HEEDS_WITHIN = 60.0  # seconds, after which a replica that was sent to sleep, or woken, did not hear
 MOST_LUCK = 1  # failed calls that say nothing of a revision
 
 
@@ -46,6 +47,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     replicas: Sequence[SeenReplica]
     others: int = 0  # replicas that take calls, and that are not the placer's
     compared: Compared | None = None  # how the calls of two revisions went, as gateways saw it
+    asleep: int = 0  # replicas beyond the target that sleep rather than end
 
 
 class Known(Struct, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class Known(Struct, frozen=True, kw_only=True):
     healthy_since: float | None = None
     unhealthy_since: float | None = None  # None: it takes calls
     stopping_since: float | None = None
+    asleep_since: float | None = None  # when it was sent to sleep
+    woken_at: float | None = None  # None: it has taken calls since
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -95,6 +99,19 @@ class Stop(Struct, frozen=True, tag=True):
     why: str
 
 
+class Sleep(Struct, frozen=True, tag=True):
+    """Let a replica finish what runs, and give its device's memory back."""
+
+    name: str
+    why: str
+
+
+class WakeUp(Struct, frozen=True, tag=True):
+    """Let a replica that sleeps take calls again."""
+
+    name: str
+
+
 class Kill(Struct, frozen=True, tag=True):
     """End a replica that does not end by itself, or is of no use."""
 
@@ -115,7 +132,7 @@ class Proved(Struct, frozen=True, tag=True):
     revision: str
 
 
-Action = Start | Stop | Kill | RolledBack | Proved
+Action = Start | Stop | Sleep | WakeUp | Kill | RolledBack | Proved
 
 
 def decide(seen: Observation, state: PoolState, rules: Rollout) -> tuple[list[Action], PoolState]:
@@ -137,11 +154,15 @@ def decide(seen: Observation, state: PoolState, rules: Rollout) -> tuple[list[Ac
     ends, state = _resized(seen, state, set(useless), rules)
     actions += ends
     actions += [Kill(name, "it did not end") for name, one in state.known.items() if _is_overdue(one, seen.now, rules)]
-    stopped = {action.name for action in actions if isinstance(action, Stop | Kill)}
-    known = {
-        name: replace(one, stopping_since=seen.now) if name in stopped and one.stopping_since is None else one
-        for name, one in state.known.items()
-    }
+    known = dict(state.known)
+    for action in actions:
+        match action:
+            case Stop(name) | Kill(name) if known[name].stopping_since is None:
+                known[name] = replace(known[name], stopping_since=seen.now)
+            case Sleep(name):
+                known[name] = replace(known[name], asleep_since=seen.now)
+            case WakeUp(name):
+                known[name] = replace(known[name], asleep_since=None, woken_at=seen.now, unhealthy_since=seen.now)
     return actions, replace(state, known=known)
 
 
@@ -178,9 +199,16 @@ def _remembered(seen: Observation, state: PoolState) -> PoolState:
 
 def _noted(one: SeenReplica, before: Known | None, now: float) -> Known:
     known = before or Known(revision=one.revision, since=now, unhealthy_since=now)
+    if one.state == SLEEPING and known.woken_at is None:  # by hand, or by a controller before this one, too
+        since = now if known.asleep_since is None else known.asleep_since
+        return replace(known, asleep_since=since, unhealthy_since=now)
     if one.state == ACTIVE and one.refused is None:
         healthy_since = now if known.healthy_since is None else known.healthy_since
-        return replace(known, healthy_since=healthy_since, unhealthy_since=None)
+        is_deaf = known.asleep_since is not None and now - known.asleep_since > HEEDS_WITHIN
+        asleep_since = None if is_deaf else known.asleep_since
+        return replace(
+            known, healthy_since=healthy_since, unhealthy_since=None, asleep_since=asleep_since, woken_at=None
+        )
     return replace(known, unhealthy_since=now if known.unhealthy_since is None else known.unhealthy_since)
 
 
@@ -197,7 +225,7 @@ def _trial_now(seen: Observation, state: PoolState, rules: Rollout) -> Trial | N
         trial = Trial(revision=seen.wanted, since=seen.now, moved_at=seen.now)
     known = {one.name: state.known[one.name] for one in seen.replicas}
     taking = [one for one in seen.replicas if known[one.name].unhealthy_since is None]
-    taking = [one for one in taking if known[one.name].stopping_since is None]
+    taking = [one for one in taking if known[one.name].stopping_since is None and known[one.name].asleep_since is None]
     new = sum(one.revision == seen.wanted for one in taking)
     counts = new, len(taking) - new + seen.others
     if counts != trial.replicas:
@@ -227,6 +255,8 @@ def _why_useless(one: SeenReplica, state: PoolState, now: float, rules: Rollout)
     passed = now - known.unhealthy_since
     if one.state == FAILED:
         return "it says that it failed"
+    if known.woken_at is not None and passed > HEEDS_WITHIN:
+        return f"it was woken, and takes no calls after {HEEDS_WITHIN:.0f} s"
     if one.state == DRAINING:
         return "it drains, and takes no calls any more"
     if one.state == LOST and known.healthy_since is not None and passed > LOST_FOR:
@@ -268,6 +298,10 @@ def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Roll
     current = current_revision(seen.wanted, state)
     on_trial = state.good not in (None, current)
     live = [one for one in seen.replicas if state.known[one.name].stopping_since is None and one.name not in useless]
+    asleep = [one for one in live if state.known[one.name].asleep_since is not None]
+    live = [one for one in live if one not in asleep]
+    kept = [one for one in asleep if one.revision == current][: 0 if on_trial else seen.asleep]
+    ends: list[Action] = [Stop(one.name, "it sleeps, and is not needed") for one in asleep if one not in kept]
     old = [one for one in live if one.revision != current]
     new = [one for one in live if one.revision == current]
     unproved = [one for one in new if not _is_proved(state.known[one.name], seen.now, rules.canary * on_trial)]
@@ -275,24 +309,28 @@ def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Roll
     trial = state.trial
     is_held = on_trial and trial is not None and not trial.has_stood and len(new) >= _enough(seen, rules)
     if new and not old and not unproved and state.good != current:
-        return [Proved(current)], replace(state, good=current, tries=0)
+        return [*ends, Proved(current)], replace(state, good=current, tries=0)
     if surplus > 0:
         spare = surplus - 1 if old and (unproved or is_held) else surplus  # the one on trial is there besides
         # Those that take no calls first, then old ones, then those with the least in their caches.
         order = sorted(live, key=lambda one: (*_rank(one, state, current), -state.known[one.name].since))
         leaving = [one for one in order if not (old and one in unproved)]
         why = "replaced" if old else f"{seen.target} should be there"
-        return [Stop(one.name, why) for one in leaving[:spare]], state
+        beds = 0 if on_trial or old else seen.asleep - len(kept)
+        able = [one for one in leaving[:spare] if one not in unproved][: max(0, beds)]
+        return [*ends, *((Sleep if one in able else Stop)(one.name, why) for one in leaving[:spare])], state
+    woken = [WakeUp(one.name) for one in kept[: max(0, -surplus)]]
+    ends += woken
     if seen.now < state.not_before:
-        return [], state
+        return ends, state
     if surplus < 0:
         is_early = on_trial and old and (unproved or is_held)
         revision = state.good if is_early and state.good is not None else current
-        return [Start(revision) for _ in range(-surplus)], state
+        return [*ends, *(Start(revision) for _ in range(-surplus - len(woken)))], state
     is_ending = any(one.stopping_since is not None for one in state.known.values())
     if old and not unproved and not is_held and not is_ending and seen.target:
-        return [Start(current)], state
-    return [], state
+        return [*ends, Start(current)], state
+    return ends, state
 
 
 def _is_proved(known: Known, now: float, canary: float) -> bool:

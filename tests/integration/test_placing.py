@@ -28,8 +28,9 @@ from gateway.placing.controller import DIES_WITHIN, TELL_AGAIN, Controller, _con
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
+from protocol.serving.announcements import SLEEPING
 from tests.support.clock import SetClock
-from tests.support.placing import NEW, OLD, SECRET, WORDS, Scene, settled
+from tests.support.placing import NEW, OLD, SECRET, SLEEPER, WORDS, Scene, settled
 from tests.support.waiting import until_found
 
 
@@ -66,6 +67,28 @@ async def test_replicas_live_and_die(scene: Scene, redis: Redis) -> None:
     assert adopted == after and set(left) < set(adopted)
     assert not scene.placer().names()
     assert await redis.get(records.LEASE) is None or await redis.pttl(records.LEASE) <= 1
+
+
+async def test_a_replica_that_is_not_needed_sleeps_until_it_is_woken(scene: Scene) -> None:
+    """The same process, asked at its announced address with the provider's key."""
+    scene.asleep = 1
+    await scene.aim(1)
+    async with scene.controlled(SLEEPER) as controller:
+        before = await settled(controller, 1)
+        await scene.aim(0)
+        asleep = await until_found(lambda: _asleep(controller))
+        there = scene.placer().names()
+        await scene.aim(1)
+        after = await settled(controller, 1)
+    await controller.end(lambda: False)
+
+    assert before == after and [asleep] == list(before) == list(there)
+    assert not scene.placer().names()
+
+
+async def _asleep(controller: Controller) -> str | None:
+    heard, members = controller._heard("own"), controller._members["own"]
+    return next((name for name, one in heard.items() if members.state_of(one) == SLEEPING), None)
 
 
 async def test_another_version_is_rolled_out_and_back(scene: Scene, redis: Redis) -> None:

@@ -25,6 +25,7 @@ SECRET = "a secret of the fleet 0123"
 WORDS = ("-m", "tests.support.fake_replica")  # of a Python
 OLD = EngineSpec(model="tiny", gpus=0)
 NEW = EngineSpec(model="tiny", gpus=0, version="2")
+SLEEPER = EngineSpec(model="tiny", gpus=0, arguments=("--sleeps",))
 
 
 class Scene:
@@ -33,12 +34,15 @@ class Scene:
     def __init__(self, redis: Redis, redis_url: str, folder: Path, placer: Callable[[], Placer]) -> None:
         self.redis, self.redis_url, self.folder = redis, redis_url, folder
         self.placer = placer  # as a controller that begins opens it
+        self.asleep = 0  # replicas beyond the target that sleep
 
     def settings(self, engine: EngineSpec = OLD) -> Settings:
         """Return the configuration with replicas of that kind."""
-        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=())
+        own = ProviderSettings(
+            name="own", format="openai", self_hosted=True, endpoints=(), api_keys=("a key of engines",)
+        )
         rollout = Rollout(healthy_within=20.0, canary=0.3, stand=0.3, drain=5.0)
-        pool = Pool(scaling=Scaling(min=0, max=4), engine=engine, rollout=rollout)
+        pool = Pool(scaling=Scaling(min=0, max=4, asleep=self.asleep), engine=engine, rollout=rollout)
         fleet = Fleet(secrets=(SECRET,), pools={"own": pool})
         more: dict[str, Any] = {"providers": {"own": own}, "models": {"tiny": model("tiny", "own")}, "auto": {}}
         return settings_for("", self.redis_url, "", self.folder, **more, aliases={}, fleet=fleet)
@@ -57,6 +61,7 @@ class Scene:
             yield controller
         finally:
             await stop_all(tasks)
+            await controller.close()
 
     async def _look(self, controller: Controller) -> None:
         while True:

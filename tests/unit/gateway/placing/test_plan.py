@@ -17,6 +17,7 @@ from gateway.fleet.rollouts import Compared
 from gateway.placing.plan import (
     FIRST_DELAY,
     GRACE,
+    HEEDS_WITHIN,
     LOST_FOR,
     TRIES,
     Action,
@@ -26,12 +27,14 @@ from gateway.placing.plan import (
     Proved,
     RolledBack,
     SeenReplica,
+    Sleep,
     Start,
     Stop,
+    WakeUp,
     decide,
     due_at,
 )
-from protocol.serving.announcements import ACTIVE, DRAINING, FAILED, STARTING
+from protocol.serving.announcements import ACTIVE, DRAINING, FAILED, SLEEPING, STARTING
 
 OLD, NEW, NEWER = "old", "new", "newer"
 RULES = Rollout(healthy_within=60.0, canary=10.0, stand=0.0, max_error_rate=0.1, drain=20.0)
@@ -45,6 +48,7 @@ class World:
     target: int = 2
     wanted: str = OLD
     others: int = 0
+    asleep: int = 0
     broken: dict[str, str] = field(default_factory=dict)  # revision → the state in which it stays, "dies" for none
     failing: set[str] = field(default_factory=set)
     compared: Compared | None = None
@@ -72,6 +76,7 @@ class World:
                 replicas=tuple(self.replicas.values()),
                 others=self.others,
                 compared=self.compared,
+                asleep=self.asleep,
             )
             actions, self.state = decide(seen, self.state, self.rules)
             self.shares += [] if self.state.trial is None else [self.state.trial.share]
@@ -128,6 +133,10 @@ class World:
             case Stop(name):
                 self.replicas[name] = replace(self.replicas[name], state=DRAINING)
                 self.ends.setdefault(name, self.now + ENDS_IN)
+            case Sleep(name):
+                self.put(name, SLEEPING)
+            case WakeUp(name):
+                self.put(name, ACTIVE)
             case Kill(name):
                 self.ends[name] = self.now
 
@@ -161,6 +170,63 @@ def test_a_pool_comes_to_its_target_and_stays() -> None:
     assert (grown, starts) == (4, 4)
     assert len(early) == 1 and world.active() == len(world.replicas) == 1
     assert not world.of(Kill) and not world.run(600.0).watch().run(60.0).done
+
+
+def test_replicas_that_are_not_needed_sleep_and_are_woken_first() -> None:
+    """As many as the file says; the others end. One that is woken takes calls before another could be started."""
+    world = settled(target=4, asleep=2)
+    world.target = 1
+    world.run(20.0)
+    states = sorted(str(one.state) for one in world.replicas.values())
+    rested = list(world.watch().run(300.0).done)
+    world.target = 4
+    world.run(1.0)
+    woken, started = world.of(WakeUp), world.of(Start)
+    soon = world.active()
+    world.run(20.0)
+
+    assert states == [ACTIVE, SLEEPING, SLEEPING] and rested == []
+    assert (len(woken), len(started), soon, world.active()) == (2, 1, 3, 4)
+
+
+def test_replicas_that_sleep_are_of_the_version_that_runs() -> None:
+    """They end when another is rolled out, and with what is asked of the file. A controller that begins later knows
+    that they sleep; one that is lost asleep is replaced by none."""
+    world = settled(target=2, asleep=1)
+    world.target = 1
+    world.run(20.0)
+    world.state = PoolState(good=OLD)
+    world.watch().run(60.0)
+    known = list(world.done)
+    world.wanted = NEW
+    world.run(100.0)
+    replaced = [one.revision for one in world.replicas.values()]
+    world.target = 0
+    world.run(20.0)
+    world.put(next(iter(world.replicas)), LOST)
+    world.run(LOST_FOR + 20.0)
+
+    assert known == [] and replaced == [NEW]
+    assert len(world.of(Sleep)) == 1 and len(world.of(Kill)) == 1 and not world.replicas
+
+
+def test_a_replica_that_does_not_heed_is_not_counted_on() -> None:
+    """One that was sent to sleep and takes calls on is one of those that are there; one that does not wake is ended."""
+    world = settled(target=2, asleep=1)
+    world.target = 1
+    world.run(0.5)
+    (slept,) = world.of(Sleep)
+    assert isinstance(slept, Sleep)
+    world.put(slept.name, ACTIVE)
+    world.run(HEEDS_WITHIN + 1.0)
+    again = len(world.of(Sleep))
+    world.watch().target = 2
+    world.run(0.5)
+    world.put(slept.name, SLEEPING)
+    world.run(HEEDS_WITHIN + 20.0)
+
+    assert again == 2
+    assert [type(each) for each in world.done] == [WakeUp, Stop, Start] and world.active() == 2
 
 
 def test_a_replica_that_dies_is_started_again() -> None:
