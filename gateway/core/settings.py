@@ -330,8 +330,12 @@ class McpServer(Struct, frozen=True, kw_only=True):
 
     def label_of(self, tool: str) -> str:
         """What the ledger calls a tool. Those that the file does not name share one name: a caller may make up any."""
-        named = self.tools.union(self.prices, *self.teams.values())
-        return f"{self.label}/{tool if tool in named else '*'}"
+        return f"{self.label}/{tool if tool in self.named_tools else '*'}"
+
+    @property
+    def named_tools(self) -> frozenset[str]:
+        """The tools that the file names."""
+        return self.tools.union(self.prices, *self.teams.values()) - ALL_TOOLS
 
     def price_of(self, tool: str) -> Price:
         """Return what a call of a tool costs."""

@@ -70,6 +70,11 @@ class McpGateway:
         for server in servers.values():
             self._breakers[server.url].follow(server.breaker)
 
+    def standing(self, server: McpServer) -> tuple[State, float]:
+        """Return a server's breaker in this process, and the seconds until it is asked again."""
+        breaker, now = self._breaker(server), self._clock.monotonic()
+        return breaker.state(now), breaker.retry_in(now)
+
     @asynccontextmanager
     async def answered(self, call: McpCall, client: Client, notify: Notify) -> AsyncIterator[Answer]:
         """Give the answer to ``call``; that of a tool is booked when it is given, and settled at the end of the block.

@@ -1,5 +1,5 @@
 # Which tools a caller may use: what the server's `tools.allow` and `teams` say, and what the key's `allowed_endpoints`
-# leave of it. Pure.
+# leave of it. An admin sees those of all teams, a team's admin that team's. Pure.
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from gateway.core.errors import RpcError
-from gateway.core.principals import Caller
+from gateway.core.principals import Admin, Caller
 from gateway.core.settings import ALL_TOOLS, McpServer
 from gateway.mcp.messages import INVALID_PARAMS
 from protocol.errors import NotFound
@@ -38,17 +38,25 @@ class Grant(Struct, frozen=True):
 def grant_of(servers: Mapping[str, McpServer], name: str, caller: Caller) -> Grant:
     """Return what a caller may do at a server. Raises NotFound: one that there is not looks like one that is not for
     this caller."""
-    found = {server.name: grant for server in servers.values() if (grant := _grant(server, caller)) is not None}
+    found = {grant.server.name: grant for grant in grants_of(servers, caller)}
     if name not in found:
         may = ", ".join(sorted(found)) or "none"
         raise NotFound(f"There is no MCP server of this name for this key. It may use: {may}.")
     return found[name]
 
 
-def _grant(server: McpServer, caller: Caller) -> Grant | None:
-    of_team = server.teams.get(caller.team.id, server.teams.get(EVERY_TEAM, frozenset()))
-    bounds = (server.tools, of_team, _of_key(server, caller.key_endpoints))
-    return None if frozenset() in bounds else Grant(server, bounds)
+def grants_of(servers: Mapping[str, McpServer], who: Caller | Admin) -> list[Grant]:
+    """Return what ``who`` may do, server by server; those that are closed to it are left out."""
+    found = (Grant(server, _bounds(server, who)) for server in servers.values())
+    return [grant for grant in found if frozenset() not in grant.bounds]
+
+
+def _bounds(server: McpServer, who: Caller | Admin) -> tuple[frozenset[str], ...]:
+    team_id = who.team.id if isinstance(who, Caller) else who.team_id
+    if team_id is None:
+        return (server.tools,)
+    of_team = server.teams.get(team_id, server.teams.get(EVERY_TEAM, frozenset()))
+    return (server.tools, of_team, _of_key(server, who.key_endpoints if isinstance(who, Caller) else None))
 
 
 def _of_key(server: McpServer, endpoints: frozenset[str] | None) -> frozenset[str]:

@@ -78,7 +78,8 @@ class Refusals:
     def note(self, scope: MutableMapping[str, Any], error: ServiceError) -> None:
         """Count and log that the request of ``scope`` is answered with ``error``, by status or in a stream.
 
-        ``scope["state"]`` has ``caller``, ``model_asked`` and the client's ``address`` where these are known.
+        ``scope["state"]`` has ``caller``, ``model_asked`` or ``tool_asked``, and the client's ``address`` where these
+        are known.
         """
         state = scope["state"]
         state["is_noted"] = True
@@ -167,7 +168,10 @@ class Refusals:
         return name if name in self._fields else None
 
     def _model(self, state: MutableMapping[str, Any]) -> str | None:
-        """Return the model that was asked for: of names that are not in the catalogue only that there is one."""
+        """Return the model that was asked for: of names that are not in the catalogue only that there is one. A tool of
+        an MCP server by the ledger's name for it."""
+        if (tool := state.get("tool_asked")) is not None:
+            return str(tool)
         asked = state.get("model_asked")
         return asked if asked is None or asked in self._names else "unknown"
 

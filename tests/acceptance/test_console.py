@@ -13,7 +13,10 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
+import msgspec
 import pytest
+from msgspec.structs import replace
+from redis import Redis
 from sqlalchemy import insert
 
 import gateway.http.console
@@ -21,12 +24,15 @@ from billing.core.money import to_nano
 from billing.ledger.instance_samples import SECOND, Look, book_look
 from billing.ledger.ledger import insert_records
 from gateway.core.clock import Clock
+from gateway.core.settings import Fleet, Pool, ProviderSettings
+from gateway.fleet.rollouts import Rolling, rollout_key
 from gateway.storage.database import Database
 from gateway.storage.tables import teams
 from tests.support.browser import Browser, Page, browser
 from tests.support.factories import make_record
 from tests.support.house import House, running_house, settings_for
 from tests.support.paying_team import PayingTeam
+from tests.support.scripted_mcp import ScriptedMcp
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.servers import database_of_its_own
 from tests.support.temporary_stores import temporary_valkey
@@ -38,6 +44,7 @@ OURS = [name for name in FILES if not name.startswith("vendor/")]
 VIEWS = sorted(gateway.http.console.VIEWS)
 FOR_ADMINS = {"teams", "fleet", "finance", "audit"}
 MANY = [f"many_{number:04}" for number in range(1000)]  # teams
+ROLLING = Rolling(state="standing", revision="0a1b", kept="0c2d", share=0.1, since=0.0, due_at=None)
 MARKUP = "<script>window.broken=1</script><img src=x onerror=window.broken=1>"
 
 
@@ -404,6 +411,86 @@ def test_a_limit_is_changed_where_it_stands(house: House, page: Page) -> None:
     assert (limits["usd_per_day"], limits["requests_per_minute"]) == (9.5, 60)
 
 
+def limits_of(admin: httpx.Client, team_id: str) -> dict[str, Any]:
+    """Return the limits of a team's end users."""
+    found: dict[str, Any] = admin.get(f"/admin/teams/{team_id}").raise_for_status().json()["user_limits"]
+    return found
+
+
+def test_limits_of_end_users_are_set_where_they_stand(house: House, page: Page) -> None:
+    """A name that is typed has a row; what each has used is asked for by a button; taken away, it is gone."""
+    team = PayingTeam(house)
+    with house.client(house.admin_key) as admin:
+        limited = {"user_limits": {"*": {"usd_per_day": 7}}, "model_limits": {"small": {"usd_per_month": 3}}}
+        admin.patch(f"/admin/teams/{team.id}", json=limited).raise_for_status()
+        team.ask(user="ann")
+        team.settled()
+
+        enter(page, house, house.admin_key, "budgets", team=team.id)
+        page.wait_text("For end users")
+        users = "[...document.querySelectorAll('dialog section')].find(e => e.innerText.startsWith('For end users'))"
+        page.look(f"{users}.querySelector('[name=name]').focus()")
+        page.type("ann")
+        page.press("Enter")
+        page.fill("dialog [aria-label='$ a day of ann']", "2.5")
+        page.press("Enter")
+        until(lambda: "ann" in limits_of(admin, team.id))
+        page.click("Used by each user")
+        page.wait_text("Left today")
+        text, set_to = page.text(), limits_of(admin, team.id)
+        page.click("Remove the limits of ann")
+        until(lambda: "ann" not in limits_of(admin, team.id))
+        left = limits_of(admin, team.id)
+
+    assert "At small" in text and re.search(r"Left this month ann \$0\.0000\d\d", text)
+    assert (set_to["ann"]["usd_per_day"], left.keys()) == (2.5, {"*"})
+
+
+def test_a_team_brings_a_key_for_a_provider(house: House, page: Page) -> None:
+    """It is known by its fingerprint from then on; what the gateway refuses is told, and what was typed stays."""
+    team_id, _ = new_team(house)
+    enter(page, house, house.admin_key, "teams", team=team_id)
+    page.click("Own accounts at providers", "summary")
+    page.fill("dialog [name=provider]", "upstrem")
+    page.fill("dialog [name=key]", "sk-of-the-team")
+    page.press("Enter")
+    page.wait_text("Dismiss")
+    kept = page.look("document.querySelector('dialog [name=key]').value")
+    page.fill("dialog [name=provider]", "upstream")
+    page.press("Enter")
+    fingerprint = hashlib.sha256(b"sk-of-the-team").hexdigest()[:8]
+    page.wait_text(f"upstream {fingerprint}")
+    page.look("globalThis.confirm = () => true")
+    page.click(f"Erase {fingerprint}")
+    page.wait_text("its calls go with the deployment’s keys")
+
+    assert kept == "sk-of-the-team"
+
+
+def test_tools_lead_to_their_calls(house: House, page: Page, mcp: ScriptedMcp) -> None:
+    """Each tool that a key may call, with its price; a refused call leads there, and a tool to the calls of it."""
+    mcp.forget()
+    team = PayingTeam(house)
+    version = "2026-07-28"
+    meta = {"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientCapabilities": {}}
+    with house.client(team.key) as client:
+        for tool in ("close", "purge"):
+            headers = {"mcp-protocol-version": version, "mcp-method": "tools/call", "mcp-name": tool}
+            params = {"name": tool, "arguments": {}, "_meta": meta}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            request_id = client.post("/mcp/tickets", json=body, headers=headers).headers["x-request-id"]
+            until(lambda of=request_id: client.get(f"/v1/calls/{of}").status_code == 200)
+
+    enter(page, house, team.key, "calls", call=request_id)
+    page.wait_text("tool not allowed")
+    page.click("The tools that this key may call")
+    page.wait_text("close $0.01")
+    page.click("7 days of close at tickets")
+    page.wait_text("answered mcp/tickets/close")
+
+    assert page.look("document.querySelectorAll('tbody tr').length") == 1
+
+
 def test_calls_do_not_move_while_they_are_looked_at(house: House, page: Page) -> None:
     """New calls show as they end; while the focus is in the list it stands still and tells how many are above."""
     team = PayingTeam(house)
@@ -497,9 +584,15 @@ def test_a_batch_of_any_team_is_found_and_cancelled(house: House, page: Page) ->
 
 @pytest.fixture
 def large_house(upstream: ScriptedUpstream, tmp_path: Path, postgres_url: str) -> Iterator[House]:
-    """A house of its own with a thousand teams, each of which owes a dollar today, and a replica of the engine."""
+    """A house of its own with a thousand teams, each of which owes a dollar today, a replica of the engine, and a pool
+    of which a version is rolled out."""
     with database_of_its_own(postgres_url) as database_url, temporary_valkey() as valkey:
-        with running_house(settings_for(database_url, valkey.url, upstream.url, tmp_path)) as house:
+        own = ProviderSettings(name="own", format="openai", api_keys=("sk-own",), self_hosted=True, endpoints=())
+        settings = settings_for(database_url, valkey.url, upstream.url, tmp_path)
+        fleet = Fleet(secrets=("a secret of the fleet 0123",), pools={"own": Pool()})
+        settings = replace(settings, providers={**settings.providers, "own": own}, fleet=fleet)
+        Redis.from_url(valkey.url).set(rollout_key("own"), msgspec.json.encode(ROLLING))
+        with running_house(settings) as house:
             asyncio.run(book_of_many_teams(database_url))
             yield house
 
@@ -550,6 +643,7 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
             page.click("Next teams")
     page.click("Engine fleet")
     page.wait_text("1,235 tokens/s")
+    page.wait_text("own standing 10 % at the new version 0a1b 0c2d")
     fleet = page.text()
 
     assert (float(total["cost_usd"]), total["requests"]) == (1000, 1000)

@@ -11,7 +11,7 @@ from tests.support.house import House
 from tests.support.paying_team import PayingTeam
 
 AXE = Path(__file__).parents[1] / "node" / "node_modules" / "axe-core" / "axe.min.js"
-FOR_TEAMS = ("overview", "calls", "budgets", "models", "playground", "routing", "batches")
+FOR_TEAMS = ("overview", "calls", "budgets", "models", "tools", "playground", "routing", "batches")
 FOR_ADMINS = (*FOR_TEAMS, "teams", "fleet", "finance", "audit")
 FOUND = "axe.run(document, {resultTypes: ['violations']}).then((done) => done.violations.map(told))"
 TOLD = "const told = (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(' ')}`; 0"
@@ -25,7 +25,10 @@ def test_every_view_is_clean(house: House, *, is_dark: bool) -> None:
     if not AXE.is_file():
         pytest.skip("SKIPPED: axe-core is not in tests/node: npm install --prefix tests/node")
     team = PayingTeam(house, usd_per_day=7)
-    team.ask()
+    with house.client(house.admin_key) as admin:
+        limited = {"user_limits": {"*": {"usd_per_day": 7}}, "tag_limits": {"agent=*": {"usd_per_day": 7}}}
+        admin.patch(f"/admin/teams/{team.id}", json=limited).raise_for_status()
+    team.ask(user="ann")
     team.settled()
     found = {}
     with browser() as chromium:
@@ -46,6 +49,9 @@ def test_every_view_is_clean(house: House, *, is_dark: bool) -> None:
                     page.look("document.querySelector('tbody a').click()")
                     page.wait_text("Request")
                 page.wait("document.querySelector('dialog')?.innerText.includes('Close') ?? true")
+                if view.startswith("teams?"):
+                    page.click("Own accounts at providers", "summary")
+                    page.wait_text("Bring a key")
                 page.look(AXE.read_text() + TOLD)
                 found[view, key[:7]] = page.look(FOUND)
 

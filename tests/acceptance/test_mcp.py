@@ -112,6 +112,37 @@ def test_a_caller_sees_the_tools_that_it_may_call(house: House, client: httpx.Cl
     assert mcp.heard == []
 
 
+def test_a_caller_lists_its_servers_with_their_tools_and_prices(house: House, client: httpx.Client) -> None:
+    """As far as team and key may call them; an admin sees all, and which team has which."""
+
+    def servers(key: str) -> dict[str, Any]:
+        with house.client(key) as caller:
+            return {one["id"]: one for one in caller.get("/v1/mcp-servers").raise_for_status().json()["data"]}
+
+    of_team, of_admin = servers(house.team_key), servers(house.admin_key)
+    of_finder = servers(key_of(house, allowed_endpoints=["mcp/tickets/find"]))
+
+    assert of_team["tickets"]["tools"] == [
+        {"name": "close", "model": "mcp/tickets/close", "price_usd": 0.01},
+        {"name": "find", "model": "mcp/tickets/find", "price_usd": 0.001},
+    ]
+    assert (of_team["tickets"]["state"], of_team["tickets"]["other_tools_usd"]) == ("closed", None)
+    assert {name: [tool["name"] for tool in one["tools"]] for name, one in of_finder.items()} == {"tickets": ["find"]}
+    assert of_admin.keys() > of_finder.keys() and "teams" in of_admin["tickets"] and "teams" not in of_team["tickets"]
+    assert MCP_CREDENTIAL not in str(of_admin)
+
+
+def test_a_refused_call_of_a_tool_is_listed_with_the_tool(house: House, client: httpx.Client) -> None:
+    """By the ledger's name for it: a tool that the file does not name is one of the others."""
+    answer = ask(client, "tools/call", name="purge", arguments={})
+    request_id = answer.headers["x-request-id"]
+    until(lambda: client.get(f"/v1/calls/{request_id}").status_code == 200)
+    told = client.get(f"/v1/calls/{request_id}").json()
+
+    assert answer.status_code == 403
+    assert (told["code"], told["model_asked"]) == ("tool_not_allowed", "mcp/tickets/*")
+
+
 def test_names_of_tools_are_checked_where_a_key_is_made(house: House) -> None:
     """As those of endpoints are."""
     with pytest.raises(httpx.HTTPStatusError, match="400"):

@@ -15,6 +15,7 @@ const VIEWS = {
   budgets: ["Budgets", ["team", ...READERS]],
   teams: ["Teams and keys", ONE_TEAM],
   models: ["Models", EVERYBODY],
+  tools: ["Tools", EVERYBODY],
   playground: ["Playground", EVERYBODY],
   routing: ["Routing", EVERYBODY],
   batches: ["Batches", ["team", ...READERS]],

@@ -17,9 +17,10 @@ function uplot() {
   return loading;
 }
 
-// times: RFC 3339; lines: [{ name, values }], the largest first; shown: value => text; step: "hour" or "day".
+// times: RFC 3339; lines: [{ name, values }], the largest first; shown: value => text; step: "hour" or "day"; ticks: what
+// stands beside those of the axis of values.
 // isStacked: values add up; else each line is drawn by itself.
-export function Chart({ label, times, lines, shown, step, isStacked = true }) {
+export function Chart({ label, times, lines, shown, step, ticks = (at) => at.map(shown), isStacked = true }) {
   const box = useRef();
   const [place, setPlace] = useState(null); // under the pointer
   const seconds = times.map((time) => Date.parse(time) / 1000);
@@ -30,7 +31,7 @@ export function Chart({ label, times, lines, shown, step, isStacked = true }) {
     let isGone = false;
     const draw = (uPlot) => {
       plot?.destroy();
-      plot = new uPlot(options(uPlot, box.current, top, shown, step, isStacked, setPlace), [seconds, ...stacked(top, isStacked)], box.current);
+      plot = new uPlot(options(uPlot, box.current, top, ticks, step, isStacked, setPlace), [seconds, ...stacked(top, isStacked)], box.current);
     };
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const again = () => loading.then(draw);
@@ -83,9 +84,12 @@ function stacked(lines, isStacked) {
   return sums;
 }
 
+const DIGIT = 9; // pixels, at most
+const widthOf = (_, words) => 8 + DIGIT * Math.max(4, ...(words ?? []).map((each) => each.length));
+
 const sizeOf = (box) => ({ width: box.clientWidth, height: box.clientHeight });
 
-function options(uPlot, box, lines, shown, step, isStacked, setPlace) {
+function options(uPlot, box, lines, ticks, step, isStacked, setPlace) {
   const style = getComputedStyle(box);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const tint = (number) => colour(`series-${number < LINES ? number : "rest"}`);
@@ -105,7 +109,7 @@ function options(uPlot, box, lines, shown, step, isStacked, setPlace) {
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, grid: { show: false }, space: 64, size: 30, values: (_, at) => at.map((stamp) => (step === "day" || stamp % 86_400 === 0 ? hour(stamp).slice(5, 10) : hour(stamp).slice(11, 16))) },
-      { ...axis, size: 72, space: 40, values: (_, at) => at.map((value) => shown(value)) },
+      { ...axis, size: widthOf, space: 40, values: (_, at) => ticks(at) },
     ],
     series: [{}, ...order.map((number) => ({ ...drawnAs, fill: isStacked ? tint(number) : undefined, stroke: isStacked ? undefined : colour("accent"), points: { show: !isStacked } }))],
     hooks: { setCursor: [(plot) => setPlace(plot.cursor.idx ?? null)] },

@@ -19,7 +19,7 @@ export function useTeamKey(api) {
   const field = html`<form class="row" onSubmit=${submit}>
     <label>A team’s key to call with<input name="team-key" type="password" autocomplete="off" required placeholder="tg-…" /></label>
     <button class="main">Use it</button>
-    <p class="soft">Calls are made and charged as that team’s. The key is forgotten with this page.</p>
+    <p class="soft">What is asked here is that team’s, and charged to it. The key is forgotten with this page.</p>
   </form>`;
   return [null, field];
 }

@@ -74,6 +74,18 @@ export function usdWith(value, digits) {
   return (amount < 0 ? "−$" : "$") + words;
 }
 
+// A price as it is, however many digits it has.
+export function price(value) {
+  if (value === null || value === undefined) return "–";
+  return `$${Number(value).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 9 })}`;
+}
+
+// The dollars beside the ticks of an axis, with the digits that tell one from the next.
+export function usdTicks(ticks) {
+  const digits = ticks.length > 1 ? Math.ceil(-Math.log10(ticks[1] - ticks[0])) : 2;
+  return ticks.map((value) => usdWith(value, Math.max(2, digits)));
+}
+
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 1000) return `${Math.round(ms)} ms`;
@@ -81,6 +93,10 @@ export function duration(ms) {
 }
 
 export const clock = (moment) => (moment ? new Date(moment).toISOString().slice(11, 19) : "–");
+// A moment as lists tell it: the time alone where it is of today.
+export function when(moment) {
+  return moment.startsWith(today()) ? clock(moment) : `${moment.slice(5, 10)} ${clock(moment)}`;
+}
 export const day = (moment) => (moment ? moment.slice(0, 10) : "never");
 export const whole = (moment) => (moment ? `${moment.slice(0, 10)} ${moment.slice(11, 19)} UTC` : "–");
 export const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`);
@@ -92,8 +108,8 @@ export const owed = (sums) => Number(sums.cost_usd) + Number(sums.corrections?.c
 
 const MOODS = {
   ...{ active: "good", completed: "good", closed: "good", ok: "good" },
-  ...{ interrupted: "warn", expired: "warn", half_open: "warn", cancelling: "warn", draining: "warn", degraded: "warn", stale: "warn" },
-  ...{ failed: "bad", refused: "bad", blocked: "bad", revoked: "bad", suspended: "bad", open: "bad" },
+  ...{ interrupted: "warn", expired: "warn", half_open: "warn", cancelling: "warn", draining: "warn", degraded: "warn", stale: "warn", stuck: "warn" },
+  ...{ failed: "bad", refused: "bad", blocked: "bad", revoked: "bad", suspended: "bad", open: "bad", rolled_back: "bad" },
 };
 
 export const State = ({ of }) => html`<span class="state ${MOODS[of] ?? ""}">${String(of).replaceAll("_", " ")}</span>`;

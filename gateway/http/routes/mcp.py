@@ -1,4 +1,5 @@
-# POST /mcp/{server}: one message of the Model Context Protocol to one of the configured servers.
+# POST /mcp/{server}: one message of the Model Context Protocol to one of the configured servers. GET /v1/mcp-servers:
+# which servers and tools there are for a caller.
 
 from __future__ import annotations
 
@@ -6,22 +7,26 @@ from typing import Any
 
 import msgspec
 import structlog
-from litestar import delete, post
+from litestar import Response, delete, get, post
 from litestar.types import ASGIApp
 from msgspec import UNSET
 
-from gateway.accounts.guards import team_guard
+from gateway.accounts.guards import team_guard, team_or_admin_guard
+from gateway.accounts.serializers import dollars, moment_of
+from gateway.core.clock import Clock
 from gateway.core.errors import Forbidden, RpcError
-from gateway.core.settings import Settings
+from gateway.core.principals import Admin
+from gateway.core.settings import McpServer, Settings
 from gateway.dialects.endpoint import rpc_error
 from gateway.http.current_edition import edition_of
-from gateway.http.exchange import AnyRequest, caller_of, part_of, read_body
+from gateway.http.exchange import AnyRequest, answer, caller_of, part_of, principal_of, read_body, read_parameters
 from gateway.http.inference_port import inference_of
 from gateway.http.stream_sender import StreamSender
 from gateway.mcp.exchange import Answer, Sent
 from gateway.mcp.gateway import McpCall, McpGateway
-from gateway.mcp.grants import Grant, grant_of
+from gateway.mcp.grants import Grant, grant_of, grants_of
 from gateway.mcp.messages import (
+    CALL,
     HEADER_MISMATCH,
     INITIALIZE,
     INITIALIZED,
@@ -34,6 +39,7 @@ from gateway.mcp.messages import (
     check_version,
     headers_for,
     read_message,
+    tool_of,
 )
 from gateway.mcp.results import encoded
 from gateway.mcp.sessions import opened, sealed
@@ -46,6 +52,39 @@ MESSAGE = b"message"
 MOST_BYTES = 4 * 1024 * 1024  # of a message
 
 log = structlog.get_logger()
+
+
+@get("/v1/mcp-servers", guards=[team_or_admin_guard], summary="List the MCP servers")
+async def list_mcp_servers(request: AnyRequest) -> Response[bytes]:
+    """List the servers whose tools this caller may call: each tool that the configuration names, and its price.
+
+    ``other_tools_usd``: what a call of any other tool costs; null where no other may be called. ``state``: of the
+    server's breaker in the process that answers. Admins see the tools of all teams, and in ``teams`` which has which.
+    """
+    read_parameters(request)
+    who, servers = principal_of(request), edition_of(request).settings.mcp_servers
+    return answer({"object": "list", "data": [_server_view(request, one, who) for one in grants_of(servers, who)]})
+
+
+def _server_view(request: AnyRequest, grant: Grant, who: object) -> dict[str, Any]:
+    server = grant.server
+    state, retry_in = part_of(request, McpGateway).standing(server)
+    view: dict[str, Any] = {
+        "object": "mcp_server",
+        "id": server.name,
+        "path": f"/mcp/{server.name}",
+        "tools": [_tool_view(server, tool) for tool in sorted(server.named_tools) if grant.allows(tool)],
+        "other_tools_usd": dollars(server.price) if grant.allows("*") else None,
+        "state": state.value,
+        "retry_at": moment_of(part_of(request, Clock).now() + retry_in) if retry_in else None,
+    }
+    if isinstance(who, Admin) and who.team_id is None:
+        view["teams"] = {team: sorted(tools) for team, tools in server.teams.items()}
+    return view
+
+
+def _tool_view(server: McpServer, tool: str) -> dict[str, Any]:
+    return {"name": tool, "model": server.label_of(tool), "price_usd": dollars(server.prices.get(tool, server.price))}
 
 
 @post(
@@ -144,6 +183,8 @@ class McpResponse:
         session = None if self._is_stateless or is_first else headers.get("mcp-session-id")
         if session is not None:
             sent["mcp-session-id"] = opened(session, self._settings, self._grant.server, caller)
+        if message.method == CALL:
+            state["tool_asked"] = self._grant.server.label_of(tool_of(message))
         return McpCall(
             request_id=state["request_id"],
             caller=caller,

@@ -1,6 +1,6 @@
 // Batches: how far each is, when it will be done, what failed; they can be cancelled, and a team downloads its results.
 
-import { Drawer, Facts, Meter, Problem, State, Table, clock, count, href, html, path, usd, usdWith, useAct, useData, whole } from "../ui.js";
+import { Drawer, Facts, Meter, Problem, State, Table, clock, count, href, html, path, usd, usdWith, useAct, useData, when, whole } from "../ui.js";
 
 const STATUSES = ["in_progress", "completed", "failed", "expired", "cancelled"];
 
@@ -10,13 +10,13 @@ export default function Batches({ api, role, query, go }) {
     : path("/v1/batch", { after: query.after, limit: 50 });
   const { data, error, again } = useData(api, list, { every: 5000 });
   const columns = [
-    ["Made, UTC", (batch) => html`<a href=${href("batches", { ...query, batch: batch.batch_id })}>${whole(batch.created_at).slice(0, 19)}</a>`],
+    ["Made, UTC", (batch) => html`<a href=${href("batches", { ...query, batch: batch.batch_id })}>${when(batch.created_at)}</a>`],
     ["Status", (batch) => html`<${State} of=${batch.status} />`],
     ...(role === "admin" ? [["Team", (batch) => batch.team_id, "name wide"]] : []),
     ["Model", (batch) => batch.model ?? "several", "name wide"],
     ["Done", (batch) => html`${count(doneOf(batch))}<span class="soft"> of ${count(batch.request_counts.total)}</span>`, "number"],
     ["Failed", (batch) => count(batch.request_counts.failed), "number wide"],
-    ["Ready at", (batch) => (batch.ended_at ? clock(batch.ended_at) : batch.estimated_completion ? `~ ${clock(batch.estimated_completion)}` : "–"), "number wide"],
+    ["Ready at", (batch) => (batch.ended_at ? when(batch.ended_at) : batch.estimated_completion ? `~ ${clock(batch.estimated_completion)}` : "–"), "number wide"],
     ["Cost", (batch) => usdWith(batch.usage.cost_usd, 6), "number"],
   ];
   const shown = data?.data.find((batch) => batch.batch_id === query.batch);

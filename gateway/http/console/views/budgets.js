@@ -1,8 +1,9 @@
 // Budgets: used, held and left in one bar. A team sees its own; an admin every team's month, with where it will end at
-// today's rate, and changes limits in place.
+// today's rate, and changes limits in place: a team's own, and those for one model, end user or tag.
 
+import { Limit, NAMED, Named, inWords, limitOf } from "../limits.js";
 import {
-  Drawer, Meter, PERIODS, Problem, Table, count, href, html, owed, path, usd, usdWith, useAct, useData, useState,
+  Drawer, Facts, Figure, Meter, PERIODS, Problem, Table, count, href, html, owed, path, usd, useData,
 } from "../ui.js";
 
 const BUDGETS = [
@@ -33,6 +34,8 @@ function OfOwn({ api }) {
       <section><h2>${team.name}</h2><${Bars} scope=${team} left=${api.left} /></section>
       <section><h2>This key${team.key.name ? `, ${team.key.name}` : ""}</h2><${Bars} scope=${team.key} left=${{}} /></section>
     </div>
+    ${["user_limits", "tag_limits"].map((field) => Object.keys(team[field]).length > 0 && html`<section><h2>${NAMED[field][0]}</h2>
+      <${Facts} rows=${Object.entries(team[field]).map(([name, limits]) => [name, inWords(limits)])} /></section>`)}
     ${lies && html`<p class="warn">${usd(team.unavailable.usd_this_month)} of the month lie with gateways that do not answer.</p>`}
     <p class="soft">Held: drawn by gateways for calls that run, and a little ahead of them. Days and months are UTC.</p>`;
 }
@@ -69,10 +72,15 @@ function OfTeams({ api, query, go }) {
     ["This month", (team) => usd(owed(team.usage), among), "number"],
     ["Of its limit", (team) => (team.limits.usd_per_month === null ? html`<span class="soft">no limit</span>` : html`<${Part} used=${owed(team.usage)} limit=${Number(team.limits.usd_per_month)} />`), "wide"],
     ["Ends at", (team) => html`<span class=${team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month ? "bad" : ""}>${usd(ends(team), among)}</span>`, "number wide"],
-    ["Limit a month, $", (team) => html`<${Limit} api=${api} team=${team} name="usd_per_month" again=${again} />`, "number"],
-    ["Limit a day, $", (team) => html`<${Limit} api=${api} team=${team} name="usd_per_day" again=${again} />`, "number wide"],
+    ["Limit a month, $", (team) => html`<${Limit} ...${limitOf(api, team, "usd_per_month", again)} />`, "number"],
+    ["Limit a day, $", (team) => html`<${Limit} ...${limitOf(api, team, "usd_per_day", again)} />`, "number wide"],
   ];
+  const past = data ? data.data.filter((team) => team.limits.usd_per_month !== null && ends(team) > team.limits.usd_per_month) : [];
   return html`
+    ${data && data.data.length > 0 && html`<div class="figures">
+      <${Figure} label="This month, all teams" value=${usd(owed(data.total))}>ends at ${usd((owed(data.total) / gone) * months)}<//>
+      <${Figure} label=${query.after || data.has_more ? "Of these teams, past their limit at its end" : "Past their limit at its end"} value=${count(past.length)}>${past.length ? past.slice(0, 3).map((team) => team.name || team.id).join(", ") : "no team"}<//>
+    </div>`}
     <p class="soft">Of ${from} to ${to}, UTC. “Ends at” is the month’s end at the rate so far. An empty limit is none.</p>
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data && html`<${Table} label="Budgets of teams" columns=${columns} rows=${data.data} keyOf=${(team) => team.id}
@@ -90,35 +98,13 @@ function Part({ used, limit }) {
     <rect class="whole" width="100" height="1" /><rect class="used" width=${Math.min(100, 100 * part)} height="1" /></svg></div>`;
 }
 
-// A limit that is changed where it stands: Enter or leaving the field keeps it; an error stays beside it, with what was said.
-function Limit({ api, team, name, again }) {
-  const now = team.limits[name];
-  const [said, setSaid] = useState(null);
-  const act = useAct(async () => {
-    const text = said.trim();
-    const value = text === "" ? null : name.startsWith("usd") ? text : Number(text);
-    await api.call("PATCH", `/admin/teams/${encodeURIComponent(team.id)}`, { limits: { [name]: value } });
-    setSaid(null);
-    again();
-  });
-  const keep = (event) => {
-    event?.preventDefault();
-    if (said !== null && said.trim() !== String(now ?? "")) act.run();
-  };
-  if (!api.may()) return now ?? html`<span class="soft">none</span>`;
-  return html`<form onSubmit=${keep}>
-    <input class="short" inputmode="decimal" aria-label=${`${name.replaceAll("_", " ")} of ${team.id}`} disabled=${act.isBusy} placeholder="none"
-      value=${said ?? now ?? ""} onInput=${(event) => setSaid(event.target.value)} onBlur=${keep} />
-    ${act.error && html`<p class="bad" role="alert">${act.error.message}</p>`}
-  </form>`;
-}
-
 function OneTeam({ api, id, close }) {
   const { data: team, error, again } = useData(api, `/admin/teams/${encodeURIComponent(id)}`);
   return html`<${Drawer} title=${team ? team.name || team.id : id} close=${close}>
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${team && html`<section><${Bars} scope=${team} left=${{}} /></section>
-      <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${name.replaceAll("_", " ").replace("usd", "dollars")}</span><span class="end"><${Limit} api=${api} team=${team} name=${name} again=${again} /></span></div>`)}</section>
+      <section><h3>Limits</h3>${Object.keys(team.limits).map((name) => html`<div class="bar"><span>${name.replaceAll("_", " ").replace("usd", "dollars")}</span><span class="end"><${Limit} ...${limitOf(api, team, name, again)} /></span></div>`)}</section>
+      ${Object.keys(NAMED).map((field) => html`<${Named} key=${field} api=${api} team=${team} field=${field} again=${again} />`)}
       <p><a href=${href("calls", { team: team.id })}>Its calls</a> · <a href=${href("overview", { team: team.id })}>Its overview</a> · <a href=${href("teams", { team: team.id })}>Its keys</a></p>`}
   <//>`;
 }

@@ -2,7 +2,7 @@
 
 import {
   Copy, Drawer, Empty, Facts, PeriodBar, Problem, State, Table, clock, count, duration, href, html, path, periodOf,
-  today, usdWith, useData, useEffect, useState, whole,
+  price, usdWith, useData, useEffect, useState, when, whole,
 } from "../ui.js";
 
 const LIVE = 2000; // ms between two looks
@@ -36,7 +36,7 @@ export default function Calls({ api, role, query, go }) {
   const hold = () => isLive && setHeld((last) => last ?? data.data);
   const open = (call) => href("calls", { ...query, call: call.request_id });
   const columns = [
-    ["Time, UTC", (call) => html`<a href=${open(call)}>${timeOf(call)}</a>`],
+    ["Time, UTC", (call) => html`<a href=${open(call)}>${when(call.created_at)}</a>`],
     ["Status", (call) => html`<${State} of=${call.status} />${call.code && html` <span class="soft wide">${call.code}</span>`}`],
     ...(role === "admin" ? [["Team", (call) => call.team_id, "name wide"]] : []),
     ["Model", modelOf, "name"],
@@ -75,10 +75,6 @@ export default function Calls({ api, role, query, go }) {
   `;
 }
 
-function timeOf(call) {
-  return call.created_at.startsWith(today()) ? clock(call.created_at) : `${call.created_at.slice(5, 10)} ${clock(call.created_at)}`;
-}
-
 function modelOf(call) {
   if (!call.model_used || call.model_used === call.model_asked) return call.model_asked;
   return html`<span class="soft">${call.model_asked} →</span> ${call.model_used}`;
@@ -113,6 +109,15 @@ function Chips({ isOfAll, query, go }) {
   </div>`;
 }
 
+// Where a reader finds what would have been right, by the code of a refusal: [view, words].
+const RIGHT = {
+  model_not_found: ["models", "The models that there are"],
+  model_not_allowed: ["models", "The models that this key may use"],
+  tool_not_allowed: ["tools", "The tools that this key may call"],
+  rate_limit_exceeded: ["budgets", "What is left of its limits"],
+  insufficient_quota: ["budgets", "What is left of its limits"],
+};
+
 // One call whole: its waterfall, route, price line by line, what was held. A call shows within two seconds of its end, so
 // one that is not there yet is asked for again.
 function Call({ api, role, id, close }) {
@@ -130,12 +135,16 @@ function Call({ api, role, id, close }) {
 
 function OneCall({ call, role }) {
   const isRefused = call.status === "refused";
-  const why = [call.code, call.http_status && `HTTP ${call.http_status}`, call.limit && `limit ${call.limit}`, call.param && `at ${call.param}`];
+  const last = call.attempts?.at(-1);
+  const code = call.code ?? (call.status === "failed" ? last?.outcome : null);
+  const why = [call.http_status && `HTTP ${call.http_status}`, call.limit && `limit ${call.limit}`, call.param && `at ${call.param}`];
+  const [view, words] = RIGHT[code] ?? [];
   return html`
     <div>
-      <p class="large">${usdWith(call.cost_usd, 6)}</p>
+      <p class="large">${code ? code.replaceAll("_", " ") : usdWith(call.cost_usd, 6)}</p>
       <p><${State} of=${call.status} /> ${why.filter(Boolean).join(" · ")}</p>
       ${call.message && html`<p>${call.message}</p>`}
+      ${view && html`<p><a href=${href(view, role === "admin" ? { team: call.team_id } : {})}>${words}</a></p>`}
     </div>
     ${!isRefused && html`<${Waterfall} call=${call} />`}
     <${Facts} rows=${[
@@ -143,6 +152,7 @@ function OneCall({ call, role }) {
       ["Model", modelOf(call)],
       ["Route", call.route_reason && call.route_reason + (call.complexity === null || call.complexity === undefined ? "" : `, small suffices: ${Number(call.complexity).toFixed(3)}`)],
       ["Answered by", call.provider && [call.provider, call.provider_endpoint].filter(Boolean).join(", ")],
+      ["Account", last?.key === "team" ? "the team’s own at this provider" : null],
       ["Endpoint", call.endpoint],
       ["Team", role === "admin" ? html`<a href=${href("calls", { team: call.team_id })}>${call.team_id}</a>` : call.team_id],
       ["Key", call.key_id && html`<a href=${href("calls", { key: call.key_id })}>${call.key_id}</a>`],
@@ -161,7 +171,7 @@ function PriceLines({ call }) {
   const columns = [
     ["What", (line) => line.kind.replaceAll("_", " ")],
     ["Count", (line) => count(line.count), "number"],
-    ["Price", (line) => html`${usdWith(line.usd, 2)} <span class="soft">${unit(line)}</span>`, "number"],
+    ["Price", (line) => html`${price(line.usd)} <span class="soft">${unit(line)}</span>`, "number"],
     ["Cost", (line) => usdWith(line.cost_usd, 9), "number"],
   ];
   const foot = ["Charged", "", "", usdWith(call.cost_usd, 9)];
@@ -182,7 +192,7 @@ function Waterfall({ call }) {
     at += attempt.ms ?? 0;
   }
   const total = Math.max(times.total ?? 0, at, 1);
-  if (times.total > at) rows.push(["Answer", at, total - at, ""]);
+  if (times.total > at) rows.push(call.status === "failed" ? ["In the gateway", at, total - at, "wait"] : ["Answer", at, total - at, ""]);
   if (!rows.length) return html`<${Empty}>No times are known of this call.<//>`;
   return html`<section><h3>Waterfall</h3><div class="waterfall">
     ${rows.map(
@@ -192,5 +202,5 @@ function Waterfall({ call }) {
         </svg><span class="number">${duration(took)}</span>`,
     )}
   </div>
-  <p class="soft">First token after ${duration(times.first_token)}, all after ${duration(times.total)}${times.prefill ? `; inside the engine ${duration(times.prefill)} of prefill and ${duration(times.decode)} of decode` : ""}.</p></section>`;
+  <p class="soft">${times.first_token ? `First token after ${duration(times.first_token)}, all` : "All"} after ${duration(times.total)}${times.prefill ? `; inside the engine ${duration(times.prefill)} of prefill and ${duration(times.decode)} of decode` : ""}.</p></section>`;
 }

@@ -1,6 +1,7 @@
-// The replicas of our own engine, a card for each: queue, KV cache, hits, tokens a second, busy and idle in dollars.
+// The replicas of our own engine, a card for each: queue, KV cache, hits, tokens a second, busy and idle in dollars. Above
+// them the versions that are rolled out, with their share of conversations.
 
-import { Empty, Facts, Meter, Problem, State, clock, count, html, percent, usd, useData } from "../ui.js";
+import { Empty, Facts, Meter, Problem, State, Table, clock, count, html, percent, usd, useData, when } from "../ui.js";
 
 export default function Fleet({ api }) {
   const { data, error, again } = useData(api, "/admin/instances", { every: 5000 });
@@ -11,10 +12,24 @@ export default function Fleet({ api }) {
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data.instances.length === 0 && html`<${Empty}>No replica was seen in the last hour. A provider with “self_hosted: true” in tollgate.yaml is one.<//>`}
     ${data.instances.length > 0 && html`<p class="large">${count(Math.round(sum("tokens_per_second")))} tokens/s on ${alive.length} ${alive.length === 1 ? "replica" : "replicas"}, ${count(sum("queue_depth"))} waiting</p>`}
+    ${data.rollouts.length > 0 && html`<section><h2>Rollouts</h2>
+      <${Table} label="Rollouts" columns=${ROLLOUT} rows=${data.rollouts} keyOf=${(one) => one.pool} /></section>`}
     <div class="cards">${data.instances.map((one) => html`<${one.seen_at === null ? Announced : Replica} key=${one.instance_id} one=${one} />`)}</div>`;
 }
 
+const ROLLOUT = [
+  ["Pool", (one) => one.pool, "name"],
+  ["State", (one) => html`<${State} of=${one.state} />`],
+  ["Conversations", (one) => html`${percent(one.share)}<span class="soft"> at the new version</span>`, "number"],
+  ["New", (one) => html`<code>${one.revision}</code>`, "wide"],
+  ["Before", (one) => html`<code>${one.kept}</code>`, "wide"],
+  ["Since, UTC", (one) => when(one.since), "number wide"],
+  ["Why", (one) => one.reason, "long wide"],
+];
+
 const announcement = (one) => [
+  ...(one.revision === null ? [] : [["Revision", html`<code>${one.revision}</code>`]]),
+  ...(one.share === null ? [] : [["Conversations", `${percent(one.share)} at its version`]]),
   ...(one.version === null ? [] : [["Version", one.version]]),
   ...(one.heartbeat_at === null ? [] : [["Heartbeat", clock(one.heartbeat_at)]]),
   ...(one.reason === null ? [] : [["Not asked", one.reason]]),

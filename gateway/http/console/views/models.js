@@ -1,10 +1,11 @@
 // Models with their prices; for admins, the breaker of each at every endpoint with open and reset, and cooled-down keys.
 
-import { Problem, State, Table, clock, count, html, usdWith, useAct, useData } from "../ui.js";
+import { Problem, State, Table, clock, count, html, price, useAct, useData } from "../ui.js";
 
 export default function Models({ api, role }) {
   const { data, error, again } = useData(api, "/v1/models");
-  const rate = (name) => (model) => (model.price?.[name] === undefined ? "–" : usdWith(model.price[name], 2));
+  const rate = (name) => (model) => price(model.price?.[name]);
+  const models = data?.data ?? [];
   const columns = [
     ["Model", (model) => html`${model.id}${model.alias_of && html`<span class="soft"> = ${model.alias_of}</span>`}`, "name"],
     ["Provider", (model) => model.owned_by, "wide"],
@@ -12,14 +13,22 @@ export default function Models({ api, role }) {
     ["Input", rate("input"), "number"],
     ["Cached", rate("cached_input"), "number wide"],
     ["Output", rate("output"), "number"],
-    ["Batch", (model) => (model.price?.batch_discount ? `× ${model.price.batch_discount}` : "–"), "number wide"],
+    ...(models.some((model) => model.price?.batch_discount) ? [["Batch", (model) => (model.price?.batch_discount ? `× ${model.price.batch_discount}` : "–"), "number wide"]] : []),
+    ...(models.some(besidesOf) ? [["Besides", besidesOf, "wide"]] : []),
     ["Can", (model) => [(model.abilities ?? []).join(", "), model.note].filter(Boolean).join("; "), "long wide"],
   ];
   return html`
     ${role === "admin" && !api.team && html`<${Breakers} api=${api} />`}
     ${error && html`<${Problem} error=${error} again=${again} />`}
     ${data && html`<section><h2>Prices, in dollars per million tokens</h2>
-      <${Table} label="Models" columns=${columns} rows=${data.data} keyOf=${(model) => model.id} empty="No models." /></section>`}`;
+      <${Table} label="Models" columns=${columns} rows=${models} keyOf=${(model) => model.id} empty="No models." /></section>`}`;
+}
+
+// What else than tokens is priced: "request $0.01".
+const OF_TOKENS = ["input", "cached_input", "output", "batch_discount"];
+function besidesOf(model) {
+  const said = Object.entries(model.price ?? {}).filter(([name, value]) => !OF_TOKENS.includes(name) && typeof value !== "object");
+  return said.map(([name, value]) => `${name.replaceAll("_", " ")} ${price(value)}`).join(", ");
 }
 
 function Breakers({ api }) {

@@ -2,15 +2,16 @@
 // and a line for each team, model or key.
 
 import {
-  Figure, PeriodBar, Problem, Table, count, duration, href, html, path, percent, periodOf, usd, useData, useEffect, useState,
+  Figure, PeriodBar, Problem, Table, count, duration, href, html, path, percent, periodOf, usd, usdTicks, useData, useEffect,
+  useState,
 } from "../ui.js";
 
 const METRICS = ["cost_usd", "requests", "errors", "refused", "tokens", "first_token_ms"];
 const EVERY = 10_000; // ms
 const DAY = 86_400_000; // ms
-// What the chart can show: metric: [words, value => text]
+// What the chart can show: metric: [words, value => text, ticks => texts where these differ]
 const SHOWN = {
-  cost_usd: ["Cost", (value) => usd(value)],
+  cost_usd: ["Cost", (value) => usd(value), usdTicks],
   requests: ["Requests", count],
   tokens: ["Tokens", compact],
   first_token_ms: ["First token, p95", duration],
@@ -94,7 +95,7 @@ function Attention({ api, role, series, query }) {
   </section>`;
 }
 
-const nameOf = (line, by) => line[by] ?? (line.others ? `${line.others} others` : "none");
+const nameOf = (line, by) => line[by] || (line.others ? `${line.others} others` : "none"); // refused before one was named
 
 function Charted({ series, by, offered, query, go }) {
   const [Chart, setChart] = useState(null); // its code comes after the figures; its room is kept
@@ -102,7 +103,7 @@ function Charted({ series, by, offered, query, go }) {
     import("../chart.js").then((module) => setChart(() => module.Chart), () => {});
   }, []);
   const metric = query.metric in SHOWN ? query.metric : "cost_usd";
-  const [words, shown] = SHOWN[metric];
+  const [words, shown, ticks] = SHOWN[metric];
   const isStacked = metric !== "first_token_ms";
   const lines = isStacked
     ? series.data.map((line) => ({ name: nameOf(line, by), values: line[metric].values })).toSorted((a, b) => sumOf(b) - sumOf(a))
@@ -112,7 +113,7 @@ function Charted({ series, by, offered, query, go }) {
       <div class="segments" role="group" aria-label="Chart">${Object.entries(SHOWN).map(([each, [text]]) => html`<button key=${each} aria-pressed=${each === metric} onClick=${() => go({ metric: each }, { replace: true })}>${text}</button>`)}</div>
       <div class="segments" role="group" aria-label="Lines by">${offered.map((each) => html`<button key=${each} aria-pressed=${each === by} onClick=${() => go({ by: each }, { replace: true })}>By ${each}</button>`)}</div>
     </div>
-    <div class="chart">${Chart && html`<${Chart} label=${`${words} by ${series.step}`} times=${series.times} lines=${lines} shown=${shown} step=${series.step} isStacked=${isStacked} />`}</div>
+    <div class="chart">${Chart && html`<${Chart} label=${`${words} by ${series.step}`} times=${series.times} lines=${lines} shown=${shown} ticks=${ticks} step=${series.step} isStacked=${isStacked} />`}</div>
   </section>`;
 }
 
@@ -123,7 +124,7 @@ function Lines({ series, by, period }) {
   const among = rows.map((line) => line.cost_usd.total);
   const link = (line) => {
     const name = nameOf(line, by);
-    if (by === "provider" || line[by] === null) return name;
+    if (by === "provider" || !line[by]) return name;
     return html`<a href=${href("calls", { ...period, period: period.period ?? (period.from ? null : "today"), [by]: line[by] })}>${name}</a>`;
   };
   const columns = [

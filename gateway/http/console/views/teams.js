@@ -1,4 +1,4 @@
-// Teams and their keys: search, create, suspend, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
+// Teams, their keys, and the keys that they bring for providers: search, create, suspend, rotate, revoke. A new key is shown once by the gateway; this tab keeps it
 // until its reader says that it is copied.
 
 import { Copy, Drawer, Problem, State, Table, day, href, html, path, useAct, useData, useEffect, useState, whole } from "../ui.js";
@@ -112,7 +112,71 @@ function OneTeam({ api, id, close, changed }) {
       <${Table} label="Keys" columns=${columns} rows=${keys.data.data} keyOf=${(key) => key.key_id} empty="No keys yet." />
       ${keys.data.has_more && html`<p class="soft">The first 200 keys. “tollgate keys list --team ${id}” lists all.</p>`}</section>
       ${api.may("team-admin") && html`<form class="row" onSubmit=${create}><label>Where the new key is used<input name="name" autocomplete="off" /></label><button class="main" disabled=${act.isBusy}>New key</button></form>`}`}
+    ${team.data && html`<${OwnAccounts} api=${api} team=${team.data} change=${(changes) => act.run(() => api.call("PATCH", `/admin/teams/${encodeURIComponent(id)}`, changes))} />`}
   <//>`;
+}
+
+// ---- keys that a team brings for providers
+
+// What a team's `company_keys` and `own_key_cost` may be: value: words
+const COMPANY_KEYS = { otherwise: "where it has no key of its own", fallback: "also behind its own keys", never: "never" };
+const OWN_KEY_COST = { none: "nothing: the provider sends it the bill", list: "the list price, in its budgets too" };
+
+function OwnAccounts({ api, team, change }) {
+  const [isOpen, setOpen] = useState(false);
+  const choice = (label, name, words) => html`<label>${label}<select value=${team[name]} disabled=${!api.may()} onChange=${(event) => change({ [name]: event.target.value })}>
+    ${Object.entries(words).map(([value, said]) => html`<option key=${value} value=${value}>${said}</option>`)}</select></label>`;
+  return html`<details onToggle=${(event) => setOpen(event.target.open)}><summary>Own accounts at providers</summary>
+    ${isOpen && html`<section>
+      <div class="row">${choice("The deployment’s keys are used", "company_keys", COMPANY_KEYS)}${choice("A call with its own key costs", "own_key_cost", OWN_KEY_COST)}</div>
+      <${ProviderKeys} api=${api} list=${`/admin/teams/${encodeURIComponent(team.id)}/provider-keys`} />
+    </section>`}
+  </details>`;
+}
+
+// A provider's key is sent once, never shown: it is known by its fingerprint.
+function ProviderKeys({ api, list }) {
+  const { data, error, again } = useData(api, list);
+  const act = useAct(async (change) => {
+    await change();
+    again();
+  });
+  const one = (key) => `${list}/${encodeURIComponent(key.id)}`;
+  const [replaced, setReplaced] = useState(null); // the key in whose place another is put
+  const send = (event) => {
+    event.preventDefault();
+    const form = event.target;
+    const said = Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, value.trim()]));
+    act.run(async () => {
+      await (replaced ? api.call("POST", `${one(replaced)}/rotate`, { key: said.key }) : api.call("POST", list, said));
+      form.reset();
+      setReplaced(null);
+    });
+  };
+  const revoke = (key) => {
+    if (confirm(`Erase the key ${key.fingerprint} for ${key.provider}?`)) act.run(() => api.call("DELETE", one(key)));
+  };
+  const columns = [
+    ["Provider", (key) => key.provider],
+    ["Fingerprint", (key) => html`<code>${key.fingerprint}</code>`],
+    ["Name", (key) => key.name, "name wide"],
+    ["Since", (key) => day(key.rotated_at ?? key.created_at), "number wide"],
+    ...(api.may("team-admin") ? [["Change", (key) => html`
+      <button class="quiet" aria-label=${`Replace ${key.fingerprint}`} onClick=${() => setReplaced(key)}>Replace</button>
+      <button class="quiet danger" aria-label=${`Erase ${key.fingerprint}`} onClick=${() => revoke(key)}>Erase</button>`]] : []),
+  ];
+  return html`
+    ${error && html`<${Problem} error=${error} again=${again} />`}
+    ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
+    ${data && html`<${Table} label="Keys for providers" columns=${columns} rows=${data.data} keyOf=${(key) => key.id} empty="None: its calls go with the deployment’s keys." />`}
+    ${api.may("team-admin") && html`<form class="row" onSubmit=${send}>
+      ${replaced
+        ? html`<p>In the place of ${replaced.fingerprint} for ${replaced.provider}:</p>`
+        : html`<label>Provider<input name="provider" required autocomplete="off" /></label><label>Name<input name="name" autocomplete="off" /></label>`}
+      <label>Its key<input name="key" type="password" required autocomplete="off" /></label>
+      <button class="main" disabled=${act.isBusy}>${replaced ? "Replace" : "Bring a key"}</button>
+      ${replaced && html`<button type="button" class="quiet" onClick=${() => setReplaced(null)}>Leave it</button>`}
+    </form>`}`;
 }
 
 // ---- keys that were just made
