@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,58 +95,19 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         f"{' or '.join(formats)}: how it wants requests; or the name of one of the catalogue: {', '.join(presets())}"
     )
     wire: Format = fields.need("format", one_of(*formats), "openai", right)
-    read_url = _base_url(wire, is_azure=fields.has("api_version"))
-    read_endpoint = struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url"))
-    read_endpoints = list_of(read_endpoint, what="endpoints", least=1)
-    endpoints: tuple[Endpoint, ...] = ()
-    if fields.has("endpoints") or not is_pool:
-        right = "where it answers: [{region: us, base_url: https://…}]"
-        endpoints = fields.need("endpoints", read_endpoints, (), right)
-    if len(set(endpoints)) < len(endpoints):
-        complain(fields.node("endpoints") or node, faults, "the same endpoint twice")
+    endpoints = _endpoints(fields, wire, is_pool=is_pool)
     nothing: tuple[str, ...] = ()
+    no_parts = dict[str, float]()
     self_hosted = fields.get("self_hosted", switch, False)
-    optional = fields.get("optional", switch, False)
-    api_version = fields.find("api_version", text)
-    if api_version is not None and wire != "openai":
-        complain(fields.node("api_version") or node, faults, "only for Azure OpenAI, whose format is openai")
     ways = [name for name in CREDENTIALS if fields.has(name)]
-    if len(ways) > 1:
-        complain(
-            fields.node(ways[-1]) or node, faults, f"a provider is asked in one way: keep one of {', '.join(ways)}"
-        )
-    if optional and not fields.has("api_keys"):
-        complain(fields.node("optional") or node, faults, "left out while no key is set: needs api_keys: [${NAME:-}]")
-    batch_api = fields.get("batch_api", switch, _has_batch_api(endpoints) and not self_hosted)
-    if batch_api and (self_hosted or any(one.base_url.endswith(AT_VERTEX) for one in endpoints)):
-        why = "our own engine computes batches itself" if self_hosted else "Vertex AI has no Batch API of this shape"
-        complain(fields.node("batch_api") or node, faults, f"{why}: leave it out")
-    responses = fields.find("responses", one_of("native", "chat"))
-    if responses == "native" and (wire != "openai" or self_hosted or api_version is not None):
-        right = "only for a provider of format openai that has /responses below its base URL"
-        complain(fields.node("responses") or node, faults, f"{right}; leave it out")
-    concurrency, no_parts = fields.find("concurrency", integer(1)), dict[str, float]()
-    reserved = fields.get("reserved", by_name(number(0, 1, above=True), "parts by team: {search: 0.25}"), no_parts)
-    if sum(reserved.values()) > 1 + 1e-9:
-        complain(fields.node("reserved") or node, faults, "together more than the whole: parts add up to 1 at the most")
-    if reserved and concurrency is None and not self_hosted:
-        complain(fields.node("reserved") or node, faults, "parts of how much? concurrency: N")
-    prefill: Prefill | None = fields.find("prefill", _PREFILL)
-    if prefill is not None and not self_hosted:
-        complain(fields.node("prefill") or node, faults, "only for our own engine; leave it out, or self_hosted: true")
-    parallel_n = fields.get("parallel_n", switch, wire in WITHOUT_N)
-    if parallel_n and self_hosted:
-        complain(fields.node("parallel_n") or node, faults, "not for our own engine, which knows n")
+    takes_team_keys = not self_hosted and ways in ([], ["api_keys"]) and (wire != "bedrock" or bool(ways))
     # A replica sends a keep-alive every second; where another can go on, a silent one is soon abandoned.
     usual = Timeouts(between_tokens=REPLICA_SILENT) if self_hosted and (is_pool or len(endpoints) > 1) else Timeouts()
-    read_timeouts = struct_of(partial(replace, usual), _TIMEOUTS)
     provider = ProviderSettings(
         name=name_of(node),
         format=wire,
         api_keys=fields.get("api_keys", secrets(0), nothing),
-        team_keys=_team_keys(
-            fields, is_possible=not self_hosted and ways in ([], ["api_keys"]) and (wire != "bedrock" or bool(ways))
-        ),
+        team_keys=_team_keys(fields, is_possible=takes_team_keys),
         oauth=fields.find("oauth", _OAUTH),
         google_key_file=fields.find("google_key_file", _google_account),
         token_file=fields.find("token_file", _token_file),
@@ -154,24 +115,66 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         headers=fields.get("headers", headers_but(OWN_HEADERS), {}),
         egress=read_egress(fields),
         models=fields.get("models", _offered, nothing),
-        api_version=api_version,
+        api_version=fields.find("api_version", text),
         endpoints=endpoints,
         self_hosted=self_hosted,
-        prefill=prefill,
-        optional=optional,
-        concurrency=concurrency,
-        reserved=reserved,
-        batch_api=batch_api,
-        parallel_n=parallel_n,
-        responses=responses == "native",
-        timeouts=fields.get("timeouts", read_timeouts, usual),
+        prefill=fields.find("prefill", _PREFILL),
+        optional=fields.get("optional", switch, False),
+        concurrency=fields.find("concurrency", integer(1)),
+        reserved=fields.get("reserved", by_name(number(0, 1, above=True), "parts by team: {search: 0.25}"), no_parts),
+        batch_api=fields.get("batch_api", switch, _has_batch_api(endpoints) and not self_hosted),
+        parallel_n=fields.get("parallel_n", switch, wire in WITHOUT_N),
+        responses=fields.find("responses", one_of("native", "chat")) == "native",
+        timeouts=fields.get("timeouts", struct_of(partial(replace, usual), _TIMEOUTS), usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", read_breaker, BreakerPolicy()),
         allow_fields=frozenset(fields.get("allow_fields", list_of(text, what="field names"), nothing)),
         drop_fields=frozenset(fields.get("drop_fields", list_of(one_of(*DROPPABLE), what="field names"), nothing)),
     )
+    for name, words in _contradictions(provider, ways):
+        complain(fields.node(name) or node, faults, words)
     fields.close()
     return provider
+
+
+def _endpoints(fields: Fields, wire: Format, *, is_pool: bool) -> tuple[Endpoint, ...]:
+    """Read where a provider answers."""
+    if is_pool and not fields.has("endpoints"):
+        return ()
+    read_url = _base_url(wire, is_azure=fields.has("api_version"))
+    read = list_of(
+        struct_of(Endpoint, {"region": text, "base_url": read_url}, needed=("region", "base_url")),
+        what="endpoints",
+        least=1,
+    )
+    return fields.need("endpoints", read, (), "where it answers: [{region: us, base_url: https://…}]")
+
+
+def _contradictions(said: ProviderSettings, ways: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a provider that do not go with others, and why. ``ways``: those by which it is asked."""
+    if len(set(said.endpoints)) < len(said.endpoints):
+        yield "endpoints", "the same endpoint twice"
+    if said.api_version is not None and said.format != "openai":
+        yield "api_version", "only for Azure OpenAI, whose format is openai"
+    if len(ways) > 1:
+        yield ways[-1], f"a provider is asked in one way: keep one of {', '.join(ways)}"
+    if said.optional and "api_keys" not in ways:
+        yield "optional", "left out while no key is set: needs api_keys: [${NAME:-}]"
+    if said.batch_api and said.self_hosted:
+        yield "batch_api", "our own engine computes batches itself: leave it out"
+    elif said.batch_api and any(one.base_url.endswith(AT_VERTEX) for one in said.endpoints):
+        yield "batch_api", "Vertex AI has no Batch API of this shape: leave it out"
+    if said.responses and (said.format != "openai" or said.self_hosted or said.api_version is not None):
+        right = "only for a provider of format openai that has /responses below its base URL"
+        yield "responses", f"{right}; leave it out"
+    if sum(said.reserved.values()) > 1 + 1e-9:
+        yield "reserved", "together more than the whole: parts add up to 1 at the most"
+    if said.reserved and said.concurrency is None and not said.self_hosted:
+        yield "reserved", "parts of how much? concurrency: N"
+    if said.prefill is not None and not said.self_hosted:
+        yield "prefill", "only for our own engine; leave it out, or self_hosted: true"
+    if said.parallel_n and said.self_hosted:
+        yield "parallel_n", "not for our own engine, which knows n"
 
 
 def check_prefills(node: Node | None, providers: Mapping[str, ProviderSettings], faults: Faults) -> None:
