@@ -40,6 +40,7 @@ INHERITED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     "TOLLGATE_MODELS",
+    "TOLLGATE_MODELS_GIB",
 )
 
 

@@ -15,6 +15,8 @@ from hashlib import blake2b, file_digest, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpu_backend.server.checkpoint.model_cache import ModelCache, open_cache
+
 log = logging.getLogger("gpu_backend")
 
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"}
@@ -32,7 +34,7 @@ HASHERS = min(8, os.cpu_count() or 1)  # files that are checked at once; hashing
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
-def fetch_model(model: str, cache: Path | None = None, digests: Mapping[str, str] | None = None) -> Path:
+def fetch_model(model: str, cache: ModelCache | None = None, digests: Mapping[str, str] | None = None) -> Path:
     """Return the folder with a model's files; copy them there first if ``model`` is a URL or a name on the hub.
 
     ``digests`` (SHA-256 by file name) go before those beside the files; with them, a folder here is checked too, and
@@ -44,32 +46,36 @@ def fetch_model(model: str, cache: Path | None = None, digests: Mapping[str, str
         if digests:
             _check_folder(Path(model), digests)
         return Path(model)
-    files, root, folder = _open_copy(url, cache)
+    cache = cache or open_cache(os.environ)
+    files, root = _open(url)
     names = set(_names(files, root))
     if "config.json" not in names:
         raise FileNotFoundError(f"{url} has no config.json; a Hugging Face checkpoint in one folder is needed")
     expected = {**(_read_digests(files, root) if DIGESTS in names else {}), **(digests or {})}
-    for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
-        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
-    weights = _weights(folder, names)
-    _check_names(url, names, weights, digests or {})
-    for name in weights:
-        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
+    with cache.copying(_folder_name(url, root)) as folder:
+        for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
+            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
+        weights = _weights(folder, names)
+        _check_names(url, names, weights, digests or {})
+        for name in weights:
+            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
     return folder
 
 
-def fetch_tokenizer(source: str, cache: Path | None = None) -> Path:
+def fetch_tokenizer(source: str, cache: ModelCache | None = None) -> Path:
     """Return the folder with a tokenizer's files, which may be a model's; nothing else of a model is copied."""
     url = source_url(source)
     if url is None:
         return Path(source)
-    files, root, folder = _open_copy(url, cache)
+    cache = cache or open_cache(os.environ)
+    files, root = _open(url)
     names = set(_names(files, root))
     if "tokenizer.json" not in names:
         raise FileNotFoundError(f"{url} has no tokenizer.json; a fast tokenizer is needed")
     expected = _read_digests(files, root) if DIGESTS in names else {}
-    for name in (name for name in TOKENIZER_FILES if name in names):
-        _fetch(files, f"{root}/{name}", folder / name, expected.get(name))
+    with cache.copying(_folder_name(url, root)) as folder:
+        for name in (name for name in TOKENIZER_FILES if name in names):
+            _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
     return folder
 
 
@@ -93,18 +99,8 @@ def source_url(model: str) -> str | None:
     return f"hf://{model}" if is_hub_name and not Path(model).exists() else None
 
 
-def default_cache() -> Path:
-    """Return the folder that copies are kept in: $TOLLGATE_MODELS, else one in the user's cache."""
-    return Path(os.environ.get("TOLLGATE_MODELS") or Path.home() / ".cache" / "tollgate" / "models")
-
-
-def _open_copy(url: str, cache: Path | None) -> tuple[Any, str, Path]:
-    """Return the store, the model's place in it, and the folder for its copy, which exists."""
-    files, root = _open(url)
-    named = f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
-    folder = (cache or default_cache()) / named
-    folder.mkdir(parents=True, exist_ok=True)
-    return files, root, folder
+def _folder_name(url: str, root: str) -> str:
+    return f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -184,7 +180,7 @@ def _check_digest(path: Path | str, found: str, expected: str) -> None:
         raise OSError(f"{path} has the SHA-256 digest {found}, not {expected}; it was changed or cut")
 
 
-def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
+def _fetch(cache: ModelCache, files: Any, path: str, goal: Path, digest: str | None) -> None:
     """Copy one file, unless it is here as it is there. A copy that broke off leaves nothing that looks like a file."""
     url = files.unstrip_protocol(path)
     with _reading(url):
@@ -195,8 +191,13 @@ def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
     identity = digest or identity
     if goal.exists() and version.exists() and version.read_text() == identity:
         return
-    log.info("copying %s (%.1f MB)", path, (info.get("size") or 0) / 1e6)
     part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
+    if digest is not None and cache.take(digest, part):
+        part.replace(goal)
+        version.write_text(identity)
+        return
+    log.info("copying %s (%.1f MB)", path, (info.get("size") or 0) / 1e6)
+    cache.make_room(info.get("size") or 0)
     seen = sha256()
     try:
         with part.open("wb") as target:
@@ -207,6 +208,7 @@ def _fetch(files: Any, path: str, goal: Path, digest: str | None) -> None:
             raise OSError(f"{url} has {info['size']} bytes, but only {size} of them came; try again")
         if digest is not None:
             _check_digest(path, seen.hexdigest(), digest)
+            cache.keep(digest, part)
         part.replace(goal)
         version.write_text(identity)
     finally:

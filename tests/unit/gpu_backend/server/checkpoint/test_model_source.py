@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpu_backend.models.config.model import load_model_config
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.weights import Checkpoint
 from gpu_backend.server.checkpoint import model_source
+from gpu_backend.server.checkpoint.model_cache import ModelCache, open_cache
 from gpu_backend.server.checkpoint.model_source import fetch_model, fetch_tokenizer, source_url
 from tests.support.tiny_model import TinyModel, write_tiny_model
 
@@ -44,7 +46,7 @@ def tiny(storage: Any, tmp_path: Path) -> Path:
 
 def test_model_from_object_storage_is_the_local_one(tiny: Path, tmp_path: Path) -> None:
     """What is needed is copied and loads as the original does; another format of the weights stays where it is."""
-    folder = fetch_model(URL, tmp_path / "cache")
+    folder = fetch_model(URL, ModelCache(tmp_path / "cache"))
 
     names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
     assert names == {file.name for file in tiny.iterdir()}
@@ -58,7 +60,7 @@ def test_second_start_copies_only_what_changed(
     tiny: Path, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is here as it is there is not read again."""
-    fetch_model(URL, tmp_path / "cache")
+    fetch_model(URL, ModelCache(tmp_path / "cache"))
     storage.pipe_file("/bucket/models/tiny/config.json", json.dumps(TinyModel(eos_token_id=9).config()).encode())
     opened: list[str] = []
     original = type(storage).open
@@ -66,7 +68,7 @@ def test_second_start_copies_only_what_changed(
         type(storage), "open", lambda self, path, *a, **k: opened.append(path) or original(self, path, *a, **k)
     )
 
-    folder = fetch_model(URL, tmp_path / "cache")
+    folder = fetch_model(URL, ModelCache(tmp_path / "cache"))
 
     assert [Path(path).name for path in opened] == ["config.json"]
     assert load_model_config(folder).eos_token_ids == {9}
@@ -81,23 +83,23 @@ def test_file_that_is_not_what_its_digest_says_is_refused(tiny: Path, storage: A
     storage.pipe_file(f"/bucket/models/tiny/{shard}", good[:-1] + b"x")
 
     with pytest.raises(OSError, match=r"00002-of-00003.safetensors has the SHA-256 digest [0-9a-f]{64}, not"):
-        fetch_model(URL, tmp_path / "cache")
+        fetch_model(URL, ModelCache(tmp_path / "cache"))
     assert not list((tmp_path / "cache").glob(f"*/*{shard}*"))
 
     storage.pipe_file(f"/bucket/models/tiny/{shard}", good)
-    assert (fetch_model(URL, tmp_path / "cache") / shard).read_bytes() == good
+    assert (fetch_model(URL, ModelCache(tmp_path / "cache")) / shard).read_bytes() == good
 
 
 def test_missing_files_are_named(tiny: Path, storage: Any, tmp_path: Path) -> None:
     """No such folder, no checkpoint in it, and a shard that is not there each say so."""
     with pytest.raises(FileNotFoundError, match=r"bucket/nothing does not exist"):
-        fetch_model("memory://bucket/nothing", tmp_path)
+        fetch_model("memory://bucket/nothing", ModelCache(tmp_path))
     storage.rm("/bucket/models/tiny/model-00001-of-00003.safetensors")
     with pytest.raises(FileNotFoundError, match=r"memory://bucket/models/tiny has no model-00001-of-00003"):
-        fetch_model(URL, tmp_path)
+        fetch_model(URL, ModelCache(tmp_path))
     storage.rm("/bucket/models/tiny/config.json")
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        fetch_model(URL, tmp_path)
+        fetch_model(URL, ModelCache(tmp_path))
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://bucket/model", "s3fs"), ("gs://bucket/model", "gcsfs")])
@@ -132,28 +134,28 @@ def test_copies_are_kept_where_the_environment_says(monkeypatch: pytest.MonkeyPa
     """TOLLGATE_MODELS names the folder."""
     monkeypatch.setenv("TOLLGATE_MODELS", str(tmp_path))
 
-    assert model_source.default_cache() == tmp_path
+    assert open_cache(os.environ)._root == tmp_path
 
 
 def test_digests_that_are_given_go_before_those_beside_the_files(tiny: Path, storage: Any, tmp_path: Path) -> None:
     """A registry's digests hold even where the list beside a changed shard was changed, too."""
     weights = [file for file in tiny.iterdir() if file.name.startswith("model")]
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in weights}
-    assert fetch_model(URL, tmp_path / "cache", digests).is_dir()
+    assert fetch_model(URL, ModelCache(tmp_path / "cache"), digests).is_dir()
     shard = "model-00002-of-00003.safetensors"
     storage.pipe_file(f"/bucket/models/tiny/{shard}", b"other")
     storage.pipe_file("/bucket/models/tiny/SHA256SUMS", f"{hashlib.sha256(b'other').hexdigest()}  {shard}".encode())
 
     with pytest.raises(OSError, match=rf"{shard} has the SHA-256 digest [0-9a-f]{{64}}, not {digests[shard]}"):
-        fetch_model(URL, tmp_path / "another", digests)
+        fetch_model(URL, ModelCache(tmp_path / "another"), digests)
     del digests[shard]
     with pytest.raises(ValueError, match=rf"{shard} has no SHA-256 digest"):
-        fetch_model(URL, tmp_path / "third", digests)
+        fetch_model(URL, ModelCache(tmp_path / "third"), digests)
 
 
 def test_tokenizer_is_copied_without_the_model(tiny: Path, tmp_path: Path) -> None:
     """Its files alone, though a model lies beside them."""
-    folder = fetch_tokenizer(URL, tmp_path / "cache")
+    folder = fetch_tokenizer(URL, ModelCache(tmp_path / "cache"))
 
     names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
     assert names == {file.name for file in tiny.iterdir()} & set(model_source.TOKENIZER_FILES)
@@ -168,7 +170,7 @@ def test_weights_are_never_whole_in_memory(tiny: Path, tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        folder = fetch_model(f"file://{tiny}", tmp_path / "cache")
+        folder = fetch_model(f"file://{tiny}", ModelCache(tmp_path / "cache"))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -18,10 +18,11 @@ from tests.support.tiny_model import TinyModel, write_tiny_model
 FETCH = """
 import sys
 from pathlib import Path
+from gpu_backend.server.checkpoint.model_cache import ModelCache
 from gpu_backend.server.checkpoint.model_source import fetch_model
 for url in sys.argv[2:]:
     try:
-        print(fetch_model(url, Path(sys.argv[1])))
+        print(fetch_model(url, ModelCache(Path(sys.argv[1]))))
     except OSError as exc:
         print(exc)
 """

@@ -1,0 +1,132 @@
+# The models that were copied to this machine: a folder for each, and every file that has a digest once, whichever
+# models have it (hard links). Engines of one machine share it: one copies, the others wait for it and find it there.
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from pathlib import Path
+
+log = logging.getLogger("gpu_backend")
+
+FOLDER, GIB = "TOLLGATE_MODELS", "TOLLGATE_MODELS_GIB"
+BLOBS = ".sha256"  # the folder of files by their digests
+LOCKS = ".locks"
+
+
+class ModelCache:
+    """Folders of models below ``root``, of at most ``limit`` bytes in all, as far as what is in use allows.
+
+    What this process takes is in use until it ends, or ``close``; of the rest the model that was used longest ago goes
+    first.
+    """
+
+    def __init__(self, root: Path, limit: int | None = None) -> None:
+        self._root, self._limit = root, limit
+        self._held: list[int] = []  # descriptors of locks
+
+    @contextmanager
+    def copying(self, name: str) -> Iterator[Path]:
+        """Give the folder of that name, which exists, to this process alone until the end of the block."""
+        locks = self._root / LOCKS
+        locks.mkdir(parents=True, exist_ok=True)
+        used = os.open(locks / f"{name}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flock(used, LOCK_SH)
+        os.utime(used)  # it was used last
+        self._held.append(used)
+        folder = self._root / name
+        folder.mkdir(exist_ok=True)
+        copied = os.open(locks / f"{name}.copied", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            flock(copied, LOCK_EX)
+            yield folder
+        finally:
+            os.close(copied)
+
+    def close(self) -> None:
+        """Use nothing any more."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def take(self, digest: str, goal: Path) -> bool:
+        """Put the file of that digest at ``goal``, if any model has it here."""
+        try:
+            os.link(self._blob(digest), goal)
+        except OSError:  # there is none; or the file system has no links, and then there never is
+            return False
+        return True
+
+    def keep(self, digest: str, file: Path) -> None:
+        """Let other models have a file whose digest was checked."""
+        blob = self._blob(digest)
+        with suppress(OSError):
+            blob.parent.mkdir(exist_ok=True)
+            os.link(file, blob)
+
+    def make_room(self, size: int) -> None:
+        """Delete models that no process uses, that used longest ago first, until so many bytes have room."""
+        while self._limit is not None and self._size() + size > self._limit:
+            if not any(self._deletes(folder) for folder in self._by_use()):
+                log.warning("all models in %s are in use, and have %.1f GB", self._root, self._size() / 1e9)
+                return
+
+    def _by_use(self) -> list[Path]:
+        folders = [each for each in self._root.iterdir() if each.is_dir() and not each.name.startswith(".")]
+        return sorted(folders, key=self._used_at)
+
+    def _used_at(self, folder: Path) -> float:
+        with suppress(FileNotFoundError):
+            return (self._root / LOCKS / f"{folder.name}.used").stat().st_mtime
+        return 0.0  # before models were counted
+
+    def _deletes(self, folder: Path) -> bool:
+        """Delete a model, unless a process uses it; say whether it did."""
+        lock = os.open(self._root / LOCKS / f"{folder.name}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            log.info("deleting the copy %s, which is not in use", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            for blob in (self._root / BLOBS).glob("*"):
+                with suppress(FileNotFoundError):
+                    if blob.stat().st_nlink == 1:
+                        blob.unlink()
+            return not folder.exists()
+        finally:
+            os.close(lock)
+
+    def _size(self) -> int:
+        """Return the bytes of all files, each once."""
+        files = (Path(folder, name) for folder, _, names in os.walk(self._root) for name in names)
+        sizes: dict[int, int] = {}
+        for file in files:
+            with suppress(FileNotFoundError):
+                status = file.stat()
+                sizes[status.st_ino] = status.st_size
+        return sum(sizes.values())
+
+    def _blob(self, digest: str) -> Path:
+        return self._root / BLOBS / digest
+
+
+def open_cache(environment: Mapping[str, str]) -> ModelCache:
+    """Return the cache that variables name: its folder, else one in the user's cache, and how many GiB it has at most.
+
+    Raises ``ValueError`` for what is no number of GiB."""
+    root = Path(environment.get(FOLDER) or Path.home() / ".cache" / "tollgate" / "models")
+    said = environment.get(GIB)
+    if not said:
+        return ModelCache(root)
+    try:
+        limit = float(said)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < 2**30:
+        raise ValueError(f"{GIB} is {said[:50]!r}; it is the GiB that copies of models may take, above 0")
+    return ModelCache(root, int(limit * 2**30))

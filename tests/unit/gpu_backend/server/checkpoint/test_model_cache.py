@@ -1,0 +1,105 @@
+# Copies of models on one machine: made once, shared by their digests, deleted when others need the room.
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_backend.server.checkpoint.model_cache import ModelCache, open_cache
+from gpu_backend.server.checkpoint.model_source import fetch_model
+
+WEIGHTS = b"w" * 5000
+
+
+@pytest.fixture
+def storage() -> Iterator[Any]:
+    """Object storage of fsspec's own, in memory, with what the models "one" and "two" have in common."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for name in ("one", "two"):
+        put(memory, name, WEIGHTS)
+    yield memory
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def put(storage: Any, name: str, weights: bytes) -> str:
+    """Store a model, with the digest of its weights; return its URL."""
+    config = b'{"name": "%s"}' % name.encode()
+    told = f"{hashlib.sha256(weights).hexdigest()}  model.safetensors\n".encode()
+    for file, data in (("config.json", config), ("model.safetensors", weights), ("SHA256SUMS", told)):
+        storage.pipe_file(f"/bucket/{name}/{file}", data)
+    return f"memory://bucket/{name}"
+
+
+def test_what_two_models_share_is_copied_once(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its digest, and not by its name: it lies there once, in the folders of both."""
+    opened: list[str] = []
+    original = type(storage).open
+    monkeypatch.setattr(type(storage), "open", lambda *a, **k: opened.append(a[1]) or original(*a, **k))  # type: ignore[func-returns-value]
+
+    one, two = (fetch_model(f"memory://bucket/{name}", ModelCache(tmp_path)) for name in ("one", "two"))
+
+    assert [path for path in opened if path.endswith("safetensors")] == ["/bucket/one/model.safetensors"]
+    assert (one / "model.safetensors").samefile(two / "model.safetensors")
+    assert (two / "model.safetensors").read_bytes() == WEIGHTS
+    assert (one / "config.json").read_bytes() != (two / "config.json").read_bytes()
+
+
+def test_an_engine_waits_for_the_copy_of_another(storage: Any, tmp_path: Path) -> None:
+    """Of one model: then all of it is there, and it copies nothing. Another model's is not waited for."""
+    first, entered = ModelCache(tmp_path), threading.Event()
+
+    def enter() -> bool:
+        with ModelCache(tmp_path).copying("one") as folder:
+            entered.set()
+            return (folder / "done").exists()
+
+    with ThreadPoolExecutor(1) as threads:
+        with first.copying("one") as folder:
+            waiting = threads.submit(enter)
+            fetch_model("memory://bucket/two", ModelCache(tmp_path))
+            is_early = entered.wait(0.05)
+            (folder / "done").touch()
+        assert waiting.result(30) and not is_early
+
+
+def test_models_that_are_not_used_make_room(storage: Any, tmp_path: Path) -> None:
+    """That used longest ago first, one that is in use never, and what they share with another stays for it."""
+    urls = {name: put(storage, name, name.encode() * 2000) for name in ("old", "mid", "new")}
+    caches = {name: ModelCache(tmp_path, 16_000) for name in (*urls, "one", "two")}
+    folders = {name: fetch_model(url, caches[name]) for name, url in urls.items() if name != "new"}
+    for cache in caches.values():
+        cache.close()
+    for when, name in enumerate(("mid", "old"), 1):
+        os.utime(tmp_path / ".locks" / f"{folders[name].name}.used", (when, when))
+    folders |= {name: fetch_model(f"memory://bucket/{name}", caches[name]) for name in ("one", "two")}
+    before = {name for name, folder in folders.items() if folder.exists()}
+    folders["new"] = fetch_model(urls["new"], caches["new"])
+    after = {name for name, folder in folders.items() if folder.exists()}
+    caches["one"].close()
+    most = ModelCache(tmp_path, 16_000)
+    most.make_room(16_000)
+
+    assert before == {"old", "one", "two"}
+    assert after == {"one", "two", "new"}
+    assert {name for name, folder in folders.items() if folder.exists()} == {"two", "new"}
+    assert (folders["two"] / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(list((tmp_path / ".sha256").iterdir())) == 2
+
+
+def test_the_bound_is_a_number_of_gib(tmp_path: Path) -> None:
+    """Without one there is none."""
+    told = {"TOLLGATE_MODELS": str(tmp_path)}
+
+    assert open_cache(told)._limit is None
+    assert open_cache({**told, "TOLLGATE_MODELS_GIB": "1.5"})._limit == 3 * 2**29
+    for wrong in ("much", "0", "-1", "nan", "1e12"):
+        with pytest.raises(ValueError, match=r"TOLLGATE_MODELS_GIB is .*GiB that copies"):
+            open_cache({**told, "TOLLGATE_MODELS_GIB": wrong})
