@@ -124,11 +124,12 @@ class Tool(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
-class WebSearchTool(Tool, frozen=True):
-    """A search of the web that the upstream makes for the model, in the place of a tool: of Anthropic's API, and of
-    OpenAI's responses."""
+class HostedTool(Tool, frozen=True):
+    """A tool that the upstream runs for the model, as a search of the web: of Anthropic's API, and of OpenAI's
+    responses."""
 
-    most: int = 0  # searches in one request
+    most: int = 0  # calls in one request, of all such tools together
+    unit: str = "web_searches"  # of a usage, in which they are counted; "": they cost nothing but tokens
 
 
 class NamedFunction(Struct, frozen=True):

@@ -42,13 +42,14 @@ class Delta(Struct, frozen=True, tag="delta"):
     begins_text: bool = False  # the upstream said an empty text, as it does with the role of a reply in words
     audio: bytes = b""  # of speech
     told: dict[str, Raw] | None = None  # the event of a response that said so, where its upstream speaks that API
-    searches: int = 0  # of the web that the upstream made, as such events tell
+    used: Usage | None = None  # by a call of a tool of the upstream's, so far, as such events tell
 
     @property
     def has_content(self) -> bool:
-        """Whether this is a first token: a role alone, a ping or a comment is not."""
+        """Whether this is a first token, or a call of a tool of the upstream's: a role alone, a ping or a comment is
+        not."""
         said = self.text or self.tool_calls or self.refusal or self.reasoning or self.redacted
-        return bool(said or self.server_block or self.audio)
+        return bool(said or self.server_block or self.audio or self.used is not None)
 
 
 class UsageReport(Struct, frozen=True, tag="usage"):

@@ -12,6 +12,7 @@ from protocol.chat import (
     ContentPart,
     Function,
     FunctionCall,
+    HostedTool,
     ImagePart,
     ImageUrl,
     JsonSchema,
@@ -25,7 +26,6 @@ from protocol.chat import (
     ThinkingBlock,
     Tool,
     ToolCall,
-    WebSearchTool,
 )
 from protocol.errors import BadRequest
 from protocol.messages import (
@@ -217,7 +217,7 @@ def _misplaced(block: Block, where: str) -> BadRequest:
 def _tool(tool: MessageTool) -> Tool:
     if tool.type == WEB_SEARCH:
         most = MOST_SEARCHES if tool.max_uses is None else tool.max_uses
-        return WebSearchTool(Function(tool.name, None, UNSEEN_SCHEMA), most=most)
+        return HostedTool(Function(tool.name, None, UNSEEN_SCHEMA), most=most)
     schema = UNSEEN_SCHEMA if tool.is_anthropics else tool.input_schema
     if tool.input_examples:
         schema = {**(schema or {}), "examples": list(tool.input_examples)}

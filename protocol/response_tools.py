@@ -8,9 +8,9 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from protocol.chat import Function, Tool, WebSearchTool
+from protocol.chat import Function, HostedTool, Tool
 from protocol.messages import MOST_SEARCHES, UNSEEN_SCHEMA
-from protocol.responses import GrammarFormat, ResponsesRequest, ResponsesTool
+from protocol.responses import HOSTED, GrammarFormat, McpChoice, ResponsesRequest, ResponsesTool, ToolChoice
 
 LONGEST_NAME = 64  # characters of a function's name, at every maker's
 INPUT = "input"  # the one parameter of a custom tool
@@ -41,12 +41,24 @@ def offered_tools(request: ResponsesRequest) -> list[OfferedTool]:
     offered: list[OfferedTool] = []
     for tool in request.tools or ():
         if tool.type != "namespace":
-            offered.append(OfferedTool(tool.name or tool.type, tool))
+            called = tool.name or tool.type if tool.server_label is None else _server(tool.server_label)
+            offered.append(OfferedTool(called, tool))
             continue
         for place, inner in enumerate(tool.tools or ()):
             called = function_name(tool.name, inner.name or "")
             offered.append(OfferedTool(called, inner, tool.name, None if place else tool.description))
     return offered
+
+
+def chosen_name(choice: ToolChoice) -> str:
+    """Return by which function a model calls the tool that a choice is of."""
+    if isinstance(choice, McpChoice):
+        return _server(choice.server_label)
+    return str(getattr(choice, "name", choice.__struct_config__.tag))
+
+
+def _server(label: str) -> str:
+    return f"mcp:{label}"
 
 
 def function_name(namespace: str | None, name: str) -> str:
@@ -57,11 +69,11 @@ def function_name(namespace: str | None, name: str) -> str:
     return joined if len(joined) <= LONGEST_NAME else f"{joined[: LONGEST_NAME - 9]}_{crc32(joined.encode()):08x}"
 
 
-def as_function(offered: OfferedTool, most_searches: int = MOST_SEARCHES) -> Tool:
-    """Return the function that stands for a tool; of a search, with which bound it is told."""
+def as_function(offered: OfferedTool, most_calls: int = MOST_SEARCHES) -> Tool:
+    """Return the function that stands for a tool; of one that the upstream runs, with which bound it is told."""
     tool, words = offered.tool, [offered.told_before, offered.tool.description]
-    if tool.is_search:
-        return WebSearchTool(Function(offered.called, None, UNSEEN_SCHEMA), most=most_searches)
+    if tool.is_hosted:
+        return HostedTool(Function(offered.called, None, UNSEEN_SCHEMA), most=most_calls, unit=HOSTED[tool.type])
     if isinstance(tool.format, GrammarFormat):
         words.append(f"The input must follow this {tool.format.syntax} grammar:\n{tool.format.definition}")
     described = "\n\n".join(filter(None, words)) or None

@@ -10,7 +10,9 @@ from msgspec import Meta, Struct
 
 from protocol.chat import MOST_MESSAGES, MOST_PARTS, MOST_TOOLS, JsonObjectFormat, TextFormat
 
-ItemStatus = Literal["in_progress", "completed", "incomplete", "searching", "failed"]
+ItemStatus = Literal[
+    "in_progress", "completed", "incomplete", "searching", "interpreting", "generating", "calling", "failed"
+]
 
 
 CacheMark = dict[str, Any] | None  # that the prompt is to be cached up to here: told to an upstream of this API alone
@@ -76,6 +78,13 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
         "item_reference",
         "compaction",
         "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_list_tools",
+        "mcp_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
         "tool_search_call",
         "tool_search_output",
         "additional_tools",
@@ -93,9 +102,20 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
     encrypted_content: str | None = None  # of reasoning, and of a compaction
     phase: str | None = None  # of a model's message: whether more comes
-    action: dict[str, Any] | None = None  # of a search of the web
+    action: dict[str, Any] | str | None = None  # of a search of the web; of a picture, whether it is a new one
     execution: str | None = None  # of a search of tools
-    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # that it found
+    tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # found, or of a server
+    queries: tuple[str, ...] | None = None  # of a search in files, as is the next
+    results: tuple[dict[str, Any], ...] | None = None
+    code: str | None = None  # that ran at the upstream, as have the next two
+    container_id: str | None = None
+    outputs: tuple[dict[str, Any], ...] | None = None
+    result: str | None = None  # a picture in base64
+    server_label: str | None = None  # of an MCP server, as are the next four
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+    error: Any = None
 
 
 class GrammarFormat(Struct, frozen=True, tag="grammar"):
@@ -106,10 +126,10 @@ class GrammarFormat(Struct, frozen=True, tag="grammar"):
 
 
 class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both; or a search of
-    the web, which the upstream runs. Tools of other types are told apart to be refused with words that help."""
+    """What the caller runs: a function, a custom tool, whose input is a text, or a namespace of both; or one of
+    ``HOSTED``, which the upstream runs. Tools of other types are told apart to be refused with words that help."""
 
-    type: str
+    type: str = ""  # of none that an MCP server has
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -117,22 +137,61 @@ class ResponsesTool(Struct, frozen=True, omit_defaults=True, kw_only=True):
     defer_loading: bool | None = None
     format: TextFormat | GrammarFormat | None = None  # of a custom tool
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # of a namespace
-    filters: dict[str, Any] | None = None  # of a search, as are the next four
+    filters: dict[str, Any] | None = None  # of a search, of the web or in files; of the web the next four
     user_location: dict[str, Any] | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
     search_content_types: tuple[str, ...] | None = None
     external_web_access: bool | None = None
     execution: str | None = None  # of a search of tools: who makes it
+    vector_store_ids: tuple[str, ...] | None = None  # of a search in files, as are the next two
+    max_num_results: int | None = None
+    ranking_options: dict[str, Any] | None = None
+    container: str | dict[str, Any] | None = None  # of a code interpreter
+    model: str | None = None  # of pictures, as are the next ten
+    quality: str | None = None
+    size: str | None = None
+    background: str | None = None
+    output_format: str | None = None
+    output_compression: int | None = None
+    moderation: str | None = None
+    input_fidelity: str | None = None
+    input_image_mask: dict[str, Any] | None = None
+    partial_images: int | None = None
+    action: str | None = None
+    server_label: str | None = None  # of an MCP server, as are the next seven
+    server_url: str | None = None
+    connector_id: str | None = None
+    server_description: str | None = None
+    authorization: str | None = None  # a secret of the caller's, which no answer repeats, as are
+    headers: dict[str, str] | None = None
+    allowed_tools: tuple[str, ...] | dict[str, Any] | None = None
+    require_approval: str | dict[str, Any] | None = None
+    input_schema: Any = None  # of a tool that such a server has, as is the next
+    annotations: Any = None
 
     @property
-    def is_search(self) -> bool:
-        """Whether the upstream searches the web by it."""
-        return self.type in SEARCHES
+    def is_hosted(self) -> bool:
+        """Whether the upstream runs it."""
+        return self.type in HOSTED
 
 
 TOOL_SEARCH = "tool_search"  # the type of a tool by which others are found, which costs nothing but tokens
 OF_TOOL_SEARCH = ("tool_search_call", "tool_search_output", "additional_tools")  # types of items
-SEARCHES = ("web_search", "web_search_2025_08_26")  # types; older ones have another price
+# Types of tools that the upstream runs, and the unit of a usage in which each is counted. Older searches of the web
+# have another price.
+HOSTED = {
+    "web_search": "web_searches",
+    "web_search_2025_08_26": "web_searches",
+    "file_search": "file_searches",
+    "code_interpreter": "containers",
+    "image_generation": "images",
+    "mcp": "",  # nothing but tokens
+}
+# Types of items that tell of their calls, and such that no other API has words for.
+OF_HOSTED = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+)
 
 
 class FunctionChoice(Struct, frozen=True, tag="function"):
@@ -147,11 +206,31 @@ class SearchChoice(Struct, frozen=True, tag="web_search"):
     pass
 
 
+class FileSearchChoice(Struct, frozen=True, tag="file_search"):
+    pass
+
+
+class CodeChoice(Struct, frozen=True, tag="code_interpreter"):
+    pass
+
+
+class PictureChoice(Struct, frozen=True, tag="image_generation"):
+    pass
+
+
+class McpChoice(Struct, frozen=True, tag="mcp", omit_defaults=True):
+    server_label: str
+    name: str | None = None  # of a tool of that server
+
+
+ToolChoice = FunctionChoice | CustomChoice | SearchChoice | FileSearchChoice | CodeChoice | PictureChoice | McpChoice
+
+
 class AllowedTools(Struct, frozen=True, tag="allowed_tools"):
     """Some of the tools, of which the model may or must call one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[tuple[FunctionChoice | CustomChoice | SearchChoice, ...], Meta(max_length=MOST_TOOLS)]
+    tools: Annotated[tuple[ToolChoice, ...], Meta(max_length=MOST_TOOLS)]
 
 
 class SchemaFormat(Struct, frozen=True, tag="json_schema", omit_defaults=True):
@@ -201,9 +280,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     top_p: float | None = None
     top_logprobs: int | None = None
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | SearchChoice | AllowedTools | None
-    ) = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of tools that run at the upstream
     text: TextConfig | None = None
@@ -241,9 +318,14 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
     @property
-    def searches(self) -> bool:
-        """Whether the upstream may search the web for it."""
-        return any(tool.is_search for tool in self.tools or ())
+    def is_hosted(self) -> bool:
+        """Whether the upstream may run tools of its own for it."""
+        return any(tool.is_hosted for tool in self.tools or ())
+
+    @property
+    def paints(self) -> ResponsesTool | None:
+        """The tool by which the upstream may make pictures for it."""
+        return next((tool for tool in self.tools or () if tool.type == "image_generation"), None)
 
     @property
     def kind_of_its_own(self) -> str | None:
@@ -259,7 +341,8 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
         of_parts = [getattr(part, name, None) for part in parts for name in ("annotations", "filename")]
         searched = [item.call_id for item in items if item.type in OF_TOOL_SEARCH]
         of_items = [said for item in items for said in (upstreams_id(item.id), item.phase, item.execution)]
-        found = [said for tool in self.tools or () for said in (tool.filters, tool.user_location, tool.execution)]
+        found: list[Any] = [tool for tool in self.tools or () if tool.is_hosted]
+        found += [said for tool in self.tools or () for said in (tool.filters, tool.user_location, tool.execution)]
         context = None if self.reasoning is None else self.reasoning.context
         return [said for said in (*searched, *of_items, *of_parts, *found, context) if said]
 
@@ -271,7 +354,7 @@ class ResponsesRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def _place_of_its_own(self) -> tuple[str | None, str | None]:
         for place, tool in enumerate(self.tools or ()):
-            if tool.is_search or tool.type == TOOL_SEARCH:
+            if tool.is_hosted or tool.type == TOOL_SEARCH:
                 return f"tools[{place}].type", tool.type
         for place, item in enumerate(() if isinstance(self.input, str) else self.input):
             if item.type in OF_TOOL_SEARCH:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from protocol.chat import (
     ChatRequest,
@@ -32,24 +33,37 @@ from protocol.chat import (
 )
 from protocol.errors import BadRequest, invalid_param
 from protocol.messages import MOST_SEARCHES
-from protocol.response_tools import OfferedTool, as_arguments, as_function, function_name, offered_tools
+from protocol.response_tools import (
+    OfferedTool,
+    as_arguments,
+    as_function,
+    chosen_name,
+    function_name,
+    offered_tools,
+)
 from protocol.responses import (
+    OF_HOSTED,
     OF_TOOL_SEARCH,
     AllowedTools,
+    CodeChoice,
     CustomChoice,
+    FileSearchChoice,
     FunctionChoice,
     InputFile,
     InputImage,
     InputItem,
     InputText,
     ItemContent,
+    McpChoice,
     OutputRefusal,
     OutputText,
+    PictureChoice,
     ReasoningConfig,
     ResponsesRequest,
     SchemaFormat,
     SearchChoice,
     TextConfig,
+    ToolChoice,
     upstreams_id,
 )
 
@@ -66,7 +80,7 @@ def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> Ch
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     instructions = (Message("system", request.instructions),) if request.instructions else ()
     tools = _offered(request)
-    searches = MOST_SEARCHES if request.max_tool_calls is None else request.max_tool_calls
+    most = MOST_SEARCHES if request.max_tool_calls is None else request.max_tool_calls
     wants_scores = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return ChatRequest(
         model=request.model,
@@ -75,7 +89,7 @@ def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> Ch
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
-        tools=tuple(map(partial(as_function, most_searches=searches), tools)) or None,
+        tools=tuple(map(partial(as_function, most_calls=most), tools)) or None,
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls if tools else None,
         response_format=_format(text.format),
@@ -134,7 +148,8 @@ class _Turns:
                 self._end()
             self._thoughts += thoughts_of(item, where)
             self._messages += _for_its_own_api(item)
-        elif item.type in ("web_search_call", "compaction", *OF_TOOL_SEARCH):
+        elif item.type in ("compaction", *OF_HOSTED, *OF_TOOL_SEARCH):
+            _check_tools(item, where)
             self._messages += _for_its_own_api(item)
         elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
@@ -212,15 +227,27 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
     return tuple(parts)
 
 
+def _check_tools(item: InputItem, where: str) -> None:
+    """Refuse an item with a tool that the upstream would run: those are offered in ``tools``, where they are priced."""
+    right = ("",) if item.type == "mcp_list_tools" else ("function", "custom", "namespace")
+    for place, tool in enumerate(item.tools or ()):
+        if tool.type not in right or any(inner.type not in ("function", "custom") for inner in tool.tools or ()):
+            raise invalid_param(
+                f"{where}.tools[{place}].type", "An item holds tools that the caller runs, and no other."
+            )
+
+
 def _for_its_own_api(item: InputItem) -> list[ItemMessage]:
-    """Return what stands for an item that other APIs have no words for: a search, of the web or of tools, or thinking
-    or turns that the upstream sealed."""
+    """Return what stands for an item that other APIs have no words for: a call of a tool that the upstream ran, a
+    search of tools, or thinking or turns that the upstream sealed."""
     if item.type == "compaction":
         seal = RedactedThinkingBlock(item.encrypted_content or "")
         return [ItemMessage("assistant", "", thinking_blocks=(seal,), told_as="input.compaction")]
     if item.type != "reasoning":
-        said = msgspec.json.encode((item.action, item.arguments, item.tools)).decode()
-        return [ItemMessage("assistant", said, told_as=f"input.{item.type}")]
+        said = msgspec.json.encode(replace(item, id=None, result=None)).decode()
+        picture = (ImagePart(ImageUrl(f"data:image/png;base64,{item.result}")),) if item.result is not None else ()
+        content = (TextPart(said), *picture) if picture else said
+        return [ItemMessage("assistant", content, told_as=f"input.{item.type}")]
     if not is_sealed_elsewhere(item):
         return []
     words = "\n".join([part.text for part in item.summary or ()])
@@ -302,20 +329,20 @@ def _offered(request: ResponsesRequest) -> list[OfferedTool]:
     """Return the tools that the model may call."""
     tools = offered_tools(request)
     if isinstance(request.tool_choice, AllowedTools):
-        allowed = {getattr(tool, "name", tool.__struct_config__.tag) for tool in request.tool_choice.tools}
+        allowed = {chosen_name(tool) for tool in request.tool_choice.tools}
         return [offered for offered in tools if offered.called in allowed]
     return tools
 
 
 def _choice(
-    choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | SearchChoice | AllowedTools | None,
+    choice: Literal["none", "auto", "required"] | ToolChoice | AllowedTools | None,
 ) -> Literal["none", "auto", "required"] | NamedTool | None:
     match choice:
         case FunctionChoice(name) | CustomChoice(name):
             return NamedTool(NamedFunction(name))
         case AllowedTools(mode):
             return mode
-        case SearchChoice():
+        case SearchChoice() | FileSearchChoice() | CodeChoice() | PictureChoice() | McpChoice():
             return "required"
     return choice
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 # Fields of a Usage that count no tokens, and cost.
-UNITS = ("extra_requests", "web_searches", "search_units", "images", "characters", "audio_seconds")
+UNITS = (
+    *("extra_requests", "web_searches", "file_searches", "containers"),
+    *("search_units", "images", "characters", "audio_seconds"),
+)
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
@@ -31,6 +35,8 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     images: int = 0  # that were made
     characters: int = 0  # that were said
     audio_seconds: int = 0  # of recordings that were written down
+    file_searches: int = 0  # in files that lie at the upstream, made there for the model
+    containers: int = 0  # in which the model's code ran at the upstream
 
     @property
     def total_tokens(self) -> int:
@@ -53,4 +59,10 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.images + other.images,
             self.characters + other.characters,
             self.audio_seconds + other.audio_seconds,
+            self.file_searches + other.file_searches,
+            self.containers + other.containers,
         )
+
+    def at_least(self, other: Usage) -> Usage:
+        """Return the same with no fewer units than another has."""
+        return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in UNITS})

@@ -19,7 +19,8 @@ from protocol.usage import Usage
 MILLION = 1_000_000
 # What is priced by the piece: the count in a usage, and the field of a price.
 UNIT_PRICES = (
-    *(("web_searches", "web_search"), ("search_units", "search_unit")),
+    *(("web_searches", "web_search"), ("file_searches", "file_search"), ("containers", "code_interpreter")),
+    ("search_units", "search_unit"),
     *(("images", "image"), ("characters", "character"), ("audio_seconds", "audio_second")),
 )
 
@@ -63,6 +64,8 @@ class Price(Rates, frozen=True, kw_only=True):
 
     request: NanoDollars = NanoDollars(0)  # for each call, whatever its tokens
     web_search: NanoDollars | None = None  # for each search that the upstream makes; None: not known
+    file_search: NanoDollars | None = None  # for each of those in files at the upstream; None: not known
+    code_interpreter: NanoDollars | None = None  # for each container in which code runs there; None: not known
     image: NanoDollars | None = None  # for each picture that is made, at the most; None: its tokens alone
     pictures: tuple[PicturePrice, ...] = ()  # what each is, where that goes by its quality and size
     character: NanoDollars | None = None  # for each that is said; None: its tokens alone

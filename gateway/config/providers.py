@@ -42,6 +42,7 @@ from gateway.core.settings import (
     Egress,
     Format,
     GoogleAccount,
+    HostedTools,
     OAuthClient,
     Prefill,
     ProviderSettings,
@@ -75,6 +76,16 @@ _OAUTH = struct_of(
 _TIMEOUTS = {"connect": duration, "first_token": duration, "between_tokens": duration, "total": duration}
 _RETRIES = {"attempts": integer(1, 10), "budget": number(0, 10)}
 _PREFILL = struct_of(Prefill, {"provider": text, "tokens": integer(0), "share": number(0, 1)}, needed=("provider",))
+_HOSTED = struct_of(
+    HostedTools,
+    {
+        "web_search": switch,
+        "file_search": by_name(list_of(text, what="vector stores"), "vector stores by team: {search: [vs_…]}"),
+        "code_interpreter": switch,
+        "image_generation": text,
+        "mcp": list_of(text, what="hosts of servers, or ids of connectors"),
+    },
+)
 read_breaker = struct_of(
     BreakerPolicy,
     {
@@ -125,6 +136,7 @@ def read_provider(node: Node, faults: Faults, *, is_pool: bool = False) -> Provi
         batch_api=fields.get("batch_api", switch, _has_batch_api(endpoints) and not self_hosted),
         parallel_n=fields.get("parallel_n", switch, wire in WITHOUT_N),
         responses=fields.find("responses", one_of("native", "chat")) == "native",
+        hosted_tools=fields.get("hosted_tools", _HOSTED, HostedTools()),
         timeouts=fields.get("timeouts", struct_of(partial(replace, usual), _TIMEOUTS), usual),
         retries=fields.get("retries", struct_of(Retries, _RETRIES), Retries()),
         breaker=fields.get("breaker", read_breaker, BreakerPolicy()),
@@ -167,6 +179,8 @@ def _contradictions(said: ProviderSettings, ways: list[str]) -> Iterator[tuple[s
     if said.responses and (said.format != "openai" or said.self_hosted or said.api_version is not None):
         right = "only for a provider of format openai that has /responses below its base URL"
         yield "responses", f"{right}; leave it out"
+    if said.hosted_tools != HostedTools() and not said.responses:
+        yield "hosted_tools", "tools that a provider runs are those of its Responses API: needs responses: native"
     if sum(said.reserved.values()) > 1 + 1e-9:
         yield "reserved", "together more than the whole: parts add up to 1 at the most"
     if said.reserved and said.concurrency is None and not said.self_hosted:

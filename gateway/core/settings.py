@@ -89,6 +89,19 @@ class Prefill(Struct, frozen=True, kw_only=True):
     share: float = 0.7  # and of the prompt
 
 
+EVERY_TEAM = "*"
+
+
+class HostedTools(Struct, frozen=True, kw_only=True):
+    """Which tools of its own a provider may run for a response."""
+
+    web_search: bool = True
+    file_search: Mapping[str, tuple[str, ...]] = {}  # vector stores by the team's id, or EVERY_TEAM
+    code_interpreter: bool = False
+    image_generation: str | None = None  # by which model
+    mcp: tuple[str, ...] = ()  # hosts of servers, and ids of connectors
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
     name: str
     format: Format
@@ -114,6 +127,7 @@ class ProviderSettings(Struct, frozen=True, kw_only=True):
     batch_api: bool = False  # lines of batches go through its Batch API
     parallel_n: bool = False  # takes no ``n``: several replies are asked for by as many requests at once
     responses: bool = False  # has /responses, and is asked there for what came as a response
+    hosted_tools: HostedTools = HostedTools()
     allow_fields: frozenset[str] = frozenset()  # request fields unknown to us that this provider may be sent
     drop_fields: frozenset[str] = frozenset()  # fields that it refuses, and that change no meaning
 

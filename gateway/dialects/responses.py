@@ -10,22 +10,28 @@ from msgspec.structs import replace
 
 from gateway.dialects.checks import require, require_between
 from gateway.dialects.endpoint import ApiEndpoint, Asked, Error, ErrorShape
+from gateway.dialects.hosted_tools import check_hosted
 from gateway.dialects.messages import MOST_USES
 from gateway.dialects.responses_writer import CompactionWriter, ResponsesWriter
 from protocol.chat import MOST_TOOLS
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import BadRequest, ServiceError, UnsupportedParameter
-from protocol.response_tools import offered_tools
+from protocol.response_tools import chosen_name, offered_tools
 from protocol.responses import (
     TOOL_SEARCH,
     AllowedTools,
+    CodeChoice,
     Compaction,
     CompactRequest,
     CustomChoice,
+    FileSearchChoice,
     FunctionChoice,
     InputItem,
+    McpChoice,
+    PictureChoice,
     ResponsesRequest,
     ResponsesTool,
+    SearchChoice,
 )
 from protocol.responses_to_chat import to_chat, without_compacted
 
@@ -59,7 +65,7 @@ def check_response(asked: ResponsesRequest) -> None:
     """Refuse what the types let through and this API, or this gateway, does not take. Raises BadRequest."""
     require(bool(asked.input), "input", "'input' must hold a text or at least one item.")
     require_between(asked.max_output_tokens, 1, 2**31, "max_output_tokens")
-    require_between(asked.max_tool_calls, 0, MOST_USES if asked.searches else 2**31, "max_tool_calls")
+    require_between(asked.max_tool_calls, 0, MOST_USES if asked.is_hosted else 2**31, "max_tool_calls")
     require_between(asked.temperature, 0, 2, "temperature")
     require_between(asked.top_p, 0, 1, "top_p")
     require_between(asked.top_logprobs, 0, 20, "top_logprobs")
@@ -87,11 +93,13 @@ def check_response(asked: ResponsesRequest) -> None:
 
 
 def _check_tool(tool: ResponsesTool, where: str, *, can_load: bool) -> None:
+    require(bool(tool.type), f"{where}.type", f"'{where}' needs a 'type'.")
     if tool.type == "namespace" and "." not in where:
         require(bool(tool.tools), f"{where}.tools", f"'{where}' needs 'tools'.")
         for place, inner in enumerate(tool.tools or ()):
             _check_tool(inner, f"{where}.tools[{place}]", can_load=can_load)
-    elif (tool.is_search or tool.type == TOOL_SEARCH) and "." not in where:
+    elif (tool.is_hosted or tool.type == TOOL_SEARCH) and "." not in where:
+        check_hosted(tool, where)
         return
     elif tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
@@ -111,8 +119,11 @@ def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
         case FunctionChoice(name) | CustomChoice(name):
             require(name in names, "tool_choice.name", "'tool_choice' names a tool that 'tools' has not.")
         case AllowedTools(tools=tools):
-            are_known = bool(tools) and all(getattr(tool, "name", "web_search") in names for tool in tools)
+            are_known = bool(tools) and all(chosen_name(tool) in names for tool in tools)
             require(are_known, "tool_choice.tools", "'tool_choice.tools' must name some of 'tools'.")
+        case SearchChoice() | FileSearchChoice() | CodeChoice() | PictureChoice() | McpChoice() as choice:
+            is_known = any(name.startswith(chosen_name(choice)) for name in names)  # dates end names of older searches
+            require(is_known, "tool_choice.type", "'tool_choice' names a tool that 'tools' has not.")
 
 
 def as_chat(asked: ResponsesRequest, extra: dict[str, Any]) -> Asked:

@@ -247,7 +247,7 @@ def usage_object(usage: Usage, cost_nanousd: int) -> dict[str, Any]:
 
 
 def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    """Return a tool with all the fields that clients look for."""
+    """Return a tool with all the fields that clients look for, and without the secrets by which an upstream uses it."""
     empty = {"description": None, "parameters": None, "strict": None} if tool.type == "function" else {}
-    said: dict[str, Any] = msgspec.to_builtins(tool)
+    said: dict[str, Any] = msgspec.to_builtins(replace(tool, authorization=None, headers=None))
     return empty | said

@@ -133,6 +133,7 @@ def asking_of(
         left_out=left_out,
         quirks=quirks,
         api_version=provider.api_version,
+        hosted=provider.hosted_tools,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
         tier=call.routing.tier.value,

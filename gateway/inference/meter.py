@@ -28,7 +28,7 @@ class Meter:
         self.output_seen = 0  # tokens, by what went past
         self._told = source.answering.usage  # by its upstream
         self._seen_when_told = 0  # of output_seen
-        self._searches = 0  # of the web, by what went past
+        self._used = Usage()  # of the upstream's own tools, by what went past
         self._tier: str | None = None  # of service, by its upstream
         self._picture: tuple[str | None, str | None] = (None, None)  # quality and size of pictures, by their upstream
         self._call = call
@@ -42,8 +42,9 @@ class Meter:
         """Count a delta that goes past."""
         self.output_seen += tokens_of(delta)
         if isinstance(delta.server_block, WebSearchResultBlock):
-            self._searches += delta.server_block.has_found
-        self._searches += delta.searches
+            self._used += Usage(web_searches=delta.server_block.has_found)
+        if delta.used is not None:
+            self._used += delta.used
         if delta.gpu_seconds:
             self._gpu_seconds[delta.index] = delta.gpu_seconds
 
@@ -84,16 +85,10 @@ class Meter:
             self._most = self._output_most()
         seen = min(self._source.tokens_made or seen, self._most)  # what is only estimated never exceeds the hold
         if told is not None:
-            searches = max(told.web_searches, self._searches)
-            return replace(told, output_tokens=max(told.output_tokens, seen), web_searches=searches)
+            return replace(told, output_tokens=max(told.output_tokens, seen)).at_least(self._used)
         gpu_seconds, extra = sum(self._gpu_seconds.values()), self._extra_requests()
-        return Usage(
-            self._prompt_seen,
-            output_tokens=seen,
-            gpu_seconds=gpu_seconds,
-            extra_requests=extra,
-            web_searches=self._searches,
-        )
+        usage = Usage(self._prompt_seen, output_tokens=seen, gpu_seconds=gpu_seconds, extra_requests=extra)
+        return usage.at_least(self._used)
 
     def cost_of(self, usage: Usage) -> int:
         """Return what ``usage`` costs the team, in nano-dollars."""

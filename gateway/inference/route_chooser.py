@@ -21,6 +21,7 @@ from gateway.upstreams.resilience.first_tokens import FirstTokens
 from gateway.upstreams.team_keys import goes_by_own_keys, variants_of, with_team_keys
 from protocol.errors import UnsupportedParameter
 from protocol.media.images import ImageRequest
+from protocol.responses import ResponsesRequest, ResponsesTool
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
 from router.catalog.catalog import Catalog
@@ -98,8 +99,9 @@ class RouteChooser(Struct, eq=False):
     def _catalog_for(self, call: Call) -> Catalog:
         message = call.as_message
         catalog = self._catalog.kept_an_hour if message is not None and message.is_kept_an_hour else self._catalog
-        if isinstance(call.request, ImageRequest):
-            catalog = catalog.for_pictures(call.request.quality, call.request.size)
+        asked = call.native.paints if isinstance(call.native, ResponsesRequest) else call.request
+        if isinstance(asked, ImageRequest | ResponsesTool):
+            catalog = catalog.for_pictures(asked.quality, asked.size)
         return catalog if call.service_tier is None else catalog.at_tier(call.service_tier)
 
 

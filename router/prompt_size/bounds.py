@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from billing.core.holds import Headroom
 from billing.core.money import NanoDollars
 from billing.core.prices import most_cost
-from protocol.chat import ChatRequest, WebSearchTool
+from protocol.chat import ChatRequest, HostedTool
 from protocol.completions import CompletionRequest
 from protocol.embeddings import RerankRequest
 from protocol.inference import Generation, Request
@@ -27,7 +27,8 @@ from router.prompt_size.prompt_lengths import (
     prompt_tokens_least,
 )
 
-# What one search of the web adds to a prompt. No upstream names a bound: what searches really add is charged in full.
+# What one call of an upstream's own tool, as a search of the web, adds to a prompt. No upstream names a bound: what
+# such calls really add is charged in full.
 SEARCH_TOKENS = 20_000
 USUAL_IMAGE_TOKENS = 2_048  # of a large image in most models; nothing is held by it
 # Text of any kind has more bytes to a token than this: base64 and digits about 2, prose 4. Nothing is held by it.
@@ -125,10 +126,10 @@ def limit_within(
 
     def limit_on(model: ModelSpec) -> int:
         prompt_most, extra = input_tokens_most(request, model, prompt), requests_made(request, model) - 1
-        searches = searches_most(request)
+        units = hosted_most(request)
 
         def is_too_much(limit: int) -> bool:
-            most = Usage(prompt_most, output_tokens=limit * replies, extra_requests=extra, web_searches=searches)
+            most = Usage(prompt_most, output_tokens=limit * replies, extra_requests=extra, **units)
             if headroom.tokens is not None and most.total_tokens > headroom.tokens:
                 return True
             return headroom.nanousd is not None and most_cost(most, model.price, batch=batch, at=at) > headroom.nanousd
@@ -173,20 +174,26 @@ def requests_made(request: Request, model: ModelSpec) -> int:
 def input_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int:
     """Return the most tokens of the prompt, or of all prompts: none is longer than the model's context.
 
-    With searches of the web the model reads it anew after each, and with it what it said and all that was found.
+    Where the upstream runs tools of its own, the model reads it anew after each call, and with it what it said and all
+    that was found.
     """
     prompt = bound_prompt(request) if prompt is None else prompt
     most = min(prompt.tokens_on(model), model.context * number_of_prompts(request))
-    if searches := searches_most(request):
-        said, found = output_tokens_most(request, model, prompt), SEARCH_TOKENS * searches * (searches + 1) // 2
-        most = min((searches + 1) * (most + said) + found, (searches + 1) * model.context)
+    if calls := max((tool.most for tool in _hosted(request)), default=0):
+        said, found = output_tokens_most(request, model, prompt), SEARCH_TOKENS * calls * (calls + 1) // 2
+        most = min((calls + 1) * (most + said) + found, (calls + 1) * model.context)
     return most * requests_made(request, model)
 
 
-def searches_most(request: Request) -> int:
-    """Return how many searches of the web the upstream may make for the request."""
+def hosted_most(request: Request) -> dict[str, int]:
+    """Return how many of each unit the upstream's own tools may use for the request: each call may be of any of them,
+    and run in a container of its own."""
+    return {tool.unit: tool.most for tool in _hosted(request) if tool.unit}
+
+
+def _hosted(request: Request) -> list[HostedTool]:
     tools = request.tools if isinstance(request, ChatRequest) else None
-    return sum(tool.most for tool in tools if isinstance(tool, WebSearchTool)) if tools else 0
+    return [tool for tool in tools if isinstance(tool, HostedTool)] if tools else []
 
 
 def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> Usage:
@@ -196,16 +203,16 @@ def usage_most(request: Request, model: ModelSpec, prompt: PromptBound | None = 
     ``billing.core.prices.most_cost`` tells.
     """
     prompt = bound_prompt(request) if prompt is None else prompt
-    return Usage(
+    pieces = Usage(
         input_tokens=input_tokens_most(request, model, prompt),
         output_tokens=output_tokens_most(request, model, prompt),
         extra_requests=requests_made(request, model) - 1,
-        web_searches=searches_most(request),
         search_units=_search_units(request, 1),
         images=_images(request),
         characters=_characters(request),
         audio_seconds=request.file.seconds_most if isinstance(request, TranscriptionRequest) else 0,
     )
+    return replace(pieces, **units) if (units := hosted_most(request)) else pieces
 
 
 def cost_most(

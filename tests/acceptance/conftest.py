@@ -12,6 +12,7 @@ from openai import OpenAI
 from billing.core.money import to_nano
 from billing.core.pictures import PicturePrice
 from billing.core.prices import Price
+from gateway.core.settings import HostedTools
 from router.catalog.targets import Capability
 from tests.support.house import (
     House,
@@ -71,13 +72,18 @@ def house(
             ),
         }
         own = settings.providers["upstream"]
-        providers["native"] = replace(own, name="native", responses=True)
+        hosted = HostedTools(
+            file_search={"*": ("vs_all",), "others": ("vs_theirs",)},
+            code_interpreter=True,
+            image_generation="gpt-image-2",
+            mcp=("mcp.example.com", "connector_mail"),
+        )
+        providers["native"] = replace(own, name="native", responses=True, hosted_tools=hosted)
         claude = model("claude", "anthropic", parallel_n=True)
         claude = replace(claude, price=replace(claude.price, cache_write_1h=to_nano(2), web_search=to_nano("0.01")))
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
         searching = replace(claude.price, cache_write_1h=None)
-        models["native"] = model("native", "native", upstream_model="gpt-5", price=searching)
         models["native-before"] = model("native-before", "native", upstream_model="gpt-5")
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
         unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
@@ -97,6 +103,9 @@ def house(
             )
         )
         kinds = replace(each, image=to_nano("0.17"), pictures=by_kind)
+        more = {"file_search": to_nano("0.0025"), "code_interpreter": to_nano("0.03"), "image": kinds.image}
+        own_tools = replace(searching, **more, pictures=by_kind)
+        models["native"] = model("native", "native", upstream_model="gpt-5", price=own_tools)
         models["sketch"] = model("sketch", upstream_model="gpt-image-2", price=kinds, capabilities=pictures)
         models["canvas"] = model("canvas", upstream_model="grok-image", price=kinds, capabilities=pictures)
         speaks = frozenset({Capability.SPEECH})

@@ -1,5 +1,5 @@
 # What the scripted upstream answers in OpenAI's Responses API: the same words as in a chat, as items with events. What
-# it thinks it seals, where it is asked to; where its caller says "search", it searches the web, if it may.
+# it thinks it seals, where it is asked to; where its caller says "search", it runs each of its own tools that it may.
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from tests.support.response_rules import SEAL
 from tests.support.upstream_scripts import Script
 
 NOT_SAID = {"id": None, "tools": [], "text": {"format": {"type": "text"}}, "metadata": {}}  # of every response
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # a PNG
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")  # tools that it runs itself
+STEPS = {  # of an item of theirs, as events tell them
+    "web_search_call": ("in_progress", "searching", "completed"),
+    "file_search_call": ("in_progress", "searching", "completed"),
+    "code_interpreter_call": ("in_progress", "interpreting", "completed"),
+    "image_generation_call": ("in_progress", "generating", "completed"),
+    "mcp_list_tools": ("in_progress", "completed"),
+    "mcp_call": ("in_progress", "completed"),
+}
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -112,9 +122,8 @@ class ResponseAnswer:
             yield {"id": ident, "type": "reasoning", "summary": summary} | (
                 {"encrypted_content": SEAL + ident} if sealed else {}
             )
-        if self._searches:
-            action = {"type": "search", "query": "the weather in Bern", "queries": ["the weather in Bern"]}
-            yield {"id": f"ws_{self._tag}", "type": "web_search_call", "status": "completed", "action": action}
+        for tool in self._run:
+            yield from hosted_items(tool, self._tag)
         if spoken.tokens:
             text, kind = "".join(spoken.tokens), "refusal" if spoken.is_refusal else "output_text"
             part = {"type": kind, "refusal": text} if spoken.is_refusal else self._text(text)
@@ -125,12 +134,12 @@ class ResponseAnswer:
 
     def _text(self, text: str) -> dict[str, Any]:
         cited = {"type": "url_citation", "url": "https://a.example", "title": "A", "start_index": 0, "end_index": 3}
-        return {"type": "output_text", "text": text, "annotations": [cited] if self._searches else [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [cited] if self._run else [], "logprobs": []}
 
     @property
-    def _searches(self) -> bool:
-        may = any(tool["type"] == "web_search" for tool in self._request.get("tools") or ())
-        return may and "search" in json.dumps(self._request["input"])
+    def _run(self) -> list[dict[str, Any]]:
+        tools = [tool for tool in self._request.get("tools") or () if tool["type"] in HOSTED]
+        return tools if "search" in json.dumps(self._request["input"]) else []
 
     def _call(self, call: dict[str, Any], place: int) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
@@ -153,9 +162,16 @@ class ResponseAnswer:
                     kind = "response.reasoning_summary_text"
                     yield from self._words(kind, there, "text", part["text"].split(" "), " ", has_token=False)
                     yield self._event("response.reasoning_summary_part.done", **there, part=part), False
-            case "web_search_call":
-                for step in ("in_progress", "searching", "completed"):
-                    yield self._event(f"response.web_search_call.{step}", **at), False
+            case "mcp_approval_request":
+                pass
+            case kind if kind in STEPS:
+                *steps, last = STEPS[kind]
+                for step in steps:
+                    yield self._event(f"response.{kind}.{step}", **at), False
+                for field, name in (("code", f"{kind}_code"), ("arguments", f"{kind}_arguments")):
+                    if field in item:
+                        yield from self._words(f"response.{name}", at, field, item[field].split(" "), " ")
+                yield self._event(f"response.{kind}.{last}", **at), False
             case "message":
                 [part] = item["content"]
                 there, field = at | {"content_index": 0}, "refusal" if part["type"] == "refusal" else "text"
@@ -191,6 +207,35 @@ class ResponseAnswer:
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+
+def hosted_items(tool: dict[str, Any], tag: str) -> Iterator[dict[str, Any]]:
+    """Yield the items of a run of a tool of its own: each makes one call, and code two in one container."""
+    done: dict[str, Any] = {"status": "completed"}
+    match tool["type"]:
+        case "web_search":
+            action = {"type": "search", "query": "the weather in Bern", "queries": ["the weather in Bern"]}
+            yield done | {"id": f"ws_{tag}", "type": "web_search_call", "action": action}
+        case "file_search":
+            found = {"file_id": "file-1", "filename": "toll.md", "score": 0.9, "text": "A toll.", "attributes": {}}
+            call = {"id": f"fs_{tag}", "type": "file_search_call", "queries": ["toll"], "results": [found]}
+            yield done | call
+        case "code_interpreter":
+            for place, code in enumerate(("x = 6 * 7", "print(x)")):
+                call = {"id": f"ci_{tag}{place}", "type": "code_interpreter_call", "container_id": f"cntr_{tag}"}
+                yield done | call | {"code": code, "outputs": [{"type": "logs", "logs": "42"}]}
+        case "image_generation":
+            call = {"id": f"ig_{tag}", "type": "image_generation_call", "result": PIXEL, "action": "generate"}
+            yield done | call
+        case "mcp":
+            label, said = tool["server_label"], {"name": "look", "arguments": '{"for": "a toll"}'}
+            listed = {"name": "look", "input_schema": INPUT, "description": "Looks.", "annotations": None}
+            yield {"id": f"mcpl_{tag}", "type": "mcp_list_tools", "server_label": label, "tools": [listed]}
+            if tool.get("require_approval") != "never":
+                yield {"id": f"mcpr_{tag}", "type": "mcp_approval_request", "server_label": label, **said}
+                return
+            call = {"id": f"mcp_{tag}", "type": "mcp_call", "server_label": label, "output": "A toll.", "error": None}
+            yield done | call | said
 
 
 def as_chat(request: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,66 @@ class Searched(Strict, tag="web_search_call", kw_only=True, frozen=True):
     status: str
 
 
+class FilesSearched(Strict, tag="file_search_call", kw_only=True, frozen=True):
+    id: Words
+    queries: list[str]
+    status: str
+    results: list[dict[str, Any]] | None = None
+
+
+class CodeRun(Strict, tag="code_interpreter_call", kw_only=True, frozen=True):
+    id: Words
+    code: str | None
+    container_id: Words
+    status: str
+    outputs: list[dict[str, Any]] | None = None
+
+
+class Painted(Strict, tag="image_generation_call", kw_only=True, frozen=True):
+    id: Words
+    result: str | None
+    status: str
+
+
+class ServerTool(Strict, kw_only=True, frozen=True):
+    name: Words
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class ServerTools(Strict, tag="mcp_list_tools", kw_only=True, frozen=True):
+    id: Words
+    server_label: Words
+    tools: list[ServerTool]
+    error: Any = None
+
+
+class ServerCall(Strict, tag="mcp_call", kw_only=True, frozen=True):
+    id: Words
+    server_label: Words
+    name: Words
+    arguments: str
+    output: str | None = None
+    error: Any = None
+    status: str | None = None
+    approval_request_id: str | None = None
+
+
+class ApprovalAsked(Strict, tag="mcp_approval_request", kw_only=True, frozen=True):
+    id: Words
+    server_label: Words
+    name: Words
+    arguments: str
+
+
+class Approved(Strict, tag="mcp_approval_response", kw_only=True, frozen=True):
+    approval_request_id: Annotated[str, Meta(pattern="^mcpr_up")]
+    approve: bool
+    id: str | None = None
+    reason: str | None = None
+
+
 class Compacted(Strict, tag="compaction", kw_only=True, frozen=True):
     encrypted_content: Words
     id: str | None = None
@@ -160,6 +220,40 @@ class Search(Strict, tag="web_search", kw_only=True, frozen=True):
     external_web_access: bool | None = None
 
 
+class FileSearch(Strict, tag="file_search", kw_only=True, frozen=True):
+    vector_store_ids: Annotated[list[Words], Meta(min_length=1)]
+    max_num_results: Annotated[int, Meta(ge=1, le=50)] | None = None
+    filters: dict[str, Any] | None = None
+    ranking_options: dict[str, Any] | None = None
+
+
+class NewContainer(Strict, tag="auto", kw_only=True, frozen=True):
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+
+
+class CodeInterpreter(Strict, tag="code_interpreter", kw_only=True, frozen=True):
+    container: NewContainer
+
+
+class Pictures(Strict, tag="image_generation", kw_only=True, frozen=True):
+    model: Words | None = None
+    quality: Literal["low", "medium", "high", "auto"] | None = None
+    size: Words | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    output_format: Literal["png", "webp", "jpeg"] | None = None
+
+
+class Server(Strict, tag="mcp", kw_only=True, frozen=True):
+    server_label: Words
+    server_url: str | None = None
+    connector_id: str | None = None
+    server_description: str | None = None
+    authorization: str | None = None
+    headers: dict[str, str] | None = None
+    allowed_tools: list[str] | dict[str, Any] | None = None
+    require_approval: Literal["always", "never"] | dict[str, Any] | None = None
+
+
 class Text(Strict, frozen=True):
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -175,9 +269,10 @@ class StreamOptions(Strict, frozen=True):
     include_obfuscation: bool | None = None
 
 
-Offered = Function | Custom | Namespace | Search | ToolSearch
+Offered = Function | Custom | Namespace | Search | ToolSearch | FileSearch | CodeInterpreter | Pictures | Server
+Hosted = Searched | FilesSearched | CodeRun | Painted | ServerTools | ServerCall | ApprovalAsked | Approved
 Item = (
-    Message | Called | CalledCustom | Output | CustomOutput | Thought | Searched | ToolSearched | ToolsFound | Compacted
+    Message | Called | CalledCustom | Output | CustomOutput | Thought | ToolSearched | ToolsFound | Compacted | Hosted
 )
 
 

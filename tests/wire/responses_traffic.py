@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.upstreams.responses.wire_format import ResponsesFormat
 from protocol.chat import FinishReason
 from protocol.usage import Usage
@@ -30,6 +32,14 @@ CALL = {"id": "fc_1", "type": "function_call", "call_id": "call_a", "name": "wea
 PATCH = {"id": "ctc_1", "type": "custom_tool_call", "call_id": "call_b", "name": "apply_patch", "input": "*** Begin"}
 SEARCH = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "toll"}}
 PAGE = SEARCH | {"id": "ws_2", "action": {"type": "open_page", "url": "https://a.example"}}
+FILES = {"id": "fs_1", "type": "file_search_call", "status": "completed", "queries": ["toll"], "results": None}
+CODE = {"id": "ci_1", "type": "code_interpreter_call", "code": "1", "container_id": "cntr_1", "status": "completed"}
+MORE_CODE = CODE | {"id": "ci_2", "code": "x = 2"}
+PICTURE = {"id": "ig_1", "type": "image_generation_call", "status": "generating", "result": "iVBORw0K"}
+NO_PICTURE = PICTURE | {"id": "ig_2", "status": "failed", "result": None}
+SERVER = {"id": "mcp_1", "type": "mcp_call", "server_label": "a", "name": "look", "arguments": "{}", "output": "A."}
+RUN = (FILES, CODE, MORE_CODE, PICTURE, NO_PICTURE, SERVER)
+USED = Usage(1200, 1024, 90, 64, file_searches=1, containers=1, images=1)
 GREETING = Said((WORDS,), usage=COUNTED)
 CALLED = ("call_a", "weather", ARGUMENTS)
 PATCHED = ("call_b", "apply_patch", "*** Begin")
@@ -120,6 +130,28 @@ STREAMED = (
         Said((WORDS,), usage=Usage(1200, 1024, 90, 64, web_searches=1)),
     ),
     Streamed(
+        "every other tool that it runs",
+        CHAT,
+        HEAD
+        + b"".join(whole_item(item, place) for place, item in enumerate(RUN))
+        + pieces("output_text", [WORDS], len(RUN))
+        + end(*RUN, MESSAGE),
+        Said((WORDS,), usage=USED),
+    ),
+    Streamed(
+        "code, and what a server is asked",
+        CHAT,
+        HEAD
+        + pieces("code_interpreter_call_code", ["x ", "= 2"])
+        + event("code_interpreter_call_code.done", output_index=0, item_id="x", code="x = 2")
+        + whole_item(MORE_CODE)
+        + pieces("mcp_call_arguments", ["{}"], 1)
+        + event("mcp_call_arguments.done", output_index=1, item_id="x", arguments="{}")
+        + whole_item(SERVER, 1)
+        + end(MORE_CODE, SERVER),
+        Said(("x = 2{}",), usage=replace(COUNTED, containers=1)),
+    ),
+    Streamed(
         "cut short",
         CHAT,
         HEAD + SPOKEN + end(MESSAGE, kind="incomplete", incomplete_details=FULL),
@@ -178,6 +210,7 @@ RESPONSES = WireFormat(
             body(SEARCH, PAGE, MESSAGE),
             Said((WORDS,), usage=Usage(1200, 1024, 90, 64, web_searches=1)),
         ),
+        Whole("every other tool that it runs", CHAT, body(*RUN, MESSAGE), Said((WORDS,), usage=USED)),
         Whole(
             "cut short",
             CHAT,

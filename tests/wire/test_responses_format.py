@@ -8,15 +8,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.settings import DROPPABLE
+from billing.core.money import to_nano
+from gateway.core.settings import DROPPABLE, HostedTools
 from gateway.upstreams.responses.wire_format import ResponsesFormat
 from gateway.upstreams.wire.quirks import Quirks
-from gateway.upstreams.wire.unsayable import without_fields
+from gateway.upstreams.wire.unsayable import Unsayable, without_fields
 from protocol.chat import ThinkingBlock
 from protocol.events import Delta
 from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
 from protocol.responses_to_chat import seal_of, to_chat
-from tests.wire.traffic import asking
+from router.catalog.targets import TeamKeys
+from tests.wire.traffic import TARGET, asking
 
 ASKED = ResponsesRequest(
     model="m",
@@ -60,6 +62,34 @@ def test_what_a_provider_refuses_is_left_out() -> None:
 
     assert body.keys() == {"model", "input", "include", "store", "tools", "reasoning"}
     assert body["reasoning"] == {"summary": "auto"}
+
+
+HOSTED = (
+    ResponsesTool(type="web_search"),
+    ResponsesTool(type="file_search", vector_store_ids=("vs_1",)),
+    ResponsesTool(type="code_interpreter", container={"type": "auto"}),
+    ResponsesTool(type="image_generation"),
+    ResponsesTool(type="mcp", server_label="a", connector_id="connector_mail"),
+)
+
+
+@pytest.mark.parametrize("tool", HOSTED, ids=[tool.type for tool in HOSTED])
+def test_a_tool_that_the_provider_may_not_run_is_refused(tool: ResponsesTool) -> None:
+    """Whatever is known of its price: but for searches of the web none may, until an operator says so."""
+    prices = dict.fromkeys(("web_search", "file_search", "code_interpreter", "image"), to_nano(1))
+    target = replace(TARGET, model=replace(TARGET.model, price=replace(TARGET.model.price, **prices)))
+    hosted = HostedTools(web_search=False) if tool.type == "web_search" else HostedTools()
+    with pytest.raises(Unsayable, match=f"may not run '{tool.type}'"):
+        sent(replace(ASKED, tools=(tool,)), target=target, hosted=hosted)
+
+
+def test_a_team_with_a_key_of_its_own_searches_its_own_files() -> None:
+    """They lie in its account, so that no operator has to name them."""
+    price = replace(TARGET.model.price, file_search=to_nano(1))
+    target = replace(TARGET, model=replace(TARGET.model, price=price), own=TeamKeys("team"))
+    body = sent(replace(ASKED, tools=(HOSTED[1],)), target=target)
+
+    assert body["tools"] == [{"type": "file_search", "vector_store_ids": ["vs_1"]}]
 
 
 def test_only_what_an_upstream_sealed_goes_back_to_it() -> None:

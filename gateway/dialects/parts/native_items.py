@@ -21,6 +21,8 @@ PARTED = ("content", "summary")  # fields that have parts
 # Events that tell the whole response, as it begins and at its end: those are written here.
 OF_THE_RESPONSE = ("response.created", "response.queued", "response.in_progress")
 ITEM_EVENTS = ("response.output_item.added", "response.output_item.done")
+# Events of tools that the upstream runs: which field of their item they tell of.
+HOSTED_FIELDS = {"response.mcp_call_arguments": "arguments", "response.code_interpreter_call_code": "code"}
 PREFIX = "item"  # of the id of an item that came without one
 ENDS = ("response.completed", "response.incomplete")
 
@@ -121,6 +123,8 @@ def _part(kind: str, told: dict[str, Any], delta: Delta) -> Part:
     """Return which part of an item an event tells of."""
     if delta.tool_calls:
         return "input" if "input" in kind else "arguments", 0, ""
+    if (field := HOSTED_FIELDS.get(kind.rpartition(".")[0])) is not None:
+        return field, 0, ""
     if "summary" in kind:
         return "summary", _place(told, "summary_index"), "summary_text"
     shape = "refusal" if delta.refusal else "reasoning_text" if delta.reasoning else "output_text"
@@ -129,7 +133,7 @@ def _part(kind: str, told: dict[str, Any], delta: Delta) -> Part:
 
 def _begun_with(item: dict[str, Any]) -> dict[Part, list[str]]:
     """Return what an item says where it begins."""
-    said = {(name, 0, ""): [_text(item.get(name, b""))] for name in ("arguments", "input")}
+    said = {(name, 0, ""): [_text(item.get(name, b""))] for name in ("arguments", "input", "code")}
     for name in PARTED:
         for number, part in enumerate(_parts(item.get(name))):
             kind = _text(part.get("type", b""))

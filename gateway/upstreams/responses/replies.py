@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import replace
 
 from gateway.upstreams.openai.parts import TokenDetails, UsageObject
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
@@ -19,17 +19,20 @@ from gateway.upstreams.wire.reading import NOTHING, SseEvents, read_error_fields
 from protocol.chat import MOST_PARTS, ChatReply, Choice, FinishReason, FunctionCall, ReplyMessage, ToolCall
 from protocol.decoding import NOT_JSON
 from protocol.events import Delta, Event, ReplyEnd, ToolCallDelta, UsageReport
+from protocol.responses import OF_HOSTED
 from protocol.usage import Usage
 
 ENDS = ("completed", "incomplete")  # statuses of a response that has an answer
 CALLS = ("function_call", "custom_tool_call")
 KIND = re.compile(r"[a-z0-9_.]{1,100}")  # of an event; what is named otherwise is none
+HOSTED_WORDS = ("response.mcp_call_arguments.", "response.code_interpreter_call_code.")  # begin events of what it calls
 # Events that say a piece of an answer, and as what it is counted and judged.
 WORDS = {
     "response.output_text.delta": "text",
     "response.refusal.delta": "refusal",
     "response.reasoning_text.delta": "reasoning",
     "response.reasoning_summary_text.delta": "reasoning",
+    **dict.fromkeys([f"{kind}delta" for kind in HOSTED_WORDS], "text"),
 }
 T = TypeVar("T", bound=Struct)
 UNKNOWN_WORDS = ("delta", "code", "transcript")  # fields by which other events say a piece of what was made
@@ -68,7 +71,8 @@ class ResponsesEvents(SseEvents):
         super().__init__()
         self._said: dict[int, _Said] = {}  # by the places of items: what has gone past of them
         self._begun: dict[int, str] = {}  # and the names of calls, by their places
-        self._searches = 0
+        self._used = Usage()  # of the upstream's own tools,
+        self._containers: set[str] = set()  # these of them
 
     def _has_reason(self) -> bool:
         return self._is_done
@@ -93,7 +97,10 @@ class ResponsesEvents(SseEvents):
         elif kind in ("response.completed", "response.incomplete"):
             self._finish(told, events)
         else:
-            events.append(Delta(**(self._at_once(kind, told) or _otherwise(told)), told=told))
+            said = self._at_once(kind, told)
+            if not said and not kind.startswith(HOSTED_WORDS):  # whose pieces have said it
+                said = _otherwise(told)
+            events.append(Delta(**said, told=told))
 
     def _at_once(self, kind: str, told: dict[str, Raw]) -> dict[str, Any]:
         """Return what an event says of a part at once, unless the pieces before it have said just that."""
@@ -101,18 +108,24 @@ class ResponsesEvents(SseEvents):
         fields = told | (_fields(told["part"]) if bytes(told.get("part", NOTHING))[:1] == b"{" else {})
         is_thought = "reasoning" in kind or text_in(fields.get("type", NOTHING)) in THOUGHTS
         names = {"text": "reasoning" if is_thought else "text", "refusal": "refusal"}
-        for name, field in (names | {"arguments": ARGUMENT, "input": ARGUMENT}).items():
+        names |= {"arguments": ARGUMENT, "input": ARGUMENT}
+        if kind.startswith(HOSTED_WORDS):
+            names = {"arguments": "text", "code": "text"}
+        for name, field in names.items():
             if said := text_in(fields.get(name, NOTHING)):
                 out |= self._of(place).whole_part(field, _part(told, kind), said, place)
         return out
 
     def _of_item(self, told: dict[str, Raw], *, is_whole: bool) -> Delta:
-        """Return what an item's begin or end says: a call's name; what the pieces before have not said; a search."""
+        """Return what an item's begin or end says: a call's name; what the pieces before have not said; what a tool of
+        the upstream's used."""
         item, place = _item(told.get("item", NOTHING)), _place(told)
         said = self._unsaid(item, place)
-        searches = int(is_whole and item.is_search)
-        self._searches += searches
-        return Delta(**said, told=told, searches=searches)
+        if item.type not in OF_HOSTED:
+            return Delta(**said, told=told)
+        used = _used([item], self._containers) if is_whole else Usage()
+        self._used += used
+        return Delta(**said, told=told, used=used)
 
     def _unsaid(self, item: _Item, place: int) -> dict[str, Any]:
         """Return what an item says that has not gone past: all of it, where it is not what its pieces have said."""
@@ -135,7 +148,7 @@ class ResponsesEvents(SseEvents):
             if said := self._unsaid(item, place):
                 events.append(Delta(**said))
         events.append(Delta(finish_reason=_reason(ended, items), told=told))
-        if (usage := _usage(ended, items, self._searches)) is not None:
+        if (usage := _usage(ended, items, self._used)) is not None:
             events.append(UsageReport(usage, text_in(ended.service_tier)))
         self._is_done = True
         events.append(ReplyEnd())
@@ -183,9 +196,9 @@ class _Item(Struct, frozen=True):
     type: str = ""
 
     @property
-    def is_search(self) -> bool:
-        """Whether it is a search that is billed."""
-        return False
+    def unit(self) -> str:
+        """The unit of a usage in which it is billed, where it is; ``""``: it is not."""
+        return ""
 
     @property
     def said(self) -> dict[str, str]:
@@ -243,16 +256,34 @@ class _Search(_Item, frozen=True):
     action: Raw = NOTHING
 
     @property
-    def is_search(self) -> bool:
-        """Whether it searched: a page that was opened costs nothing."""
+    def unit(self) -> str:
+        """That of a search: a page that was opened costs nothing."""
         try:
-            return _action_decoder.decode(self.action).type in ("", "search") if self.action is not NOTHING else True
+            kind = _action_decoder.decode(self.action).type if self.action is not NOTHING else ""
         except NOT_JSON:
-            return True
+            kind = ""
+        return "web_searches" if kind in ("", "search") else ""
 
 
+class _Hosted(_Item, frozen=True):
+    """Another call of a tool that the upstream ran."""
+
+    status: str | None = None
+    container_id: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """That of its tool: a picture that was not made costs nothing."""
+        return "" if self.type == "image_generation_call" and self.status == "failed" else UNITS_OF[self.type]
+
+
+UNITS_OF = {
+    "file_search_call": "file_searches",
+    "code_interpreter_call": "containers",
+    "image_generation_call": "images",
+}
 KINDS: dict[str, type[_Item]] = dict.fromkeys(CALLS, _Call) | dict.fromkeys(("message", "reasoning"), _Words)
-KINDS["web_search_call"] = _Search
+KINDS |= {"web_search_call": _Search, **dict.fromkeys(UNITS_OF, _Hosted)}
 
 
 class _Details(Struct, frozen=True):
@@ -274,13 +305,26 @@ class _Usage(Struct, frozen=True):
     output_tokens_details: TokenDetails | None = None
 
 
-def _usage(ended: _Ended, items: Iterable[_Item], searches: int = 0) -> Usage | None:
+def _usage(ended: _Ended, items: Iterable[_Item], used: Usage | None = None) -> Usage | None:
     if (told := read_usage(ended.usage, _Usage)) is None:
         return None
     counts = UsageObject(
         told.input_tokens, told.output_tokens, told.input_tokens_details, told.output_tokens_details
     ).usage()
-    return counts and replace(counts, web_searches=max(searches, sum(item.is_search for item in items)))
+    in_all = _used(items, set())
+    return counts and counts.at_least(used or in_all).at_least(in_all)
+
+
+def _used(items: Iterable[_Item], containers: set[str]) -> Usage:
+    """Return what items used of the upstream's own tools; code runs in one of ``containers`` for nothing more."""
+    units: Counter[str] = Counter()
+    for item in items:
+        container = item.container_id if isinstance(item, _Hosted) else None
+        if item.unit and container not in containers:
+            units[item.unit] += 1
+        if container is not None:
+            containers.add(container)
+    return Usage(**units)
 
 
 def _reason(ended: _Ended, items: Iterable[_Item]) -> FinishReason:

@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.upstreams.openai.request import JSON_HEADERS, credentials, encode_with, url_of, with_short_ids
+from gateway.upstreams.responses.hosted_tools import tools_allowed
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
-from gateway.upstreams.wire.unsayable import Unsayable
 from protocol.chat import ChatRequest
 from protocol.messages import MOST_SEARCHES
 from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, TextConfig, upstreams_id
@@ -26,12 +26,10 @@ AS_THE_CHAT = ("user", "safety_identifier", "prompt_cache_key", "metadata", "par
 
 
 def write_request(asking: Asking) -> UpstreamRequest:
-    """Return the request, the model under its upstream name. Raises Unsayable for searches of an unknown price."""
+    """Return the request, the model under its upstream name. Raises Unsayable for tools of the upstream's that it may
+    not run, or whose price is not known."""
     asked, chat, dropped = asking.response, asking.request, [*asking.left_out]
     assert asked is not None and isinstance(chat, ChatRequest)
-    if asked.searches and asking.target.model.price.web_search is None:
-        words = "What a search of the web costs at the model that answers here is not known. Run the search yourself."
-        raise Unsayable(words, param="tools")
     chat = with_short_ids(chat)
     sent = replace(
         asked,
@@ -41,6 +39,7 @@ def write_request(asking: Asking) -> UpstreamRequest:
         stream=asking.streams or None,
         store=False,
         include=tuple(_included(asked, asking, dropped)) or None,
+        tools=asked.tools and tuple(tools_allowed(asked.tools, asking)),
         max_output_tokens=chat.output_limit,
         max_tool_calls=_calls_most(asked),
         text=None if asked.text is None else _text(asked.text, chat),
@@ -89,7 +88,11 @@ def _has_back(item: InputItem, asking: Asking) -> bool:
 def _item(item: InputItem) -> dict[str, Any]:
     """Return an item as its upstream knows it, by the id that this gave it or by none."""
     told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id)))
-    if item.type == "reasoning":
+    if (request := item.approval_request_id) is not None:
+        told["approval_request_id"] = upstreams_id(request) or request
+    if item.type == "image_generation_call":
+        told.pop("action", None)  # which it tells, and does not take back
+    elif item.type == "reasoning":
         told.setdefault("summary", [])
     elif item.type in ("tool_search_call", "tool_search_output"):
         told.setdefault("call_id", None)  # of one that the upstream made
@@ -107,7 +110,7 @@ def _included(asked: ResponsesRequest, asking: Asking, dropped: list[str]) -> It
 
 def _calls_most(asked: ResponsesRequest) -> int | None:
     """Return how often the upstream may run its own tools: what the call's hold covers."""
-    return MOST_SEARCHES if asked.searches and asked.max_tool_calls is None else asked.max_tool_calls
+    return MOST_SEARCHES if asked.is_hosted and asked.max_tool_calls is None else asked.max_tool_calls
 
 
 def _reasoning(reasoning: ReasoningConfig, chat: ChatRequest) -> ReasoningConfig | None:

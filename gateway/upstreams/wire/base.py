@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from gateway.core.settings import DIRECT, Egress
+from gateway.core.settings import DIRECT, Egress, HostedTools
 from gateway.upstreams.wire.errors import UpstreamFailure
 from gateway.upstreams.wire.quirks import Quirks
 from protocol.events import Event
@@ -44,6 +44,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()  # names of such fields that this provider may not be sent
     quirks: Quirks = Quirks()  # which names of fields the target takes
     api_version: str | None = None  # of Azure OpenAI, whose URLs then name deployments
+    hosted: HostedTools = HostedTools()  # tools that the provider may run itself
     tenant: str = ""  # told to our own engine only, as are those below
     weight: float = 1.0
     tier: str = "interactive"

@@ -17,7 +17,7 @@ from billing.core.money import to_nano
 from billing.core.prices import Price, PriceStep
 from gateway.config.file import ConfigFaults, Fault, load_settings
 from gateway.config.tree import Scalar, read_tree
-from gateway.core.settings import CacheSettings, Prefill, Settings, SignIn, TokenIssuer, Tracing
+from gateway.core.settings import CacheSettings, HostedTools, Prefill, Settings, SignIn, TokenIssuer, Tracing
 from router.catalog.catalog import AutoRoute, Canary, ShadowTraffic
 from router.catalog.targets import Capability, Endpoint, Tier
 from router.prompt_size.token_counts import ENCODINGS
@@ -160,6 +160,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             allow_fields: [verbosity]
             parallel_n: true
             responses: native
+            hosted_tools: {web_search: false, file_search: {"*": [vs_1]}, code_interpreter: true,
+                image_generation: gpt-image-2, mcp: [mcp.example.com]}
           own: {format: openai, self_hosted: true, reserved: {team_a: 0.75, b: 0.25},
                 prefill: {provider: prompts, tokens: 512, share: 0.5},
                 endpoints: [{region: local, base_url: "http://gpu-0:8100/v1"}]}
@@ -176,6 +178,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
               output: 10.00
               reasoning: 12
               request: 0.01
+              file_search: 0.0025
+              code_interpreter: 0.03
               tiers:
                 - {above: 200, input: 5, cached_input: 2.5, cache_write: 6, cache_write_1h: 8, output: 15,
                    reasoning: 18}
@@ -224,6 +228,13 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert (provider.timeouts.connect, provider.timeouts.first_token, provider.timeouts.total) == (0.5, 90.0, 3600.0)
     assert (provider.retries.attempts, provider.breaker.failure_ratio) == (3, 0.25)
     assert provider.allow_fields == {"verbosity"} and provider.parallel_n and provider.responses
+    assert provider.hosted_tools == HostedTools(
+        web_search=False,
+        file_search={"*": ("vs_1",)},
+        code_interpreter=True,
+        image_generation="gpt-image-2",
+        mcp=("mcp.example.com",),
+    )
     assert settings.providers["own"].reserved == {"team_a": 0.75, "b": 0.25}
     assert settings.providers["own"].prefill == Prefill(provider="prompts", tokens=512, share=0.5)
     assert model.price == Price(
@@ -234,6 +245,8 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         cache_write_1h=to_nano(4),
         reasoning=to_nano(12),
         request=to_nano("0.01"),
+        file_search=to_nano("0.0025"),
+        code_interpreter=to_nano("0.03"),
         steps=(
             PriceStep(
                 above=200,
@@ -680,6 +693,11 @@ PROVIDER_FAULTS = [
         "{format: openai, self_hosted: true, responses: native, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
         "responses",
         "leave it out",
+    ),
+    (
+        "{format: openai, hosted_tools: {mcp: [a.example]}, endpoints: [{region: us, base_url: 'http://h/v1'}]}",
+        "hosted_tools",
+        "needs responses: native",
     ),
     (
         "{format: openai, endpoints: [{region: a, base_url: 'http://h/v1'}, {region: a, base_url: 'http://h/v1/'}]}",

@@ -40,7 +40,12 @@ HOMES: list[tuple[type, str, dict[str, str | None]]] = [
             "left_out": None,
         },
     ),
-    (settings.ProviderSettings, "", dict.fromkeys(("name", "timeouts", "retries", "breaker", "egress"))),
+    (
+        settings.ProviderSettings,
+        "",
+        dict.fromkeys(("name", "timeouts", "retries", "breaker", "egress", "hosted_tools")),
+    ),
+    (settings.HostedTools, "hosted_tools.", {}),
     (settings.Egress, "", {}),
     (settings.OAuthClient, "oauth.", {}),
     (Endpoint, "endpoints[].", {}),

@@ -100,6 +100,8 @@ def test_nothing_is_lost_of_an_item_that_the_gateway_ends() -> None:
         {"type": "reasoning", "summary": []},
         {"type": "message", "content": []},
         {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "all"},
+        {"type": "mcp_call", "server_label": "a", "name": "look", "arguments": ""},
+        {"type": "code_interpreter_call", "code": "x", "container_id": "cntr_1"},
     ]
     told = [
         {"type": "response.created", "response": {}},
@@ -114,16 +116,19 @@ def test_nothing_is_lost_of_an_item_that_the_gateway_ends() -> None:
         {"type": "response.output_text.delta", "output_index": 3, "content_index": 0, "delta": "so"},
         {"type": "response.output_text.done", "output_index": 3, "content_index": 0, "text": "thus"},
         {"type": "response.refusal.delta", "output_index": 3, "content_index": 1, "delta": "No."},
+        {"type": "response.mcp_call_arguments.delta", "output_index": 5, "delta": "{"},
+        {"type": "response.code_interpreter_call_code.delta", "output_index": 6, "delta": " = 1"},
     ]
     feed = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told)
     writer, events = ResponsesWriter(ASKED, "0-1", 1), ResponsesEvents().feed(feed)
     ended: list[Event] = [Delta(finish_reason=FinishReason.CONTENT_FILTER), UsageReport(USAGE), ReplyEnd()]
     last = events_in((writer.pieces(REPLY, events) + writer.pieces(REPLY, ended)).decode())[-1]
-    message, call, thoughts, refusal, custom = last["response"]["output"]
+    message, call, thoughts, refusal, custom, server, code = last["response"]["output"]
     fresh = {"type": "output_text", "annotations": [], "logprobs": []}
 
     assert message["content"] == [text | {"text": "Grüße"}, fresh | {"text": "Du"}]
     assert (call["arguments"], custom["input"]) == ('{"a":1}', "all")
+    assert (server["arguments"], code["code"]) == ("{", "x = 1") and "content" not in server.keys() | code.keys()
     assert thoughts["summary"] == [{"type": "summary_text", "text": "Hm."}]
     assert refusal["content"] == [fresh | {"text": "thus"}, {"type": "refusal", "refusal": "No."}]
 
