@@ -44,6 +44,14 @@ CACHED = "cached"  # the outcome of the one attempt of a call that the cache ans
 OWN_KEY = "team"
 
 
+class Prefill(Struct, frozen=True):
+    """A prompt that another replica computed for the one that was to reply."""
+
+    target: str  # Target.key of that replica
+    ms: float  # until it had answered
+    gpu_seconds: float  # of its device, as it told
+
+
 class Attempt(Struct, frozen=True, omit_defaults=True):
     """One try at one target."""
 
@@ -51,6 +59,7 @@ class Attempt(Struct, frozen=True, omit_defaults=True):
     outcome: str  # "ok", or the word for how it failed, also in mid-stream
     ms: float  # until the first token, or the failure before it
     key: str | None = None  # OWN_KEY: asked with one of its team's own, not of the deployment's
+    prefill: Prefill | None = None  # before it
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,9 +14,11 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from billing.core.records import Prefill
 from gateway.calls.call import Call
 from gateway.core.clock import Clock
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.openai.parts import seconds
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
@@ -38,8 +40,13 @@ LONGEST = 1024 * 1024  # bytes of an answer
 log = structlog.get_logger()
 
 
+class _Usage(Struct, frozen=True):
+    gpu_seconds: float | None = None
+
+
 class _Answer(Struct, frozen=True):
     kv_transfer_params: dict[str, Any] | None = None
+    usage: _Usage | None = None
 
 
 _read = msgspec.json.Decoder(_Answer).decode
@@ -65,14 +72,16 @@ class RemotePrefills:
         self._away: dict[str, float] = {}
         self._running: Counter[str] = Counter()  # by address
 
-    async def params_for(self, call: Call, asking: Asking, patience: float) -> dict[str, Any] | None:
-        """Have a prompt computed, if that pays; return what the replica that replies is to be told.
+    async def params_for(
+        self, call: Call, asking: Asking, patience: float
+    ) -> tuple[dict[str, Any] | None, Prefill | None]:
+        """Have a prompt computed, if that pays; return what the replica that replies is to be told, and what it took.
 
         ``None``: it computes the prompt itself. Raises UpstreamUnable for what it could not be asked either.
         """
         place = self._place_for(call, asking)
         if place is None:
-            return None
+            return None, None
         address = place.endpoint.base_url
         self._running[address] += 1
         try:
@@ -80,21 +89,26 @@ class RemotePrefills:
         finally:
             self._running[address] -= 1
 
-    async def _told_by(self, place: Target, built: UpstreamRequest, patience: float) -> dict[str, Any] | None:
-        address = place.endpoint.base_url
+    async def _told_by(
+        self, place: Target, built: UpstreamRequest, patience: float
+    ) -> tuple[dict[str, Any] | None, Prefill | None]:
+        address, began = place.endpoint.base_url, self._clock.monotonic()
         try:
-            told = await self._ask(built, place, patience * SHARE_OF_PATIENCE)
+            answer = await self._ask(built, place, patience * SHARE_OF_PATIENCE)
         except (UpstreamFailure, TimeoutError, msgspec.DecodeError) as exc:
             self._away[address] = self._clock.monotonic() + AWAY
             log.warning("prefill_failed", endpoint=address, error=str(exc))
-            return None
+            return None, None
         self._away.pop(address, None)
-        if told is None:
+        if answer is None:
+            return None, None
+        if (told := answer.kv_transfer_params) is None:
             self._away[place.key] = self._clock.monotonic() + AWAY
             log.warning("prefill_not_held", endpoint=address, model=place.model.name)
         else:
             self._away.pop(place.key, None)
-        return told or None
+        took = seconds(answer.usage.gpu_seconds) if answer.usage is not None else 0.0
+        return told, Prefill(place.key, round((self._clock.monotonic() - began) * 1000, 3), took)
 
     def _place_for(self, call: Call, asking: Asking) -> Target | None:
         """Return where a prompt is computed, if not where its reply is made."""
@@ -138,18 +152,18 @@ class RemotePrefills:
         wire = self._providers.format(target.model.provider)
         return self._providers.dress(await off_loop(call.size, lambda: wire.build_request(asking)), target)
 
-    async def _ask(self, built: UpstreamRequest, target: Target, patience: float) -> dict[str, Any] | None:
-        """Have one replica compute a prompt; return where its blocks are, ``None`` where it holds none. Raises
+    async def _ask(self, built: UpstreamRequest, target: Target, patience: float) -> _Answer | None:
+        """Have one replica compute a prompt; return what it says, ``None`` where the request is at fault. Raises
         UpstreamFailure, TimeoutError and DecodeError."""
         provider = self._providers.settings(target.model.provider)
         async with asyncio.timeout(patience):
             response = await self._client.send(built, provider.timeouts.connect, patience)
             try:
                 if response.status in (400, 413):
-                    return {}  # the replica that replies says what is wrong with the request
+                    return None  # the replica that replies says what is wrong with the request
                 if response.status != 200:
                     raise UpstreamError(f"It answered {response.status}.", outcome=f"status_{response.status}")
-                return _read(await response.read(LONGEST)).kv_transfer_params
+                return _read(await response.read(LONGEST))
             finally:
                 response.close()
 

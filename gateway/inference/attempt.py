@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from billing.core.records import OWN_KEY, Attempt
+from billing.core.records import OWN_KEY, Attempt, Prefill
 from gateway.calls.answering import Answering
 from gateway.calls.as_events import events_of
 from gateway.calls.call import Call
@@ -48,6 +48,7 @@ class AttemptLog:
         self._left_out = [Attempt(target, TEAM_LIMIT, 0.0) for target in without_room]
         self.queued = queued  # seconds
         self.waited = 0.0  # seconds
+        self.prefill: Prefill | None = None  # for the attempt under way
         self.was_left_waiting = False  # the call was cancelled while an upstream had all of it, and had refused nothing
 
     @property
@@ -68,7 +69,8 @@ class AttemptLog:
     def add(self, target: Target, outcome: str, seconds: float) -> None:
         """Note one attempt."""
         key = None if target.own is None else OWN_KEY
-        self.attempts.append(Attempt(target.key, outcome, round(seconds * 1000, 3), key))
+        self.attempts.append(Attempt(target.key, outcome, round(seconds * 1000, 3), key, self.prefill))
+        self.prefill = None
         self.waited += seconds
 
     @staticmethod

@@ -220,7 +220,8 @@ class Dispatcher(Struct, eq=False):
         patience = context.deadline.within(usual, now)
         if provider.prefill is not None and not context.log.attempts:
             began = now
-            if (told := await self._prefills.params_for(call, asking, patience)) is not None:
+            told, context.log.prefill = await self._prefills.params_for(call, asking, patience)
+            if told:
                 asking = replace(asking, extra={**asking.extra, FIELD: told})
             patience -= (now := self._clock.monotonic()) - began
             asking = replace(asking, time_left=context.deadline.left(now))

@@ -15,7 +15,7 @@ from gpu_backend.step.messages import Abort, Command, Event, FinishReason, Gener
 from gpu_backend.step.transfer import HeldBlocks, RemoteBlocks
 from router.catalog.targets import Endpoint
 from tests.support.databases import Databases
-from tests.support.fake_engine import FakeEngine, speaking
+from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
 from tests.support.front import END, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 
@@ -112,6 +112,20 @@ def test_a_long_prompt_is_computed_elsewhere(path: str, scene: Scene) -> None:
     assert (decode.sampling.max_tokens, decode.holds_blocks, decode.remote) == (9, False, WHERE)
     assert prefill.prompt_token_ids == decode.prompt_token_ids
     assert prefill.tenant == decode.tenant != ""
+
+
+def test_the_row_of_a_call_tells_who_computed_its_prompt(scene: Scene) -> None:
+    """And what the device there took; the tokens are the reply's own, each once."""
+    with scene.house.client() as client:
+        body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": LONG}]}
+        row = scene.house.record_of(client.post("/v1/chat/completions", json=body))
+
+    (attempt,) = row["attempts"]
+    prefill = attempt["prefill"]
+    assert attempt["target"].startswith("own/here/") and attempt["outcome"] == "ok"
+    assert prefill["target"].startswith("prompts/here/") and prefill["ms"] > 0
+    assert prefill["gpu_seconds"] == TIMINGS.gpu_seconds
+    assert row["output_tokens"] == 6
 
 
 def test_a_short_prompt_is_computed_where_its_reply_is_made(scene: Scene) -> None:

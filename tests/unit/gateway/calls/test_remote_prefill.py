@@ -42,7 +42,8 @@ class Holding:
     async def send(self, built: UpstreamRequest, *_: Any) -> Any:
         name = msgspec.json.decode(built.body)["model"]
         self.asked.append(name)
-        told = b'{"kv_transfer_params": %s}' % (b'{"lease": 1}' if name == "tiny" else b"null")
+        held = b'{"lease": 1}' if name == "tiny" else b"null"
+        told = b'{"kv_transfer_params": %s, "usage": {"gpu_seconds": 0.5}}' % held
 
         async def read(_: int) -> bytes:
             return told
@@ -104,7 +105,13 @@ async def test_a_prefiller_that_holds_nothing_of_a_model_is_left_alone_for_it() 
     clock.move(AWAY + 1)
     await prefills.params_for(CALL, asking_of("adapter"), 9.0)
 
-    assert told == [{"lease": 1}, None, None, {"lease": 1}]
+    assert [params for params, _ in told] == [{"lease": 1}, None, None, {"lease": 1}]
+    assert [took and (took.target, took.gpu_seconds) for _, took in told] == [
+        ("prompts/here/http://prompts/v1/tiny", 0.5),
+        ("prompts/here/http://prompts/v1/adapter", 0.5),
+        None,
+        ("prompts/here/http://prompts/v1/tiny", 0.5),
+    ]
     assert prefiller.asked == ["tiny", "adapter", "tiny", "adapter"]
 
 
@@ -112,5 +119,5 @@ async def test_for_an_engine_that_takes_no_prompts_none_is_computed() -> None:
     """What it would not read is not asked for."""
     prefiller = Holding()
 
-    assert await prefills_at(prefiller, SetClock(), None).params_for(CALL, asking_of("tiny"), 9.0) is None
+    assert await prefills_at(prefiller, SetClock(), None).params_for(CALL, asking_of("tiny"), 9.0) == (None, None)
     assert prefiller.asked == []
