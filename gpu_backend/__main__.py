@@ -27,6 +27,7 @@ from gpu_backend.step.config import (
     LOAD_FORMATS,
     PARTS,
     QUANTIZATIONS,
+    ROLES,
     SPECULATIVE_METHODS,
     engine_config,
 )
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--kv-pull-seconds", metavar="S", help="after which KV blocks of another engine that have not come are computed"
     )
+    add("--role", choices=ROLES, help="prefill: computes prompts for other engines alone; decode: makes replies alone")
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
 
+from msgspec.structs import replace
+
 from gateway.config.fields import Faults, Fields, Read, complain, meant
 from gateway.config.readers import (
     duration,
@@ -26,6 +28,8 @@ from router.catalog.targets import ModelSpec
 
 LARGEST_POOL = 1000  # replicas
 MOST_GPUS = 64  # of a replica
+ROLES = ("both", "prefill", "decode")
+EXCHANGE = "--kv-transfer-address"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 # Flags of the engine that are not for the file, and where what they say comes from.
 GIVEN = {
@@ -37,6 +41,7 @@ GIVEN = {
     "--instance-id": "each replica has its own",
     "--warm-up": "warm_up",
     "--drain-seconds": "rollout.drain",
+    "--role": "the pool's role",
     "--api-key": "the provider's api_keys, by the environment: all users of a machine see arguments",
 }
 
@@ -53,6 +58,13 @@ _scaling = struct_of(
     },
     needed=("max",),
 )
+
+
+def _role(node: Node, faults: Faults) -> str | None:
+    role = text(node, faults)
+    if role is not None and role not in ROLES:
+        return complain(node, faults, f"expected {', '.join(ROLES)}; {meant(role, ROLES)}")
+    return role
 
 
 def _read_scaling(node: Node, faults: Faults) -> Scaling | None:
@@ -107,14 +119,21 @@ _rollout = struct_of(
         "drain": duration_or_zero,
     },
 )
-_pool = struct_of(Pool, {"region": text, "scaling": _read_scaling, "engine": _engine, "rollout": _rollout})
+_parts = {"region": text, "role": _role, "scaling": _read_scaling, "engine": _engine, "rollout": _rollout}
+_pool = struct_of(Pool, _parts)
 
 
 def _read_pool(node: Node, faults: Faults) -> Pool | None:
     pool = _pool(node, faults)
-    if pool is not None and pool.engine is not None and pool.scaling is None:
+    if pool is None or pool.engine is None:
+        return pool
+    if pool.scaling is None:
         return complain(node, faults, "engine without scaling: how many replicas? scaling: {min: N, max: N}")
-    return pool
+    if pool.role == "both":
+        return pool
+    if not any(word.partition("=")[0] == EXCHANGE for word in pool.engine.arguments):
+        return complain(node, faults, f"role: {pool.role} exchanges blocks: arguments: [{EXCHANGE}, 'HOST:0']")
+    return replace(pool, engine=replace(pool.engine, arguments=(*pool.engine.arguments, "--role", pool.role)))
 
 
 def pool_names(root: Fields) -> frozenset[str]:
@@ -146,6 +165,7 @@ def fleet_reader(providers: Mapping[str, ProviderSettings], models: Mapping[str,
     def read_pools(node: Node, faults: Faults) -> dict[str, Pool] | None:
         section = Fields(node, node.path, faults).section
         pools: dict[str, Pool] = {}
+        everyone = providers.values()
         for name, each in (section.entries if section is not None else {}).items():
             if (pool := _read_pool(each, faults)) is None:
                 continue
@@ -157,6 +177,10 @@ def fleet_reader(providers: Mapping[str, ProviderSettings], models: Mapping[str,
             elif len(served := {one.partition("@")[0] for one in _asked_of(name, models)}) > 1:
                 each_one = ", ".join(sorted(served))
                 complain(each, faults, f"a replica serves one model, and {name} has {each_one}: a provider for each")
+            elif pool.role == "prefill" and served:
+                complain(each, faults, f"its replicas compute prompts alone, and models name {name} as their provider")
+            elif pool.role == "prefill" and not any(one.prefill and one.prefill.provider == name for one in everyone):
+                complain(each, faults, f"nothing is asked of it: another provider has prefill: {{provider: {name}}}")
             pools[name] = pool
         return pools
 

@@ -171,6 +171,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     """A self-hosted provider whose replicas may announce themselves."""
 
     region: str = "local"  # of those that do
+    role: str = "both"  # prefill: they compute prompts for others alone; decode: they make replies alone
     scaling: Scaling | None = None  # None: no target is told
     engine: EngineSpec | None = None  # None: `tollgate fleet up` starts none of it
     rollout: Rollout = Rollout()

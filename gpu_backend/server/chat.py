@@ -99,7 +99,8 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
     chat = checkpoint.chat
     check_chat(body, extensions, chat.efforts if chat is not None else ())
     check_tokens(body, extensions, checkpoint.vocab_size)
-    check_transfer(extensions.kv_transfer_params, 1, streams=bool(body.stream))
+    role = front.settings.engine.transfer.role
+    check_transfer(extensions.kv_transfer_params, 1, role, streams=bool(body.stream))
     tool_use = read_tools(body, checkpoint)
     grammar, grammar_field = grammar_of(body, extensions)
     if tool_use is not None and tool_use.grammar is not None:

@@ -41,7 +41,8 @@ async def create_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     prompts = await encode_prompts(front.checkpoint, body.prompt, max_model_len, room_for_reply=1, param="prompt")
     if extensions.resume_token_ids and len(prompts) > 1:
         raise BadRequest("'resume_token_ids' continues one reply: send one prompt with it.", param="prompt")
-    check_transfer(extensions.kv_transfer_params, len(prompts), streams=bool(body.stream))
+    role = front.settings.engine.transfer.role
+    check_transfer(extensions.kv_transfer_params, len(prompts), role, streams=bool(body.stream))
     if (replies := len(prompts) * (body.n or 1)) > MOST_REPLIES:
         message = f"'prompt' and 'n' ask for {replies} replies; one request asks for at most {MOST_REPLIES}."
         raise invalid_param("n", message)

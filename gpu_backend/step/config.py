@@ -12,6 +12,7 @@ from gpu_backend.step.cost import StepCost
 
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
+ROLES = ("both", "prefill", "decode")
 LOAD_FORMATS = ("auto", "dummy")
 SPECULATIVE_METHODS = ("off", "ngram", "draft")
 MOST_SPECULATIVE_TOKENS = 16
@@ -135,9 +136,13 @@ class TransferConfig:
     kv_transfer_address: str | None = None  # HOST:PORT to listen on, by which others reach it; None: none are exchanged
     kv_transfer_secret: str = field(default="", repr=False)  # the engines' own, by which they know each other
     kv_pull_seconds: float = 5.0  # after which what has not come is computed
+    role: str = "both"  # one of ROLES: whether it computes prompts for others alone, or replies alone
 
     def __post_init__(self) -> None:
         address = self.kv_transfer_address
+        _is(f"one of {', '.join(ROLES)}", "role", self.role, self.role in ROLES)
+        can = self.role == "both" or address is not None
+        _is("both, without kv_transfer_address: no blocks are exchanged", "role", self.role, can)
         if address is not None:
             host, _, port = address.rpartition(":")
             is_address = bool(host) and port.isascii() and port.isdigit() and int(port) < 2**16

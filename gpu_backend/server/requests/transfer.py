@@ -37,8 +37,13 @@ class TransferParams(Struct, frozen=True, omit_defaults=True):
         )
 
 
-def check_transfer(params: TransferParams | None, num_prompts: int, *, streams: bool) -> None:
-    """Raise ``BadRequest`` for what cannot be meant."""
+def check_transfer(params: TransferParams | None, num_prompts: int, role: str, *, streams: bool) -> None:
+    """Raise ``BadRequest`` for what cannot be meant, or is no work of an engine of this role."""
+    holds = params is not None and params.do_remote_decode
+    if role == "prefill" and not holds:
+        raise invalid_param(NAME, f"This engine computes prompts for others alone: send '{NAME}' to hold one's blocks.")
+    if role == "decode" and holds:
+        raise invalid_param(NAME, "This engine makes replies alone, and holds no blocks for others.")
     if params is None:
         return
     if num_prompts > 1:

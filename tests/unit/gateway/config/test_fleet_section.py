@@ -43,6 +43,47 @@ def test_a_pool_needs_no_endpoints(tmp_path: Path) -> None:
     assert (own.endpoints, own.timeouts.between_tokens) == ((), 5.0)
 
 
+PROMPTS = """
+providers:
+  own: {format: openai, self_hosted: true, api_keys: ["${ENGINE_SECRET}"], prefill: {provider: ASKED}}
+  prompts: {format: openai, self_hosted: true, api_keys: ["${ENGINE_SECRET}"]}
+  others: {format: openai, self_hosted: true, api_keys: ["${ENGINE_SECRET}"]}
+"""
+
+
+def test_a_pool_has_a_role(tmp_path: Path) -> None:
+    """Its engines are told, and what contradicts it is refused: models that name it, no pool that asks, no address."""
+
+    def of(prompts: str, own: str = "", asked: str = "prompts") -> Settings:
+        pool = "scaling: {max: 1}, engine: {model: m, arguments: [--kv-transfer-address, '10.0.0.5:0']}"
+        pools = f"{{own: {{{pool}{own}}}, prompts: {{{prompts}}}, others: {{}}}}"
+        file = FILE.replace(
+            FILE[FILE.index("providers:") : FILE.index("models:")], PROMPTS.lstrip().replace("ASKED", asked)
+        )
+        place = tmp_path / "tollgate.yaml"
+        place.write_text(file.replace("FLEET", f"{{secrets: ['${{FLEET_SECRET}}'], pools: {pools}}}"))
+        return load_settings(place, {"FLEET_SECRET": SECRET * 2, "ENGINE_SECRET": ENGINE_SECRET * 2})
+
+    engine = "scaling: {max: 1}, engine: {model: m, arguments: [--kv-transfer-address=10.0.0.5:0]}, role: prefill"
+    fleet = of(engine, ", role: decode").fleet
+    assert fleet is not None
+    told = {name: pool.engine.arguments for name, pool in fleet.pools.items() if pool.engine is not None}
+
+    assert told == {
+        "own": ("--kv-transfer-address", "10.0.0.5:0", "--role", "decode"),
+        "prompts": ("--kv-transfer-address=10.0.0.5:0", "--role", "prefill"),
+    }
+    for prompts, own, asked, why in (
+        ("role: prefill", ", role: prefill", "prompts", "models name own as their provider"),
+        ("role: prefill", "", "others", "nothing is asked of it"),
+        ("role: draft", "", "prompts", "expected both, prefill, decode"),
+        ("role: prefill, scaling: {max: 1}, engine: {model: m}", "", "prompts", "role: prefill exchanges blocks"),
+        ("scaling: {max: 1}, engine: {model: m, arguments: [--role, prefill]}", "", "prompts", "the pool's role"),
+    ):
+        with pytest.raises(ConfigFaults, match=why):
+            of(prompts, own, asked)
+
+
 def test_a_pool_says_what_its_replicas_are(tmp_path: Path) -> None:
     """A path or an id, words of a command line, prompts; and how they are replaced."""
     engine = (

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gpu_backend.step.config import engine_config
 from gpu_backend.step.messages import Command, Event, Generate, NewTokens
 from gpu_backend.step.transfer import HeldBlocks, RemoteBlocks
 from tests.support.fake_engine import FakeEngine, speaking
-from tests.support.front import CHAT, token_ids
+from tests.support.front import CHAT, running_front, token_ids
 
 WHERE = RemoteBlocks("engine-1", "lease-1", "10.0.0.7", 14579, cached_tokens=16)
 PREFILL = {  # the words of vLLM's proxies (examples/online_serving/disaggregated_serving)
@@ -64,6 +66,34 @@ def test_what_a_prefill_answers_goes_into_the_decode_as_it_is(
     assert (prefill.holds_blocks, prefill.remote) == (True, None)
     assert (decode.holds_blocks, decode.remote) == (False, WHERE)
     assert "kv_transfer_params" not in second
+
+
+def test_an_engine_of_one_role_refuses_the_others_work(folder: Path) -> None:
+    """One that computes prompts makes no replies, one that makes replies holds no blocks; either says which it is."""
+    answers: dict[tuple[str, str], int] = {}
+    for role in ("prefill", "decode"):
+        address = {"kv_transfer_address": "127.0.0.1:0", "role": role}
+        with running_front(folder, FakeEngine(speaking(token_ids("H"))), **address) as url:
+            for path, body in (("chat/completions", CHAT), ("completions", {"model": "tiny", "prompt": "hi"})):
+                for kind, params in (("prefill", PREFILL), ("reply", None)):
+                    asked = httpx.post(f"{url}/v1/{path}", json={**body, "kv_transfer_params": params})
+                    answers[role, f"{kind} {path}"] = asked.status_code
+                    if asked.status_code != 200:
+                        assert asked.json()["error"]["param"] == "kv_transfer_params"
+
+    assert {told for told, status in answers.items() if status == 200} == {
+        (role, f"{kind} {path}")
+        for role, kind in (("prefill", "prefill"), ("decode", "reply"))
+        for path in ("chat/completions", "completions")
+    }
+
+
+def test_a_role_needs_an_address_for_blocks() -> None:
+    """Without one no blocks are exchanged, and either role would do nothing."""
+    with pytest.raises(ValueError, match="role is prefill; it is both, without kv_transfer_address"):
+        engine_config("m", role="prefill")
+    with pytest.raises(ValueError, match="role is draft; it is one of both, prefill, decode"):
+        engine_config("m", role="draft", kv_transfer_address="127.0.0.1:0")
 
 
 def test_an_engine_that_holds_nothing_says_so(engine: FakeEngine, http: httpx.Client) -> None:
