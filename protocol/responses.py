@@ -187,7 +187,10 @@ HOSTED = {
     "image_generation": "images",
     "mcp": "",  # nothing but tokens
 }
-# Types of items that tell of their calls, and such that no other API has words for.
+# Fields that only they have, and none of the caller's tools,
+HOSTED_FIELDS = ResponsesTool.__struct_fields__[ResponsesTool.__struct_fields__.index("vector_store_ids") :]
+# and fields of items that tell of their calls, with the types of these.
+CALL_FIELDS = InputItem.__struct_fields__[InputItem.__struct_fields__.index("queries") :]
 OF_HOSTED = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from functools import partial
 from typing import Literal
 
@@ -68,6 +69,7 @@ from protocol.responses import (
 )
 
 SEAL = "tollgate1."  # begins the encrypted_content of reasoning that a model here takes back
+PICTURE = re.compile(r"iVBORw0KGgo|/9j/|R0lGOD|UklGR")  # how one begins in base64
 PDF = "data:application/pdf;base64,"
 LOGPROBS, SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
@@ -149,7 +151,7 @@ class _Turns:
             self._thoughts += thoughts_of(item, where)
             self._messages += _for_its_own_api(item)
         elif item.type in ("compaction", *OF_HOSTED, *OF_TOOL_SEARCH):
-            _check_tools(item, where)
+            _check_own(item, where)
             self._messages += _for_its_own_api(item)
         elif item.type in ("function_call", "custom_tool_call"):
             self._calls.append(_call(item, where))
@@ -227,8 +229,11 @@ def _parts(content: ItemContent, where: str, *, is_said: bool = False) -> tuple[
     return tuple(parts)
 
 
-def _check_tools(item: InputItem, where: str) -> None:
-    """Refuse an item with a tool that the upstream would run: those are offered in ``tools``, where they are priced."""
+def _check_own(item: InputItem, where: str) -> None:
+    """Refuse an item with a tool that the upstream would run, as those are offered in ``tools``, where they are priced;
+    and a picture that is none. Raises BadRequest."""
+    if item.result is not None and PICTURE.match(item.result) is None:
+        raise invalid_param(f"{where}.result", f"'{where}.result' must be a PNG, JPEG, GIF or WebP in base64.")
     right = ("",) if item.type == "mcp_list_tools" else ("function", "custom", "namespace")
     for place, tool in enumerate(item.tools or ()):
         if tool.type not in right or any(inner.type not in ("function", "custom") for inner in tool.tools or ()):

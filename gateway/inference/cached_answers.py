@@ -18,6 +18,7 @@ from gateway.cache.kept_answers import (
     is_repeatable,
     may_keep,
     place_of,
+    ran_hosted_tools,
     seal,
     unseal,
     was_filtered,
@@ -96,7 +97,8 @@ class AnswerCache:
 
     def keep(self, call: Call, looked: Looked, model: ModelSpec, answer: KeptAnswer) -> None:
         """Keep the answer of ``model`` to a call, behind it."""
-        if was_filtered(answer) or not may_keep(answer) or (calls_tools(answer) and not looked.takes_all):
+        is_lost = was_filtered(answer) or ran_hosted_tools(answer) or not may_keep(answer)
+        if is_lost or (calls_tools(answer) and not looked.takes_all):
             self._count("not_kept")
         else:
             self._background.spawn(self._keep(call, looked, model, answer))

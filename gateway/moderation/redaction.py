@@ -23,7 +23,11 @@ from protocol.errors import ServiceError
 
 # What has to stay as it is: ids and seals, which both sides compare, and what the books and limits go by.
 KEPT = frozenset(
-    ("id", "call_id", "tool_call_id", "tool_use_id", "type", "role", "model", "signature", "encrypted_content", "data")
+    (
+        *("id", "call_id", "tool_call_id", "tool_use_id", "container_id", "approval_request_id", "vector_store_ids"),
+        *("type", "role", "model", "signature", "encrypted_content", "data"),
+        "result",  # a picture
+    )
 )
 # What each turn adds to comes last: a find in it gives none before it another number, or its provider would find no
 # prompt cached.

@@ -79,6 +79,18 @@ def test_each_is_told_as_it_came_and_charged_by_the_call(
     assert "of-the-caller" not in json.dumps(response["tools"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_answer_of_theirs_is_kept(
+    client: httpx.Client, house: House, upstream: ScriptedUpstream, stream: bool
+) -> None:
+    """They may have done something, or have read what is one team's alone: a cache would not."""
+    asked = ASK | {"tools": [CALLED], "stream": stream}
+    answers = [client.post(URL, json=asked, headers={"x-cache": "all"}) for _ in range(2)]
+    house.record_of(answers[-1])
+
+    assert [answer.headers["x-cache"] for answer in answers] == ["miss", "miss"] and len(upstream.requests) == 2
+
+
 @pytest.mark.parametrize("by", ["items", "previous_response_id", "conversation"])
 def test_what_they_did_goes_back_as_it_came(
     openai: OpenAI, client: httpx.Client, upstream: ScriptedUpstream, by: str

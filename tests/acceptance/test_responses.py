@@ -364,6 +364,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 3}, "temperature", "from 0 to 2"),
     ({"input": []}, "input", "at least one item"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "the item itself"),
+    ({"input": [{"type": "image_generation_call", "result": "a text"}]}, "input[0].result", "in base64"),
     ({"input": [{"type": "computer_call_output"}]}, "input[0].type", "Known here: "),
     ({"input": [{"type": "reasoning", "summary": []}]}, "input", "nothing that a model could read"),
     ({"input": [{"role": "user"}]}, "input[0].content", "Missing"),

@@ -92,6 +92,17 @@ def test_a_team_with_a_key_of_its_own_searches_its_own_files() -> None:
     assert body["tools"] == [{"type": "file_search", "vector_store_ids": ["vs_1"]}]
 
 
+def test_fields_of_other_tools_and_items_are_not_sent() -> None:
+    """The chat that is judged has no place for them."""
+    inner = ResponsesTool(type="function", name="g", headers={"x": "SECRET"})
+    tools = (ResponsesTool(type="function", name="f", server_url="https://SECRET"),)
+    tools += (ResponsesTool(type="namespace", name="n", tools=(inner,)),)
+    item = InputItem(role="user", content="Hi", code="SECRET", queries=("SECRET",), result="iVBORw0KGgoSECRET")
+    body = sent(replace(ASKED, input=(item,), tools=tools))
+
+    assert "SECRET" not in str(body) and [tool["type"] for tool in body["tools"]] == ["function", "namespace"]  # type: ignore[attr-defined]
+
+
 def test_only_what_an_upstream_sealed_goes_back_to_it() -> None:
     """Not what was sealed here, nor what is thought in words; nothing where it refuses it."""
     thoughts = [

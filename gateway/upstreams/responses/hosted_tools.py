@@ -13,7 +13,7 @@ from billing.core.prices import UNIT_PRICES
 from gateway.core.settings import EVERY_TEAM
 from gateway.upstreams.wire.base import Asking
 from gateway.upstreams.wire.unsayable import Unsayable
-from protocol.responses import HOSTED, ResponsesTool
+from protocol.responses import HOSTED, HOSTED_FIELDS, ResponsesTool
 
 PRICE_OF = dict(UNIT_PRICES)  # the field of a price, by the unit of a usage
 
@@ -24,7 +24,7 @@ def tools_allowed(tools: tuple[ResponsesTool, ...], asking: Asking) -> Iterator[
     for place, tool in enumerate(tools):
         where = f"tools[{place}]"
         if not tool.is_hosted:
-            yield tool
+            yield _callers(tool)
             continue
         unit = HOSTED[tool.type]
         if unit and getattr(asking.target.model.price, PRICE_OF[unit]) is None:
@@ -32,6 +32,12 @@ def tools_allowed(tools: tuple[ResponsesTool, ...], asking: Asking) -> Iterator[
             raise Unsayable(f"{words} Run such a tool yourself.", param=f"{where}.type")
         _check(tool, where, asking)
         yield replace(tool, model=asking.hosted.image_generation) if tool.type == "image_generation" else tool
+
+
+def _callers(tool: ResponsesTool) -> ResponsesTool:
+    """Return a tool that the caller runs without fields of others: no policy has read those."""
+    inner = tool.tools and tuple(map(_callers, tool.tools))
+    return replace(tool, tools=inner, **dict.fromkeys(HOSTED_FIELDS))
 
 
 def _check(tool: ResponsesTool, where: str, asking: Asking) -> None:

@@ -14,7 +14,15 @@ from gateway.upstreams.responses.hosted_tools import tools_allowed
 from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from protocol.chat import ChatRequest
 from protocol.messages import MOST_SEARCHES
-from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, TextConfig, upstreams_id
+from protocol.responses import (
+    CALL_FIELDS,
+    OF_HOSTED,
+    InputItem,
+    ReasoningConfig,
+    ResponsesRequest,
+    TextConfig,
+    upstreams_id,
+)
 from protocol.responses_to_chat import SEALED_REASONING, is_sealed_elsewhere
 
 PATH = "/responses"
@@ -87,7 +95,8 @@ def _has_back(item: InputItem, asking: Asking) -> bool:
 
 def _item(item: InputItem) -> dict[str, Any]:
     """Return an item as its upstream knows it, by the id that this gave it or by none."""
-    told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id)))
+    foreign = {} if item.type in OF_HOSTED else dict.fromkeys(CALL_FIELDS)  # no policy has read those
+    told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id), **foreign))
     if (request := item.approval_request_id) is not None:
         told["approval_request_id"] = upstreams_id(request) or request
     if item.type == "image_generation_call":
