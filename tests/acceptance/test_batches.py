@@ -113,6 +113,7 @@ def test_a_batch_is_answered_in_order_and_paid_once(client: httpx.Client) -> Non
     assert made.status_code == 202 and made.json()["request_counts"]["total"] == 44
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 44, "completed": 41, "failed": 3}
+    assert batch["failures"] == {"invalid_value": 2, "permission_denied": 1}
     asked = [*(f"q{number}" for number in range(40)), "41", "hot", "endless", "whose"]
     assert [line["custom_id"] for line in results] == asked
     assert {line["response"]["status_code"] for line in results[:41]} == {200}
@@ -539,6 +540,7 @@ def test_a_request_that_kills_its_workers_ends_and_takes_no_other_with_it(
     results = lines_of(client.get(f"/v1/batch/{batch_id}/results").raise_for_status().text)
 
     assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert batch["failures"] == {"worker_lost": 1}
     assert [line["error"] and line["error"]["code"] for line in results] == [None, "worker_lost", None]
     costs = [round(float(line["response"]["body"]["usage"]["cost_usd"]) * 10**9) for line in results[::2]]
     assert round(batch["usage"]["cost_usd"] * 10**9) == sum(costs) > 0

@@ -10,12 +10,13 @@ from litestar.params import FromPath
 from litestar.response import Stream
 from msgspec import Raw, Struct
 from msgspec.structs import replace
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.guards import operating_guard, reading_guard, team_guard
-from gateway.batch.results import ENDED, read_results
+from gateway.batch.results import ENDED, count_failures, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
-from gateway.batch.store import cancel_batch, find_batch, get_batch, list_batches
+from gateway.batch.store import Batch, cancel_batch, find_batch, get_batch, list_batches
 from gateway.batch.views import batch_view, openai_view
 from gateway.core.clock import Clock
 from gateway.http.batch_submission import BatchSubmission
@@ -91,8 +92,10 @@ async def get_batches(request: AnyRequest) -> Response[bytes]:
 
 @get("/v1/batch/{batch_id:str}", guards=[team_guard], summary="Show a batch")
 async def get_one_batch(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
-    """Show how far a batch is, what it cost so far and when it will be done."""
-    return await _show(request, batch_id, batch_view)
+    """Show how far a batch is, its cost so far and when it will be done; once it has ended, its failures by code."""
+    team_id = counted_team(request)
+    async with transaction(request) as connection:
+        return answer(await _view_with_failures(connection, await get_batch(connection, team_id, batch_id)))
 
 
 @get("/v1/batch/{batch_id:str}/results", guards=[team_guard], summary="Read a batch's results")
@@ -159,10 +162,10 @@ async def get_batches_of_all(request: AnyRequest) -> Response[bytes]:
 
 @get("/admin/batches/{batch_id:str}", guards=[reading_guard], summary="Show a batch of any team")
 async def get_batch_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Response[bytes]:
-    """Show how far a batch is, and whose it is."""
+    """Show how far a batch is, and whose it is; once it has ended, its failures by code."""
     async with transaction(request) as connection:
         batch = await find_batch(connection, batch_id)
-    return answer({"team_id": batch.team_id, **batch_view(batch)})
+        return answer({"team_id": batch.team_id, **await _view_with_failures(connection, batch)})
 
 
 @post(
@@ -176,6 +179,11 @@ async def post_cancel_of_any(request: AnyRequest, batch_id: FromPath[str]) -> Re
         await record_act(connection, act_of(request), "batch.cancelled", team_id=team_id, subject=batch_id)
         batch = await cancel_batch(connection, part_of(request, Clock), team_id, batch_id, keep)
     return answer({"team_id": batch.team_id, **batch_view(batch)})
+
+
+async def _view_with_failures(connection: AsyncConnection, batch: Batch) -> dict[str, Any]:
+    failures = None if batch.is_open else await count_failures(connection, batch.id)
+    return {**batch_view(batch), "failures": failures}
 
 
 async def _show(request: AnyRequest, batch_id: str, view: Any) -> Response[bytes]:

@@ -39,8 +39,9 @@ const doneOf = (batch) => batch.request_counts.completed + batch.request_counts.
 
 function OneBatch({ api, role, batch: listed, id, again, close }) {
   const one = `${role === "admin" ? "/admin/batches" : "/v1/batch"}/${encodeURIComponent(id)}`;
-  const alone = useData(api, listed ? null : one);
-  const batch = listed ?? alone.data;
+  const alone = useData(api, listed && !(listed.ended_at && listed.request_counts.failed) ? null : one); // with its failures
+  const batch = alone.data ?? listed;
+  const failures = Object.entries(batch?.failures ?? {});
   const act = useAct(async (what) => {
     if (what === "cancel") {
       if (!confirm("Cancel this batch? What runs comes to its end and is kept.")) return;
@@ -56,7 +57,7 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
     ${alone.error && html`<${Problem} error=${alone.error} again=${alone.again} />`}
     ${batch && html`
       <div><p class="large">${count(doneOf(batch))} of ${count(batch.request_counts.total)}</p><p><${State} of=${batch.status} /> ${rateOf(batch)}</p></div>
-      <${Meter} label="Done" used=${doneOf(batch)} limit=${batch.request_counts.total} shown=${count} />
+      <${Meter} label="Done" used=${doneOf(batch)} limit=${batch.request_counts.total} shown=${count} isGoal=${true} />
       ${batch.warning && html`<p class="warn">${batch.warning}</p>`}
       <${Facts} rows=${[
         ["Batch", html`<code>${batch.batch_id}</code>`],
@@ -72,6 +73,7 @@ function OneBatch({ api, role, batch: listed, id, again, close }) {
         ["Cost", usd(batch.usage.cost_usd)],
         ["Callback", batch.callback_url],
       ]} />
+      ${failures.length > 0 && html`<${Table} label="Failures" columns=${[["Failed with", ([code]) => code], ["Requests", ([, items]) => count(items), "number"]]} rows=${failures} keyOf=${([code]) => code} />`}
       ${batch.errors?.length > 0 && html`<${Table} label="Errors" columns=${[["Code", (one) => one.code], ["Message", (one) => one.message, "long"]]} rows=${batch.errors} keyOf=${(one) => one.code + one.message + one.line} />`}
       ${act.error && html`<${Problem} error=${act.error} dismiss=${act.forget} />`}
       <div class="bar">
