@@ -127,7 +127,7 @@ class TextReader:
             share = next(shares)
             async for piece in self.slices(text):
                 said = [evened(plain(passage).lower()) for passage in passages(piece)]
-                worst += [logits async for logits in self._judged(said, share)]
+                worst += [logits async for logits, _ in self._judged(said, share)]
         return findings_of(np.max(worst, axis=0), ("attack",)) if worst else []
 
     async def score(self, text: str, share: EncoderShare | None = None) -> dict[str, float]:
@@ -135,17 +135,23 @@ class TextReader:
         return scores_of(await self._worst_logits(text, share or EncoderShare(), fully=True))
 
     async def _worst_logits(self, text: str, share: EncoderShare, *, fully: bool = False) -> Floats:
-        """Return the highest logits of any window of a text."""
+        """Return the highest logits of any window of a text, and of the form of any slice."""
         worst: list[Floats] = []
         async for piece in self.slices(text):
             windows = readings(piece, hides=_key_of(piece) not in self._open)
-            worst += [logits async for logits in self._judged(windows, share, fully=fully)]
+            found = [each async for each in self._judged(windows, share, fully=fully)]
+            worst.append(
+                self._classifier.with_form(
+                    np.max([logits for logits, _ in found], axis=0), piece, is_read=all(is_read for _, is_read in found)
+                )
+            )
         return np.max(worst, axis=0)
 
     async def _judged(
         self, windows: Sequence[str], share: EncoderShare, *, fully: bool = False
-    ) -> AsyncIterator[Floats]:
-        """Yield the logits of windows, read with the encoder where it answers; others have their turn between."""
+    ) -> AsyncIterator[tuple[Floats, bool]]:
+        """Yield the logits of windows, read with the encoder where it answers, and whether they are; others have their
+        turn between."""
         keys = [_key_of(window) for window in windows]
         read: Mapping[int, Vectors] = {}
         if self.encoder is not None:
@@ -159,12 +165,13 @@ class TextReader:
         for place, (key, window) in enumerate(zip(keys, windows, strict=True)):
             if place:
                 await asyncio.sleep(0)
+            vector = read.get(key)
             if fully:
-                yield self._classifier.logits(window, read=read.get(key), fully=True)
-            elif (vector := read.get(key)) is not None:
-                yield self._remember(self._read, key, self._classifier.logits(window, read=vector))
+                yield self._classifier.logits(window, read=vector, fully=True), vector is not None
+            elif vector is not None:
+                yield self._remember(self._read, key, self._classifier.logits(window, read=vector)), True
             else:
-                yield self._read[key] if key in self._read else self.logits(window)
+                yield (self._read[key], True) if key in self._read else (self.logits(window), False)
 
     def logits(self, window: str) -> Floats:
         """Return the classifier's logits of a window without the encoder, from memory if it was judged before."""

@@ -35,6 +35,7 @@ SEED = 20269
 ALWAYS = -1  # the fold of what every model sees
 
 Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 def folds_of(examples: Examples) -> Rows:
@@ -49,6 +50,13 @@ def folds_of(examples: Examples) -> Rows:
     return folds
 
 
-def is_document(examples: Examples) -> npt.NDArray[np.bool_]:
+def is_document(examples: Examples) -> Flags:
     """Which rows are documentation, code, logs or tables, none of which may be flagged."""
     return np.isin(examples.source, DOCUMENTS) | np.char.startswith(examples.source, JUDGED_WORK)
+
+
+def passing(examples: Examples) -> tuple[Flags, Flags, Flags]:
+    """Return which rows are hard benign prompts, everyday ones and documents, of those that a fold leaves out."""
+    out, documents = folds_of(examples) != ALWAYS, is_document(examples)
+    hard = (examples.task == "benign") & ~documents & (examples.source != "bipia_documents")
+    return hard & out, (examples.task == "everyday") & ~documents & out, documents & out

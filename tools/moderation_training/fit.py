@@ -17,8 +17,9 @@ from sklearn.model_selection import StratifiedKFold
 from gateway.moderation.classifier.classifier import ANY, FORMAT, HEADS, MANIFEST, OF_RUNS, OF_WORDS, WEIGHTS
 from gateway.moderation.classifier.features import RUNS_AT_LEAST, WORDS_AT_LEAST
 from gateway.moderation.classifier.meaning import KINDS, MEANT
+from gateway.moderation.classifier.surprise import FEATURES, SYMBOLS
 from gateway.moderation.reading.encoder import DIMENSIONS
-from router.complexity.artifact import write_artifact
+from router.complexity.artifact import Arrays, write_artifact
 from tools.moderation_training.dataset import OURS, TO_MODERATE, WORK, WRITTEN, Examples, Task, read_examples
 from tools.moderation_training.meaning import RECIPES, Nets, Vectors, fit_nets, folded, pooled, read_vectors
 from tools.moderation_training.windows import Windows, windows_of
@@ -153,6 +154,7 @@ class FittedSafety:
             "hidden_said": self._nets.out,
             "bias": (bias := (np.array([self.heads[name].bias for name in HEADS]) - self.points).astype(np.float32)),
             **without_encoder(bias),
+            **without_suffixes(),
         }
 
 
@@ -164,6 +166,20 @@ def without_encoder(bias: npt.NDArray[np.float32]) -> dict[str, npt.NDArray]:
         "read_hidden": np.zeros(hidden, np.float32),
         "read_out": np.zeros((hidden, heads), np.float32),
         "read_bias": bias[:heads],
+    }
+
+
+def without_suffixes() -> Arrays:
+    """Return what serving needs to know of improbable text: nothing, for suffixes.py fits it."""
+    return {
+        "surprise_pairs": np.zeros(SYMBOLS**2, np.uint8),
+        "surprise_contexts": np.zeros(SYMBOLS**2, np.uint8),
+        "surprise_gaps": np.zeros(0, np.uint32),
+        "surprise_steps": np.zeros(0, np.uint8),
+        "surprise_in": np.zeros((FEATURES, 1), np.float32),
+        "surprise_hidden": np.zeros(1, np.float32),
+        "surprise_out": np.zeros(1, np.float32),
+        "surprise_bias": np.array(-100, np.float32),
     }
 
 

@@ -22,8 +22,19 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.neural_network import MLPClassifier
 
-from gateway.moderation.classifier.classifier import ANY, FORMAT, MANIFEST, WEIGHTS, Classifier, readings
+from gateway.moderation.classifier.classifier import (
+    ANY,
+    FORMAT,
+    MANIFEST,
+    NEAR,
+    NEAR_BY_WORDS,
+    WEIGHTS,
+    Classifier,
+    readings,
+)
 from gateway.moderation.classifier.features import WORDS_AT_LEAST
+from gateway.moderation.classifier.plain import visible
+from gateway.moderation.classifier.surprise import Surprise
 from gateway.moderation.reading.encoder import DIMENSIONS, load_encoder
 from router.complexity.artifact import Arrays, read_artifact, write_artifact
 from tools.moderation_training.dataset import (
@@ -36,8 +47,9 @@ from tools.moderation_training.dataset import (
     Task,
     read_examples,
 )
-from tools.moderation_training.families import ALWAYS, ATTACKS, FOLDS, folds_of, is_document
+from tools.moderation_training.families import ALWAYS, ATTACKS, FOLDS, folds_of, passing
 from tools.moderation_training.fit import MODERATION, OTHERS_COUNT, OURS_COUNT, SURGE, SURGE_COUNTS
+from tools.moderation_training.suffixes import fitted_rows
 from tools.moderation_training.windows import windows_of
 
 SEED = 20269
@@ -216,13 +228,6 @@ def points_of(examples: Examples, said: Said, name: str) -> Points:
     return Points(lean, by_read, least(lean * words + by_read * read), least(words))
 
 
-def passing(examples: Examples) -> tuple[Flags, Flags, Flags]:
-    """Return which rows are hard benign prompts, everyday ones and documents, of those that a fold leaves out."""
-    out, documents = folds_of(examples) != ALWAYS, is_document(examples)
-    hard = (examples.task == "benign") & ~documents & (examples.source != "bipia_documents")
-    return hard & out, (examples.task == "everyday") & ~documents & out, documents & out
-
-
 def served_logits(said: Said, points: dict[str, Points], *, reads: bool) -> dict[str, Floats]:
     """Return what a gateway has for each text, above 0 a finding; ``reads``: with the encoder."""
     logits = {}
@@ -261,21 +266,26 @@ def _highest(examples: Examples, read: Read, windows: Ints, said: Floats) -> Flo
     return found
 
 
-def report_lines(examples: Examples, said: Said, before: Floats | None = None) -> Iterator[str]:
+def report_lines(examples: Examples, said: Said, form: Floats, seen: Flags) -> Iterator[str]:
     """Yield the tables of what is flagged by models that never saw a family: by words alone, which is plain TF-IDF, and
-    with the encoder. ``before``: (texts,) of the artefact that was there, whatever it had seen."""
+    as it is served. ``form``: (texts,) what the form of each says, by a model that saw none of the attacks; what it
+    adds to rows that must pass and that it has ``seen`` is taken to be what it adds to the others."""
     points = {name: points_of(examples, said, name) for name in RECIPES}
     columns = []
-    for reads in (False, True):
+    for reads, by_form in ((False, False), (False, True), (True, True)):
         logits = served_logits(said, points, reads=reads)
-        columns.append(np.max([logits["attack"], logits["harm"], logits["any"]], axis=0) > 0)
-    if before is not None:
-        columns.insert(0, before > 0)
-    yield f"| flagged | rows |{' before |' if before is not None else ''} words alone | with the encoder |"
-    yield "|---" * (2 + len(columns)) + "|"
+        near = FIRMNESS * np.maximum(logits["attack"], logits["harm"]) > (-NEAR if reads else -NEAR_BY_WORDS)
+        found = np.max([logits["attack"], logits["harm"], logits["any"]], axis=0) > 0
+        columns.append((found, near & (form > 0) & ~found & by_form))
+    yield "| flagged | rows | words alone | words and form | with the encoder |"
+    yield "|---|---|---|---|---|"
+
+    def shares_of(part: Flags) -> Floats:
+        fresh = part & ~seen if (part & ~seen).any() else part
+        return np.array([found[part].mean() + besides[fresh].mean() for found, besides in columns])
 
     def row(name: str, parts: list[Flags]) -> str:
-        shares = [np.mean([flagged[part].mean() for part in parts]) for flagged in columns]
+        shares = np.mean([shares_of(part) for part in parts], axis=0)
         return f"| {name} | {sum(int(part.sum()) for part in parts)} | " + " | ".join(f"{x:.3f}" for x in shares) + " |"
 
     unseen = folds_of(examples) != ALWAYS
@@ -283,12 +293,9 @@ def report_lines(examples: Examples, said: Said, before: Floats | None = None) -
     families = {
         name: [attacks & (examples.source == source) for source in sources] for name, sources in ATTACKS.items()
     }
-    means = [[np.mean([flagged[part].mean() for part in parts]) for parts in families.values()] for flagged in columns]
-    yield (
-        f"| **attacks, mean over families** | {attacks.sum()} | "
-        + " | ".join(f"{np.mean(x):.3f}" for x in means)
-        + " |"
-    )
+    means = np.mean([np.mean([*map(shares_of, parts)], axis=0) for parts in families.values()], axis=0)
+    cells = " | ".join(f"{mean:.3f}" for mean in means)
+    yield f"| **attacks, mean over families** | {attacks.sum()} | {cells} |"
     for name, parts in families.items():
         yield row(f"attacks: {name}", parts)
     by_source = {source: harm & (examples.source == source) for source in np.unique(examples.source[harm])}
@@ -310,7 +317,7 @@ def _auprc_row(examples: Examples, said: Said, points: dict[str, Points], source
     """Return how texts to moderate are ranked by their worst category and by "any" alone, whose part of the words has
     seen them."""
     rows, cells = examples.source == source, []
-    for reads in (False, True):
+    for reads in (False, False, True):
         logits = served_logits(said, points, reads=reads)
         worst = np.max([FIRMNESS * logits["attack"], FIRMNESS * logits["harm"], logits["any"]], axis=0)
         ranked = [average_precision_score(examples.task[rows] == "breaks", by[rows]) for by in (worst, logits["any"])]
@@ -367,7 +374,9 @@ def main() -> None:
     examples = read_examples(arguments.data)
     read = read_windows(examples, Classifier(kept), arguments.vectors)
     said = said_unseen(examples, read)
-    print("\n".join(report_lines(examples, said)), flush=True)
+    surprise = Surprise(kept)
+    form = np.array([surprise.logit(visible(text)) for text in examples.texts])
+    print("\n".join(report_lines(examples, said, form, fitted_rows(examples))), flush=True)
     if not arguments.no_fit:
         fitted = weights_of(examples, read, said, kept)
         rows = int(examples.may_be_fitted.sum())

@@ -32,12 +32,13 @@ from gateway.moderation.classifier.features import (
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.classifier.hidden import hidden, with_letters
 from gateway.moderation.classifier.meaning import KINDS, Meaning
-from gateway.moderation.classifier.plain import plain
+from gateway.moderation.classifier.plain import plain, visible
+from gateway.moderation.classifier.surprise import Surprise
 from router.complexity.artifact import read_artifact
 
 WEIGHTS = "safety.npz"
 MANIFEST = "safety.json"  # {"sha256": of the weights, "format": FORMAT, …}
-FORMAT = 6  # of the weights and of the features that they were fitted on
+FORMAT = 7  # of the weights and of the features that they were fitted on
 FLAGGED = 0.5  # a score from here on is a finding: the operating point that the model card tells of
 PLACE_BITS = 17
 PLACES = 1 << PLACE_BITS  # of remembered words: each has one, by its key, and keeps it until another comes there
@@ -47,7 +48,12 @@ _TO_PLACE = np.array(64 - PLACE_BITS, np.uint64)
 OF_WORDS = ("attack", "harm")  # they read words, pairs and triples; the others the runs of bytes inside words
 OF_RUNS = ("any", *KINDS)
 HEADS = (*OF_WORDS, *OF_RUNS)
-ANY = HEADS.index("any")
+ATTACK, HARM, ANY = map(HEADS.index, ("attack", "harm", "any"))
+
+# How far below a finding a text may be, as an attack or as a request for harm, for its form to make it an attack: by
+# words alone, and where the encoder has read it, which knows the two from other texts by far more. What an optimiser
+# appends stands by a request, which is near; code and lists, as improbable, are further away.
+NEAR_BY_WORDS, NEAR = 1.0, 4.0
 
 Floats = npt.NDArray[np.float32]
 
@@ -71,6 +77,7 @@ class Classifier:
         self._read_hidden = weights["read_hidden"].astype(np.float32)  # (hidden,)
         self._read_out = weights["read_out"].astype(np.float32)  # (hidden, heads)
         self._read_bias: list[float] = weights["read_bias"].tolist()
+        self._surprise = Surprise(weights)
         # Of the words that are remembered, by their places. By keys, since what was said is not kept.
         self._keys = np.zeros(PLACES, np.uint64)
         self._keys[0] = ~np.uint64(0)  # no word has its place here and this key, nor is there one of 0 elsewhere
@@ -95,7 +102,16 @@ class Classifier:
         said = readings(text)
         vectors = [None] * len(said) if encode is None else encode(said)
         read = [self.logits(window, read=vector, fully=True) for window, vector in zip(said, vectors, strict=True)]
-        return scores_of(np.max(read, axis=0))
+        return scores_of(self.with_form(np.max(read, axis=0), visible(text), is_read=encode is not None))
+
+    def with_form(self, logits: Floats, text: str, *, is_read: bool) -> Floats:
+        """Return the logits of a text with what its form says: one that is near an attack or a request for harm is an
+        attack where a passage of it is improbable. Of a text that is far from both nothing is worked out. ``is_read``:
+        whether the encoder has read it."""
+        near = float(max(logits[ATTACK], logits[HARM])) + (NEAR if is_read else NEAR_BY_WORDS)
+        if near > 0 >= logits[ATTACK]:
+            logits[ATTACK] = max(float(logits[ATTACK]), min(near, self._surprise.logit(text)))
+        return logits
 
     def logits(self, window: str, *, read: Floats | None = None, fully: bool = False) -> Floats:
         """Return the logit of every head for one of a text's ``readings``: above 0 is a finding. ``read``: the vector
