@@ -10,13 +10,13 @@ from datetime import timedelta
 import structlog
 from msgspec import Struct
 
-from billing.core.deadlines import running_timeout
 from billing.core.ids import EPOCH
 from billing.core.store_errors import POSTGRES_AWAY, is_about_a_value
 from billing.quotas.lease_store import Need, Taken
 from billing.quotas.returns import Returns
 from billing.quotas.rooms import Rooms
 from billing.quotas.standing import GIVE_UP_AFTER, Standing
+from protocol.serving.deadlines import running_timeout
 
 ASK_WITHIN = 2.0  # seconds that a caller waits for the database
 DONE_WITHIN = 60.0  # seconds after which a statement that was given up is over, if it was executed at all

@@ -7,10 +7,10 @@ from itertools import islice
 
 import structlog
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.rooms import Rooms
 from billing.quotas.standing import GIVE_UP_AFTER, Standing
+from protocol.serving.deadlines import running_timeout
 
 GIVE_BACK_AFTER = 0.02  # seconds after which what a settled call left of a tight balance goes back
 MOST_RETURNS = 500  # leases told in one statement

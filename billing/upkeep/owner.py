@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 
-from billing.core.deadlines import running_timeout
 from billing.core.edges import Clock
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
@@ -20,6 +19,7 @@ from billing.quotas.lease_store import Beat
 from billing.quotas.leases import Leases
 from billing.quotas.standing import GIVE_UP_AFTER
 from billing.upkeep.flusher import Flusher
+from protocol.serving.deadlines import running_timeout
 
 EVERY = 1.0  # seconds between beats
 YOUNG = 30  # beats of a start in which each looks for dead owners

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 import asyncpg
 import structlog
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.lease_store import TIGHT_CHANNEL
 from gateway.accounts.admin_keys import find_admins, move_admin_key
@@ -33,6 +32,7 @@ from gateway.core.principals import ACCESS_CHANNEL, Admin, Caller, TokenKey
 from gateway.storage.database import Database
 from gateway.storage.schema import DRIVER_ERRORS
 from protocol.errors import InvalidKey, Overloaded
+from protocol.serving.deadlines import running_timeout
 
 T = TypeVar("T")
 

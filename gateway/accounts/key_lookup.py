@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.deadlines import running_timeout
 from gateway.core.keys import key_digest
 from gateway.storage.database import Database
+from protocol.serving.deadlines import running_timeout
 
 KEYS_AT_ONCE = 1000
 LOOKUP_WITHIN = 2.0  # seconds

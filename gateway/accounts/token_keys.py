@@ -14,7 +14,6 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.accounts.schemas import LONGEST_NAME
 from gateway.accounts.teams import announce, get_team
@@ -25,6 +24,7 @@ from gateway.storage.audit_log import Act, record_act
 from gateway.storage.database import Database
 from gateway.storage.tables import api_keys
 from protocol.errors import NotFound, Overloaded
+from protocol.serving.deadlines import running_timeout
 
 AT_ONCE = 2  # so that tokens for teams that are not there take few connections
 WITHIN = 2.0  # seconds

@@ -8,9 +8,9 @@ from importlib import resources
 import structlog
 from redis.asyncio import Redis
 
-from billing.core.deadlines import running_timeout
 from gateway.cache.kept_answers import Place
 from gateway.core.clock import Clock
+from protocol.serving.deadlines import running_timeout
 
 PREFIX = "tollgate:{cache}"
 DEADLINE = 0.05  # seconds that a call waits for its answer

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from billing.core.deadlines import running_timeout
 from gateway.calls.answering import Answering
 from gateway.upstreams.client import UpstreamResponse
 from gateway.upstreams.connection import SILENT
@@ -18,6 +17,7 @@ from gateway.upstreams.wire.base import Delivery, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure, UpstreamTimeout, UpstreamUnable
 from protocol.chat import ChatReply
 from protocol.events import Delta, Event, ReplyEnd, UsageReport
+from protocol.serving.deadlines import running_timeout
 from protocol.usage import Usage
 
 MOST = 16  # requests that one call makes at once

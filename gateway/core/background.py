@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from billing.core.deadlines import running_timeout
+from protocol.serving.deadlines import running_timeout
 
 END_WITHIN = 1.0  # seconds for what was cancelled
 

@@ -12,7 +12,6 @@ import structlog
 from msgspec import Meta, Struct
 from redis.asyncio import Redis
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.ledger.instance_samples import Look, book_look
 from billing.quotas.rate_wire import REDIS_AWAY
@@ -26,6 +25,7 @@ from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamFailure
+from protocol.serving.deadlines import running_timeout
 from router.catalog.catalog import Catalog
 from router.catalog.targets import Endpoint, ModelSpec
 

@@ -30,7 +30,6 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from billing.core.deadlines import running_timeout
 from billing.core.records import UsageRecord
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
@@ -45,6 +44,7 @@ from gateway.idempotency.stored_answers import LARGEST_KEPT, NOT_KEPT, Claim, Pl
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
 from protocol.errors import Overloaded, ServiceError
+from protocol.serving.deadlines import running_timeout
 from protocol.serving.off_loop import off_loop
 
 ASK_WITHIN = 5.0  # seconds for Postgres to say whether a call may run

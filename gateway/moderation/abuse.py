@@ -12,11 +12,11 @@ from typing import Any
 import structlog
 from redis.asyncio import Redis
 
-from billing.core.deadlines import running_timeout
 from billing.quotas.rate_wire import REDIS_AWAY
 from gateway.core.background import Background
 from gateway.core.clock import Clock
 from gateway.core.settings import AbuseSettings
+from protocol.serving.deadlines import running_timeout
 
 PREFIX = "tollgate:{abuse}"
 PAUSED = f"{PREFIX}:paused"  # a sorted set: key id, unix seconds until when

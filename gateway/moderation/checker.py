@@ -11,7 +11,6 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from billing.core.deadlines import running_timeout
 from gateway.core.settings import CheckerSettings
 from gateway.moderation.classifier.findings import Finding
 from gateway.moderation.rules.policy import Stage
@@ -20,6 +19,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
+from protocol.serving.deadlines import running_timeout
 
 LONGEST_ANSWER = 64 * 1024  # bytes
 VERDICT_TOKENS = 64  # of a Llama Guard: "unsafe", and a line of categories

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import structlog
 
-from billing.core.deadlines import running_timeout
 from gateway.moderation.reading.encoder import DIMENSIONS
 from gateway.moderation.reading.process import HEADER
 from gateway.telemetry.meters import counter_of
 from gateway.telemetry.metrics import Metrics
+from protocol.serving.deadlines import running_timeout
 
 if TYPE_CHECKING:
     from gateway.moderation.reading.encoder import Vectors

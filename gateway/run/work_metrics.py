@@ -17,12 +17,12 @@ from prometheus_client.registry import Collector
 from sqlalchemy import text
 from uvicorn.server import ServerState
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.batch.estimate import read_backlog
 from gateway.http.http_protocol import HttpProtocol
 from gateway.storage.database import Database
 from gateway.telemetry.metrics import Metrics
+from protocol.serving.deadlines import running_timeout
 from protocol.serving.listening import open_socket
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self, TypeVar
 
+import asyncpg
 import msgspec
 from msgspec import Struct
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import drop_values
 from gateway.storage.schema import DRIVER_ERRORS
+from protocol.serving.deadlines import running_timeout
 
 CONNECT_TIMEOUT = 3.0  # seconds
 COMMAND_TIMEOUT = 10.0  # seconds, for one statement as the client sees it
@@ -126,7 +127,7 @@ def create_engine(
         pool_recycle=900,
         pool_use_lifo=True,  # each connection plans the functions of the schema anew
         connect_args={
-            "timeout": CONNECT_TIMEOUT,
+            "async_creator_fn": _connect,
             "command_timeout": COMMAND_TIMEOUT,
             "server_settings": server_settings,
         },
@@ -134,6 +135,12 @@ def create_engine(
         json_deserializer=msgspec.json.decode,
         hide_parameters=True,
     )
+
+
+async def _connect(*args: Any, **told: Any) -> asyncpg.Connection[Any]:
+    """Connect within seconds in which this process runs: the driver's own deadline ends before it reads what came."""
+    async with running_timeout(CONNECT_TIMEOUT):
+        return await asyncpg.connect(*args, **told)
 
 
 def from_row(kind: type[T], row: Mapping[Any, Any], **others: Any) -> T:

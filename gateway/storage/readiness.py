@@ -9,13 +9,13 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.journal.journal import Journal
 from billing.quotas.rate_wire import REDIS_AWAY
 from billing.upkeep.owner_list import silent_owners
 from gateway.core.clock import Clock
 from gateway.storage.database import Database
+from protocol.serving.deadlines import running_timeout
 
 CHECK_WITHIN = 0.5  # seconds for each part
 HOLDS_FOR = 1.0  # seconds

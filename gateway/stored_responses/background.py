@@ -17,7 +17,6 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from gateway.calls.call import Call
 from gateway.calls.hooks import Ending, KeepEnding
@@ -34,6 +33,7 @@ from gateway.stored_responses.turns import Turn
 from protocol.errors import BadRequest, Overloaded, ServiceError
 from protocol.events import Event
 from protocol.responses import ResponsesRequest
+from protocol.serving.deadlines import running_timeout
 from protocol.serving.leaving import Client
 from protocol.sse import encode_event
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from billing.core.deadlines import running_timeout
 from gateway.core.settings import DIRECT
 from gateway.upstreams.connection import Connection
 from gateway.upstreams.pool import Origin, Pool, place_of
 from gateway.upstreams.wire.base import UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamError, UpstreamTimeout
+from protocol.serving.deadlines import running_timeout
 
 LONGEST_REPLY = 64 * 1024 * 1024  # bytes of a plain reply that we read
 UNPACKED_AT_ONCE = 64 * 1024  # bytes

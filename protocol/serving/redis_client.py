@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, cast
@@ -17,7 +18,9 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnec
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from protocol.serving.deadlines import running_timeout
 from protocol.serving.redis_url import Servers, read_servers
 
 
@@ -34,7 +37,7 @@ def open_redis(url: str, *, timeout: float) -> Redis:
         return cast(Redis, _cluster(told, patience))
     redis: Redis = Redis.from_url(url, **patience) if told is None else _behind(told, told.service or "", patience)
     pool = redis.connection_pool
-    pool.connection_class = type("Connection", (_Closable, pool.connection_class), {})
+    pool.connection_class = _kind_of(pool.connection_class)
     return redis
 
 
@@ -46,8 +49,29 @@ async def read_each(redis: Redis, keys: Iterable[str]) -> list[Any]:
     return await reading.execute()
 
 
-class _Closable:
-    """A connection that may be closed under a command."""
+def _kind_of(connection: type[Any]) -> type[Any]:
+    return type("Connection", (_Connection, connection), {})
+
+
+class _Connection:
+    """A connection that may be closed under a command, and is given up after seconds in which this process ran."""
+
+    socket_timeout: float
+    socket_connect_timeout: float | None
+
+    async def _connect(self) -> None:
+        patience, self.socket_connect_timeout = self.socket_timeout, None  # the two are one
+        async with running_timeout(patience):
+            await super()._connect()  # type: ignore[misc]
+
+    async def read_response(self, disable_decoding: bool = False, timeout: float | None = None, **told: Any) -> Any:
+        if timeout is not None:  # who listens says how long
+            return await super().read_response(disable_decoding, timeout, **told)  # type: ignore[misc]
+        try:
+            async with running_timeout(self.socket_timeout):
+                return await super().read_response(disable_decoding, math.inf, **told)  # type: ignore[misc]
+        except TimeoutError as exc:
+            raise RedisTimeoutError(f"Redis gave no answer within {self.socket_timeout:g} s.") from exc
 
     async def send_packed_command(self, *command: Any, **options: Any) -> None:
         try:
@@ -75,7 +99,7 @@ def _cluster(told: Servers, patience: dict[str, Any]) -> _Cluster:
         retry=Retry(NoBackoff(), 1),
         **_options(told, patience),
     )
-    kind = type("Connection", (_Closable, redis.connection_kwargs["connection_class"]), {})
+    kind = _kind_of(redis.connection_kwargs["connection_class"])
     redis.connection_kwargs["connection_class"] = kind
     for node in redis.startup_nodes:
         node.connection_class = kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -114,3 +115,14 @@ async def test_rows_that_are_copied_are_quoted_neither(database: Database) -> No
             await driver.copy_records_to_table("refusing", records=[(SECRET,)])
 
     assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+async def test_a_connection_that_was_made_while_the_process_stood_still_is_used(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop sees to timers before sockets: what lies there is read before it is called late."""
+    monkeypatch.setattr(module, "CONNECT_TIMEOUT", 0.4)
+    async with Database(database.url) as anew:
+        asyncio.get_running_loop().call_later(0.0, time.sleep, 1.0)
+        async with anew.begin() as connection:
+            assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1

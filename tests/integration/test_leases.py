@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from sqlalchemy import event, text
 
-from billing.core.deadlines import running_timeout
 from billing.core.holds import HoldRequest, Leg, LimitName, Limits, RefusedHold, Scope
 from billing.quotas import draws
 from billing.quotas.callers import WAIT_FOR_ROOM
 from billing.quotas.lease_store import TIGHT_CHANNEL, PostgresLeases
 from billing.quotas.leases import Leases
 from gateway.storage.database import Database
+from protocol.serving.deadlines import running_timeout
 from tests.support.clock import SetClock
 
 NONE = Limits()

@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.quotas.reservations import Reservations
 from gateway.batch.at_providers.lines import lines_of
@@ -44,6 +43,7 @@ from gateway.inference.recalibrations import Recalibrations
 from gateway.storage.database import Database
 from gateway.upstreams.client import UpstreamClient
 from protocol.errors import ServiceError
+from protocol.serving.deadlines import running_timeout
 
 POLL = 0.3  # seconds between looks for something to run, while there is nothing
 CLAIM_AT_ONCE = 16  # items of one batch in a turn

@@ -12,7 +12,6 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.response import Stream
 
-from billing.core.deadlines import running_timeout
 from billing.core.store_errors import POSTGRES_AWAY
 from billing.upkeep.owner_list import silent_room
 from billing.upkeep.scope_room import scope_rooms
@@ -57,6 +56,7 @@ from gateway.reports.usage_report import usage_csv
 from gateway.storage.database import Database
 from protocol.decoding import decode
 from protocol.errors import invalid_param, invalid_value, missing_param
+from protocol.serving.deadlines import running_timeout
 
 LONGEST_EXPORT = 400  # days
 ASK_WITHIN = 0.5  # seconds that Postgres has where an answer can do without it

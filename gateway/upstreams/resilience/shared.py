@@ -14,10 +14,10 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from billing.core.deadlines import running_timeout
 from gateway.upstreams.resilience.breaker import Breaker, Condition
 from gateway.upstreams.resilience.cooldown import Cooldown, Cooldowns
 from gateway.upstreams.resilience.window import Tally
+from protocol.serving.deadlines import running_timeout
 from router.catalog.targets import Target
 
 PREFIX = "tollgate:{breakers}"

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from billing.core.deadlines import running_timeout
+from protocol.serving.deadlines import running_timeout
 
 
 async def wait(seconds: float) -> None:
