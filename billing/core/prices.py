@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ UNIT_PRICES = (
     ("search_units", "search_unit"),
     *(("images", "image"), ("characters", "character"), ("audio_seconds", "audio_second")),
 )
+PIECES_OF = attrgetter(*(unit for unit, _ in UNIT_PRICES))
 
 
 class Rates(Struct, frozen=True, kw_only=True):
@@ -147,8 +149,7 @@ def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | N
 
 def _units_of(usage: Usage, price: Price) -> Iterator[tuple[int, NanoDollars, str]]:
     """Yield what is priced by the piece: how many, at what, and which."""
-    for unit, kind in UNIT_PRICES:
-        count: int = getattr(usage, unit)
+    for (_, kind), count in zip(UNIT_PRICES, PIECES_OF(usage), strict=True):
         if count > 0 and (rate := getattr(price, kind)):
             yield count, rate, kind
 

@@ -19,7 +19,7 @@ MOST_NANOUSD = 2**53  # of one call, nine million dollars: what the counters and
 SAVINGS = ("saved_nanousd", "discount_nanousd")
 MOST_OF_TOKENS = dict.fromkeys(TOKENS, MOST_TOKENS)
 MOST = MOST_OF_TOKENS | dict.fromkeys((*COSTS, *SAVINGS), MOST_NANOUSD)
-TOKENS_OF, QUANTITIES = attrgetter(*TOKENS), attrgetter(*MOST)
+TOKENS_OF, UNITS_OF, QUANTITIES = attrgetter(*TOKENS), attrgetter(*UNITS), attrgetter(*MOST)
 
 Counts = TypeVar("Counts", bound=Struct)
 
@@ -148,7 +148,7 @@ def bounded_usage(usage: Usage) -> Usage:
 
 def units_of(usage: Usage) -> dict[str, int] | None:
     """Return what is priced in ``usage`` beside tokens, as a record has it."""
-    return {name: count for name in UNITS if (count := getattr(usage, name))} or None
+    return {name: count for name, count in zip(UNITS, UNITS_OF(usage), strict=True) if count} or None
 
 
 def usage_of(record: UsageRecord) -> Usage:

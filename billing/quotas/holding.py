@@ -52,8 +52,10 @@ class Holding:
         for (of_tokens, of_money), (tokens, nanousd) in zip(rooms, amounts, strict=True):
             of_tokens.held += tokens
             of_money.held += nanousd
-            of_tokens.hold = max(of_tokens.hold, tokens)
-            of_money.hold = max(of_money.hold, nanousd)
+            if tokens > of_tokens.hold:
+                of_tokens.hold = tokens
+            if nanousd > of_money.hold:
+                of_money.hold = nanousd
         models = tuple([scope.model for scope in request.scopes])
         self.calls[request.request_id] = Held(request.team_id, rooms, amounts, models)
 

@@ -44,10 +44,8 @@ def check_chat(request: ChatRequest) -> None:
                 f"messages[{place}].tool_call_id",
                 "A message of role 'tool' needs the 'tool_call_id' that it answers.",
             )
-        elif message.role != "assistant":
-            require(
-                message.content is not None, f"messages[{place}].content", f"A {message.role} message needs 'content'."
-            )
+        elif message.content is None and message.role != "assistant":
+            require(False, f"messages[{place}].content", f"A {message.role} message needs 'content'.")
 
 
 def check_sampling(request: Any) -> None:

@@ -38,9 +38,10 @@ def refuse_unpriced(extra: Mapping[str, Any]) -> None:
 def check_tags(asked: Any) -> None:
     """Refuse tags longer than OpenAI takes: they are kept in the journal and in the ledger. Raises BadRequest."""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
-        value = getattr(asked, name, None)
-        require(value is None or len(value) <= LONGEST_TAG, name, f"'{name}' is longer than {LONGEST_TAG} characters.")
-    pairs = getattr(asked, "metadata", None) or {}
+        if (value := getattr(asked, name, None)) is not None:
+            require(len(value) <= LONGEST_TAG, name, f"'{name}' is longer than {LONGEST_TAG} characters.")
+    if not (pairs := getattr(asked, "metadata", None)):
+        return
     require(len(pairs) <= 16, "metadata", "'metadata' may hold at most 16 pairs.")
     is_short = all(len(key) <= 64 and len(value) <= LONGEST_TAG for key, value in pairs.items())
     require(is_short, "metadata", f"A key of 'metadata' has at most 64 characters, a value at most {LONGEST_TAG}.")

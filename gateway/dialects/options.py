@@ -26,6 +26,8 @@ from router.catalog.targets import Tier
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 TOOLS = re.compile(r"mcp(/[A-Za-z0-9_-]{1,64}(/[\x21-\x7e]{1,256})?)?")  # of MCP servers: all, one's, or one
 OPTIONS = ("tier", "team_id", "priority", "quality", "max_cost_usd", "cache")
+HEADERS = {name: "x-" + name.replace("_", "-") for name in OPTIONS}  # their other names, in bodies too
+NAMES = frozenset((*OPTIONS, *HEADERS.values()))
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -92,9 +94,10 @@ def options_of(
 
 def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
     """Return the caller's options and take them out of ``extra``. Header and body must not disagree."""
+    if NAMES.isdisjoint(extra) and NAMES.isdisjoint(headers):
+        return DEFAULT_OPTIONS
     found: dict[str, Any] = {}
-    for name in OPTIONS:
-        header = "x-" + name.replace("_", "-")
+    for name, header in HEADERS.items():
         said = [value for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
         if (value := headers.get(header)) is not None:
             said.append(value)

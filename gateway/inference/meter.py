@@ -100,12 +100,12 @@ class Meter:
         """The price of what was used: that of the tier in which its upstream says that it answered, where it has one
         of its own; else that of the tier which was asked for. Of pictures: as far as their upstream tells which."""
         model = self._source.answering.target.model
-        return of_picture((model.price_in(self._tier) if self._tier else None) or model.price, *self._picture)
+        in_tier = model.price_in(self._tier) if self._tier and model.service_tiers else None
+        return of_picture(in_tier or model.price, *self._picture)
 
     def discount_on(self, usage: Usage, cost: int) -> int:
         """Return by how much ``usage`` costs the team less than the same live call, for its tier, in nano-dollars."""
-        price = self.price
-        if price.batch_discount == 1.0 or self._call.routing.tier is not Tier.BATCH:
+        if self._call.routing.tier is not Tier.BATCH or (price := self.price).batch_discount == 1.0:
             return 0
         return max(0, cost_of(usage, price, at=self._call.created_at) - cost)
 

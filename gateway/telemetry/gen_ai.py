@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from billing.core.records import CHARGED, Status, UsageRecord
-from gateway.telemetry.meters import Meters, Row, WholeHistogram, histogram, histogram_of, make_rows
+from gateway.telemetry.meters import Meters, histogram, histogram_of, make_rows
 from gateway.telemetry.pace import CHUNK_SECONDS, Pace
 from gateway.telemetry.tracing import OPERATIONS
 
@@ -30,8 +30,7 @@ class GenAIMetrics:
         f"{LABELS} error_type",
         buckets=CHUNK_SECONDS,
     )
-    chunk = Row(
-        WholeHistogram,
+    chunk = histogram(
         "gen_ai_client_operation_time_per_output_chunk_seconds",
         "Waits for the chunks of a stream after its first: the gaps between tokens",
         LABELS,

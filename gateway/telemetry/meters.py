@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence, Set
 from functools import lru_cache, partial
 from typing import Generic, TypeVar
@@ -53,9 +54,9 @@ def counter(name: str, words: str, labels: str = "") -> Row[Counter]:
     return Row(Counter, name, words, labels)
 
 
-def histogram(name: str, words: str, labels: str = "", *, buckets: Sequence[float]) -> Row[Histogram]:
+def histogram(name: str, words: str, labels: str = "", *, buckets: Sequence[float]) -> Row[WholeHistogram]:
     """Return the row of a histogram with these upper bounds."""
-    return Row(Histogram, name, words, labels, buckets=buckets)
+    return Row(WholeHistogram, name, words, labels, buckets=buckets)
 
 
 def gauge(name: str, words: str, labels: str = "", *, of: str) -> Row[Gauge]:
@@ -76,7 +77,12 @@ def make_rows(table: object, meters: Meters) -> None:
 
 
 class WholeHistogram(Histogram):
-    """A histogram that takes in what was counted by its buckets elsewhere."""
+    """A histogram that takes in what was counted by its buckets elsewhere, and finds one by halving."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        """Count an observation; of examples there are none."""
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add as many observations to each bucket, of ``total`` in sum; the last is above every bound."""

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, STATUS_LINE, HttpTo
 
 ONE_PIECE = 64 * 1024  # bytes of a body that is copied behind its head
 BODILESS = (204, 304)
+FRAMING = {b"content-length: ", b"transfer-encoding: ", b"connection: "}  # headers that say where an answer ends
 MOST_NAMES = 1000
 CONTROLS = bytes([*range(9), *range(10, 32), 127])  # signs that no header may have
 
@@ -80,13 +81,15 @@ class Exchange(RequestResponseCycle):
         says_close = False
         for given, value in (*self._state.default_headers, *headers):
             name = _names.get(given) or _named(given)
+            lines.append(name + value)
+            if name not in FRAMING:
+                continue
             if name == b"content-length: " and self.chunked_encoding is None:
                 self.expected_content_length, self.chunked_encoding = int(value), False
             elif name == b"transfer-encoding: " and value.lower() == b"chunked":
                 self.expected_content_length, self.chunked_encoding = 0, True
             elif name == b"connection: " and b"close" in map(bytes.strip, value.lower().split(b",")):
                 self.keep_alive, says_close = False, True
-            lines.append(name + value)
         if self.chunked_encoding is None and not self._knows_chunks:
             self.chunked_encoding = self._has_length = self.keep_alive = False
         if not self.keep_alive and not says_close:

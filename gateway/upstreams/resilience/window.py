@@ -80,7 +80,8 @@ class Window:
                 break
             requests += bucket.requests
             small += bucket.small
-            large.update(bucket.large)
+            if bucket.large:  # nearly always none
+                large.update(bucket.large)
         return Tally(requests, small, large)
 
 
