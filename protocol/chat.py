@@ -205,8 +205,8 @@ class ChatRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
 def check_arguments(request: ChatRequest) -> None:
     """Refuse calls whose arguments hold more values than a body may: they are decoded, too. Raises BadRequest."""
     calls = [call for message in request.messages if message.tool_calls for call in message.tool_calls]
-    said = "".join(call.function.arguments for call in calls)
-    if calls and has_more_values(said.encode("utf-8", "replace"), MAX_VALUES):
+    said = "".join([call.function.arguments for call in calls]) if calls else ""
+    if has_more_values(said.encode("utf-8", "replace"), MAX_VALUES):
         raise invalid_value("messages", f"holds tool calls whose arguments have more than {MAX_VALUES} values")
 
 

@@ -20,7 +20,7 @@ def unread_fields(plain: Any, type: Any) -> tuple[str, ...]:
     if not isinstance(plain, dict):
         return ()
     found: dict[str, None] = {}
-    for name, look in _fields_of(type).looks:
+    for name, look in _fields_of(type).looks.items():
         if (value := plain.get(name)) and not isinstance(value, str):
             look(value, name, found)
     return tuple(found)
@@ -30,18 +30,18 @@ class _Fields(NamedTuple):
     """The fields of a struct, its tag among them, and how to look into those that hold what could be unknown."""
 
     known: frozenset[str]
-    looks: tuple[tuple[str, Look], ...]
+    looks: dict[str, Look]
 
 
 @cache
 def _fields_of(type: Any) -> _Fields:
     info = inspect.type_info(type)
     if not isinstance(info, inspect.StructType):
-        return _Fields(frozenset(), ())
+        return _Fields(frozenset(), {})
     looks = ((field.encode_name, _look_into(field.type)) for field in info.fields)
     tag = () if info.tag_field is None else (info.tag_field,)
     known = frozenset((*tag, *(field.encode_name for field in info.fields)))
-    return _Fields(known, tuple((name, look) for name, look in looks if look is not None))
+    return _Fields(known, {name: look for name, look in looks if look is not None})
 
 
 def _look_into(info: inspect.Type) -> Look | None:
@@ -83,8 +83,8 @@ def _look_at_one(by_tag: dict[Any, Any], tag_field: str | None) -> Look:
             for name, inner in value.items():
                 if name not in fields.known and inner not in (None, "", [], {}) and len(found) < MOST_TOLD:
                     found[f"{path}.{name}"] = None
-        for name, further in fields.looks:
-            if (inner := value.get(name)) and not isinstance(inner, str):
+        for name, inner in value.items():
+            if inner and not isinstance(inner, str) and (further := fields.looks.get(name)) is not None:
                 further(inner, f"{path}.{name}", found)
 
     return look

@@ -149,9 +149,10 @@ def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | N
 
 def _units_of(usage: Usage, price: Price) -> Iterator[tuple[int, NanoDollars, str]]:
     """Yield what is priced by the piece: how many, at what, and which."""
-    for (_, kind), count in zip(UNIT_PRICES, PIECES_OF(usage), strict=True):
-        if count > 0 and (rate := getattr(price, kind)):
-            yield count, rate, kind
+    if any(counts := PIECES_OF(usage)):
+        for (_, kind), count in zip(UNIT_PRICES, counts, strict=True):
+            if count > 0 and (rate := getattr(price, kind)):
+                yield count, rate, kind
 
 
 def most_cost(most: Usage, price: Price, *, batch: bool = False, at: float | None = None) -> NanoDollars:

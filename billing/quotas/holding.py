@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from msgspec import Struct
 
-from billing.core.holds import HoldRequest
+from billing.core.holds import HoldRequest, Scope
 from billing.core.ids import day_of
 from billing.quotas.rooms import Pair, Rooms
 
@@ -18,7 +18,7 @@ class Held(Struct, frozen=True, eq=False):
     team_id: str
     rooms: tuple[Pair, ...]  # of each scope
     amounts: tuple[tuple[int, int], ...]  # tokens and nano-dollars held of each
-    models: tuple[str, ...]  # whose calls alone each counts
+    scopes: tuple[Scope, ...]
 
 
 class Holding:
@@ -56,8 +56,7 @@ class Holding:
                 of_tokens.hold = tokens
             if nanousd > of_money.hold:
                 of_money.hold = nanousd
-        models = tuple([scope.model for scope in request.scopes])
-        self.calls[request.request_id] = Held(request.team_id, rooms, amounts, models)
+        self.calls[request.request_id] = Held(request.team_id, rooms, amounts, request.scopes)
 
     def settle(self, request_id: str, tokens: int, nanousd: int, model: str) -> tuple[str, bool] | None:
         """Put what a call used in place of what it held; return its team, and whether what it leaves is wanted
@@ -66,10 +65,10 @@ class Holding:
         if held is None:
             return None
         is_tight = is_exceeded = False
-        for (of_tokens, of_money), amounts, only in zip(held.rooms, held.amounts, held.models, strict=True):
+        for (of_tokens, of_money), amounts, scope in zip(held.rooms, held.amounts, held.scopes, strict=True):
             of_tokens.held -= amounts[0]
             of_money.held -= amounts[1]
-            if not only or only == model:
+            if not scope.model or scope.model == model:
                 of_tokens.used += tokens
                 of_money.used += nanousd
                 is_exceeded = is_exceeded or tokens > amounts[0] or nanousd > amounts[1]

@@ -124,7 +124,8 @@ def remaining_of(scopes: Iterable[RateScope], now: float) -> tuple[Remaining | N
         used = scope.minute(now)
         for kind, least in enumerate(tightest):
             if (cap := scope.caps[kind]) >= 0:
-                left = min(cap, max(0, cap - used[kind]))
+                left = cap - used[kind]
+                left = 0 if left < 0 else cap if left > cap else left
                 if least is None or left < least.remaining:
                     tightest[kind] = Remaining(cap, left, MINUTE if left < cap else 0.0)
     return tightest[0], tightest[1]

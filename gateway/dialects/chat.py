@@ -55,9 +55,9 @@ def check_sampling(request: Any) -> None:
     require_between(request.n, 1, 128, "n")
     require_between(request.presence_penalty, -2, 2, "presence_penalty")
     require_between(request.frequency_penalty, -2, 2, "frequency_penalty")
-    tokens = request.logit_bias or ()
-    are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in tokens)
-    require(are_ids, "logit_bias", "'logit_bias' names token ids.")
+    if request.logit_bias:
+        are_ids = all(token.isascii() and token.isdigit() and len(token) < 10 for token in request.logit_bias)
+        require(are_ids, "logit_bias", "'logit_bias' names token ids.")
     if isinstance(request.stop, tuple):
         require(len(request.stop) <= MOST_STOPS, "stop", f"'stop' may hold at most {MOST_STOPS} sequences.")
     require(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -114,7 +114,8 @@ def asking_of(
     it is asked with in place of a key."""
     call, extra = context.call, _allowed_extra(context.call, provider)
     request, refused = without_fields(with_output_limit(call.request, limit), provider.drop_fields)
-    left_out = (*_unknown(call, extra), *refused, *call.unread)
+    unknown = [name for name in call.extra if name not in extra and name not in call.understood]  # and not honoured
+    left_out = (*unknown, *refused, *call.unread)
     response = call.shown if provider.responses and quirks.responses else None
     if response is not None:
         left_out = tuple(name for name in left_out if name not in SAID_IN_RESPONSES)
@@ -189,11 +190,6 @@ async def read_answer(
 def is_success(response: UpstreamResponse) -> bool:
     """Whether an upstream has taken the request."""
     return 200 <= response.status < 300
-
-
-def _unknown(call: Call, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of fields unknown to us that go nowhere, and were not honoured either."""
-    yield from (name for name in call.extra if name not in extra and name not in call.understood)
 
 
 def _allowed_extra(call: Call, provider: ProviderSettings) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
             self._due = math.inf
 
     def _wait_until(self, due: float) -> None:
-        self._due = due = max(due, self._grace)
+        self._due = due = due if due > self._grace else self._grace
         if due < self._rings:
             if self._alarm is not None:
                 self._alarm.cancel()

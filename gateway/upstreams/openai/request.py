@@ -167,10 +167,9 @@ def _plain_chat(request: ChatRequest, asking: Asking, dropped: list[str]) -> Cha
         is_newer = is_newer and (asking.api_version is None or asking.api_version >= NEWER_LIMIT_SINCE)
         limits = (None, limit) if is_newer else (limit, None)
         request = replace(request, max_tokens=limits[0], max_completion_tokens=limits[1])
-    messages = tuple(map(_plain, request.messages))
-    if messages != request.messages:
+    if any(message.thinking_blocks or type(message.content) is tuple for message in request.messages):
         dropped += _marks_in(request.messages)
-    request = replace(request, messages=messages)
+        request = replace(request, messages=tuple(map(_plain, request.messages)))
     if asking.self_hosted:
         dropped += [name for name in ENGINE_LACKS if getattr(request, name)]
     if not request.tools:  # what is said of none would be refused

@@ -61,8 +61,8 @@ class Deadline(Struct, frozen=True):
 
     def left(self, now: float) -> float:
         """Return the seconds left, never less than 0."""
-        return max(0.0, self.at - now)
+        return self.at - now if now < self.at else 0.0
 
     def within(self, patience: float, now: float) -> float:
         """Return the seconds that one attempt may take which would usually get ``patience``."""
-        return min(patience, self.left(now))
+        return patience if now + patience <= self.at else self.left(now)
