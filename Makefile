@@ -90,7 +90,7 @@ LOCK := --universal --python-version 3.11 --generate-hashes --no-annotate --no-h
 lock: setup
 	$(INSTALL) uv
 	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra otel --extra reader $(LOCK) -o locks/gateway.txt
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine $(LOCK) -o locks/engine.txt
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --extra engine --extra vision $(LOCK) -o locks/engine.txt
 
 # The images of compose.yaml and the Dockerfile, to the digest; SKIPPED where no registry answers.
 pin:

@@ -144,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-lora-rank", metavar="R", help="for which each of them has room")
     loads = "clients may load and unload adapters, from any folder that the engine can read"
     add("--allow-runtime-lora-updating", action="store_true", help=loads)
+    add("--max-images", metavar="N", help="of a request, where the model reads some; 0 leaves its tower out")
+    add("--max-image-pixels", metavar="N", help="of one image, before it is made smaller")
+    add("--max-image-bytes", metavar="N", help="of one image, as it comes")
     add("--max-waiting", metavar="N", help="requests in the queue")
     add("--drain-seconds", metavar="S", help="after SIGTERM")
     add("--num-threads", type=int, metavar="N", help="of torch on the CPU; torch's own choice if not given")

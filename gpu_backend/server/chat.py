@@ -19,6 +19,7 @@ from gpu_backend.server.generation import Job
 from gpu_backend.server.reply import Piece
 from gpu_backend.server.requests.bodies import Extensions, read_body, read_sender, sampling_of, stop_strings
 from gpu_backend.server.requests.checks import check_chat, check_tokens
+from gpu_backend.server.requests.pictures import find_pictures, place_pictures, read_pictures
 from gpu_backend.server.requests.prompts import encode_chat, render_chat
 from gpu_backend.server.requests.structured import grammar_of
 from gpu_backend.server.requests.tools import ToolUse, read_tools
@@ -33,6 +34,7 @@ from gpu_backend.server.wire import (
 )
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import FinishReason
+from gpu_backend.step.picture import Picture
 from gpu_backend.step.sampling_params import Grammar
 from protocol.chat import ChatRequest
 from protocol.errors import invalid_param
@@ -47,10 +49,12 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
     raw = await request.body()
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
     body, extensions, tool_use = asked.body, asked.extensions, asked.tool_use
-    prompt = await encode_chat(front.checkpoint, asked.text, max_model_len)
+    sender = read_sender(request.headers)
+    prompt, pictures = await encode_prompt(front, asked, sender.tenant)
     is_harmony = front.checkpoint.chat is not None and front.checkpoint.chat.is_harmony
     job = Job(
         prompts=(prompt,),
+        pictures=pictures,
         sampling=sampling_of(
             body,
             extensions,
@@ -62,7 +66,7 @@ async def create_chat_completion(request: Request[Any, Any, Any]) -> ASGIApp:
             grammar=asked.grammar,
         ),
         n=body.n or 1,
-        sender=read_sender(request.headers),
+        sender=sender,
         stops=stop_strings(body) + (tool_use.stops if tool_use is not None else ()),
         resumed=extensions.resume_token_ids,
         # Where tools may be called, the text passes through their reader whole, and the writer skips.
@@ -85,6 +89,7 @@ class ChatJob:
     body: ChatRequest
     extensions: Extensions
     text: str  # of the prompt
+    pictures: tuple[tuple[str, str], ...]  # where in the body each is, and its URL
     tool_use: ToolUse | None
     grammar: Grammar | None
     grammar_field: str | None
@@ -112,7 +117,21 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
     text = render_chat(checkpoint, body.messages, tool_use.tools if tool_use is not None else (), effort)
     if chat is not None and chat.is_harmony and grammar is not None:
         text += FINAL  # a grammar is the answer's: there are no thoughts before it
-    return ChatJob(body, extensions, text, tool_use, grammar, grammar_field, adapter)
+    pictures = find_pictures(body.messages, front.settings.engine.pictures)
+    return ChatJob(body, extensions, text, pictures, tool_use, grammar, grammar_field, adapter)
+
+
+async def encode_prompt(front: Front, asked: ChatJob, tenant: str) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+    """Return a prompt's tokens, and the pictures among them. Raises ``BadRequest``."""
+    longest, sight = front.max_model_len, front.checkpoint.sight
+    tokens = await encode_chat(front.checkpoint, asked.text, longest)
+    if not asked.pictures:
+        return tokens, ()
+    assert sight is not None, "the template refuses pictures where the model reads none"
+    pixels = await read_pictures(asked.pictures, sight.vision, front.settings.engine.pictures)
+    return await off_loop(
+        sum(len(each.data) for each in pixels), lambda: place_pictures(tokens, pixels, sight, tenant, longest - 1)
+    )
 
 
 class ChatAnswerWriter:

@@ -20,6 +20,7 @@ from gpu_backend.server.client.engine_metrics import EngineReading
 from gpu_backend.server.client.errors import ModelNotFound
 from gpu_backend.server.generation import Generation, Job
 from gpu_backend.server.metrics import Metrics
+from gpu_backend.server.requests.pictures import can_decode
 from gpu_backend.server.settings import FrontSettings
 from gpu_backend.server.wire import encode
 from gpu_backend.step.adapter import Adapter
@@ -46,6 +47,11 @@ class Front:
         self.engine.refuse_if_closed()
         assert self.engine.ready is not None
         return self.engine.ready.max_model_len
+
+    @property
+    def sees(self) -> bool:
+        """Whether pictures are read here: by the model, by what is installed, and as the operator has it."""
+        return self.checkpoint.sight is not None and can_decode() and self.settings.engine.pictures.max_images > 0
 
     def announcement(self, base_url: str, number: int, now: float, state: str | None = None) -> Announcement:
         """Return what gateways are told of this engine. ``state``: in place of the engine's own."""

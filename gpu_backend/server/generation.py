@@ -20,6 +20,7 @@ from gpu_backend.server.requests.transfer import TransferParams
 from gpu_backend.server.wire import UsageBody
 from gpu_backend.step.adapter import Adapter
 from gpu_backend.step.messages import Embedding, FinishReason, Generate, NewTokens
+from gpu_backend.step.picture import Picture
 from gpu_backend.step.plan import TokenLogprob
 from gpu_backend.step.sampling_params import SamplingParams
 from gpu_backend.step.transfer import HeldBlocks
@@ -35,6 +36,7 @@ class Job:
     sampling: SamplingParams
     n: int
     sender: Sender
+    pictures: tuple[Picture, ...] = ()  # of the only prompt
     stops: tuple[str, ...] = ()
     resumed: tuple[int, ...] = ()
     skip: int = 0  # characters of the resumed reply that its reader has
@@ -153,6 +155,7 @@ class Generation:
             resume_token_ids=job.resumed,
             prompt_marks=tokens_of_marks(job.sender.marks, len(prompt)) if len(job.prompts) == 1 else (),
             adapter=job.adapter,
+            pictures=job.pictures,
             remote=job.transfer.remote if job.transfer else None,
             holds_blocks=job.transfer is not None and job.transfer.do_remote_decode,
         )

@@ -26,6 +26,7 @@ class ModelBody(Struct, frozen=True, kw_only=True):
     parent: str | None = None  # of an adapter: the model that it adapts
     max_model_len: int | None  # null until the engine is ready
     version: str | None  # null where no registry has one
+    input_modalities: tuple[str, ...]  # text, and image where pictures are read
 
 
 class ModelList(Struct, frozen=True):
@@ -259,6 +260,7 @@ def _model(front: Front, adapter: Adapter | None = None) -> ModelBody:
         created=front.checkpoint.created,
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
+        input_modalities=("text", "image") if front.sees else ("text",),
     )
 
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from litestar import Request, Response, post
 from msgspec import Struct
 
-from gpu_backend.server.chat import read_chat
+from gpu_backend.server.chat import encode_prompt, read_chat
 from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TextCodec, TooManyTokens
 from gpu_backend.server.front import Front, front_of, json_answer, request_id_of
 from gpu_backend.server.requests.bodies import read_body
 from gpu_backend.server.requests.checks import check_completion
-from gpu_backend.server.requests.prompts import check_token_ids, encode_chat, encode_prompts, render_chat
+from gpu_backend.server.requests.prompts import check_token_ids, encode_prompts, render_chat
 from gpu_backend.server.requests.tools import read_tools
 from protocol.chat import ChatRequest, Message, Tool
 from protocol.completions import CompletionRequest
@@ -120,7 +120,7 @@ async def render_chat_completion(request: Request[Any, Any, Any]) -> Response[by
     front = front_of(request)
     raw = await request.body()
     asked = await off_loop(len(raw), lambda: read_chat(front, raw))
-    tokens = await encode_chat(front.checkpoint, asked.text, front.max_model_len)
+    tokens, _ = await encode_prompt(front, asked, "")
     return json_answer(_rendered(request, asked.body.model, tokens))
 
 

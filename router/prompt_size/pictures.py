@@ -1,11 +1,9 @@
-# How many tokens a picture takes of a prompt, by the formula of the model's maker, and how large a picture is.
+# How many tokens a picture takes of a prompt, by the formula of the model's maker.
 # Formulas: OpenAI, "Images and vision"; Anthropic, "Vision" and "PDF support"; Google, "Image understanding"; Qwen2-VL
-# and its kin.
+# and its kin; Pixtral, which Mistral's models that see have been since.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -14,15 +12,13 @@ from functools import lru_cache
 from msgspec import Struct
 
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, PdfUrl
+from protocol.media.picture_sizes import size_of
 from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 
 # The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.
 DEAREST = 2833 + 8 * 5667
 LOW_DETAIL_DEAREST = 16_384  # detail is only some providers' word; others go by the size: Qwen2-VL and its kin
 PAGE_TEXT_TOKENS = 3_500  # of one page of a PDF: 1,500 to 3,000 (Anthropic, "PDF support"), and marks for citations
-MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
-MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
-_SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
 
 
 class Picture(Struct, frozen=True):
@@ -58,61 +54,6 @@ def picture_tokens_most(model: str, picture: Picture) -> int:
     if picture.pages:
         return picture.pages * (PAGE_TEXT_TOKENS + _formula_of(model)(Picture(None, is_low=False)))
     return _formula_of(model)(picture)
-
-
-def size_of(url: str) -> tuple[int, int] | None:
-    """Return width and height of the PNG, JPEG, GIF or WebP in a ``data:`` URL; ``None`` for whatever else."""
-    head, found, data = url[:128].partition(";base64,")
-    if not found or not head.startswith("data:image/"):
-        return None
-    begin = len(head) + len(found)
-    for most in (4 * 64, 4 * MOST_HEADER // 3):  # a JPEG alone may have its size far behind
-        try:
-            data = url[begin : begin + most]
-            start = base64.b64decode(data[: len(data) // 4 * 4])
-        except (binascii.Error, ValueError):
-            return None
-        if (size := _size_in(start)) is not None:
-            return size if min(size) > 0 else None
-        if start[:2] != b"\xff\xd8":
-            return None
-    return None
-
-
-def _size_in(start: bytes) -> tuple[int, int] | None:
-    """Return the size that the beginning of a picture tells."""
-    if start[:8] == b"\x89PNG\r\n\x1a\n" and start[12:16] == b"IHDR":
-        return int.from_bytes(start[16:20]), int.from_bytes(start[20:24])
-    if start[:6] in (b"GIF87a", b"GIF89a"):
-        return int.from_bytes(start[6:8], "little"), int.from_bytes(start[8:10], "little")
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return _webp_size(start[12:])
-    return _jpeg_size(start) if start[:2] == b"\xff\xd8" else None
-
-
-def _webp_size(chunk: bytes) -> tuple[int, int] | None:
-    match chunk[:4]:
-        case b"VP8X":
-            return 1 + int.from_bytes(chunk[12:15], "little"), 1 + int.from_bytes(chunk[15:18], "little")
-        case b"VP8L":
-            bits = int.from_bytes(chunk[9:13], "little")
-            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        case b"VP8 ":
-            return int.from_bytes(chunk[14:16], "little") & 0x3FFF, int.from_bytes(chunk[16:18], "little") & 0x3FFF
-    return None
-
-
-def _jpeg_size(start: bytes) -> tuple[int, int] | None:
-    place = 2
-    for _ in range(MOST_SEGMENTS):
-        if (found := _SEGMENT.match(start, place)) is None:
-            return None
-        marker, place = start[found.end() - 1], found.end()
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame begins
-            height, width = start[place + 3 : place + 5], start[place + 5 : place + 7]
-            return (int.from_bytes(width), int.from_bytes(height)) if len(width) == 2 else None
-        place += max(2, int.from_bytes(start[place : place + 2]))
-    return None
 
 
 def _tiles(base: int, tile: int) -> Formula:
@@ -160,6 +101,22 @@ def _scaled(side: int, scale: float) -> int:
     return math.ceil(side * scale - 1e-6)
 
 
+def _lines(picture: Picture) -> int:
+    """Pixtral's and Mistral's: lines of 16 × 16 up to 1024 pixels a side, or 28 × 28 up to 1540, with a token after
+    each; a camera's picture may lie on its side."""
+    if picture.size is None:
+        return 64 * 65
+    long, short = max(picture.size), min(picture.size)
+    sizes = [
+        (_fitted(long, long, most, side), _fitted(short, long, most, side)) for side, most in ((16, 1024), (28, 1540))
+    ]
+    return max(lines * (across + 1) for across, lines in [*sizes, *(pair[::-1] for pair in sizes)])
+
+
+def _fitted(pixels: int, longest: int, most: int, side: int) -> int:
+    return math.ceil(min(most, max(1, pixels * min(1.0, most / longest))) / side)
+
+
 _QWEN = _patches(28, 16_384, least=256)
 _CLAUDE = _patches(27, 4_784)  # one token for each 28 × 28, or width × height / 750: 27.4 × 27.4
 _MINI = _tiles(2833, 5667)
@@ -179,6 +136,7 @@ _FORMULAS: tuple[tuple[str, Formula], ...] = (
     (r"claude-", _CLAUDE),
     (r"gemini-", _crops),
     (r"qwen", _QWEN),
+    (r"(pixtral|[dm]\w*stral)", _lines),
 )
 
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from gpu_backend.step.transfer import HeldBlocks, RemoteBlocks
 from router.catalog.targets import Endpoint
 from tests.support.databases import Databases
 from tests.support.fake_engine import TIMINGS, FakeEngine, speaking
-from tests.support.front import END, running_front, token_ids, write_small_files
+from tests.support.front import END, IMAGE, SEEING_TEMPLATE, VISION, running_front, token_ids, write_small_files
 from tests.support.house import NEVER_OPENS, House, model, running_house, settings_for
 
 LONG, SHORT = "What is a toll gate? " * 20, "What?"
@@ -47,7 +49,7 @@ class Scene:
     decoder: FakeEngine
     prefiller: FakeEngine
 
-    def ask(self, said: str, path: str = "/v1/chat/completions", **more: Any) -> Any:
+    def ask(self, said: Any, path: str = "/v1/chat/completions", **more: Any) -> Any:
         """Ask; return the text that came."""
         prompt: dict[str, Any] = (
             {"prompt": said} if path == "/v1/completions" else {"messages": [{"role": "user", "content": said}]}
@@ -68,7 +70,7 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(databases: Databases, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("prefill")
-    checkpoint = write_small_files(folder / "tiny")
+    checkpoint = write_small_files(folder / "tiny", SEEING_TEMPLATE, VISION)
     decoder, prefiller = (FakeEngine(max_model_len=1024) for _ in range(2))
     with ExitStack() as stack:
         database_url = stack.enter_context(databases.lend())
@@ -126,6 +128,24 @@ def test_the_row_of_a_call_tells_who_computed_its_prompt(scene: Scene) -> None:
     assert prefill["target"].startswith("prompts/here/") and prefill["ms"] > 0
     assert prefill["gpu_seconds"] == TIMINGS.gpu_seconds
     assert row["output_tokens"] == 6
+
+
+def test_pictures_go_wherever_their_prompt_goes(scene: Scene) -> None:
+    """Through the gateway to both replicas, which name the blocks of the picture alike."""
+    images = pytest.importorskip("PIL.Image")
+    written = BytesIO()
+    images.new("RGB", (24, 16), "red").save(written, "PNG")
+    url = f"data:image/png;base64,{b64encode(written.getvalue()).decode()}"
+    said = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {"url": url}}]
+
+    assert scene.ask(said) == "Hello"
+
+    (prefill,), (decode,) = scene.commands(scene.prefiller), scene.commands(scene.decoder)
+    (picture,) = decode.pictures
+    assert prefill.pictures == (picture,)
+    assert picture.pixels == bytes((255, 0, 0)) * 24 * 16
+    assert decode.prompt_token_ids.count(IMAGE) == 3 * 2
+    assert prefill.prompt_token_ids == decode.prompt_token_ids
 
 
 def test_a_short_prompt_is_computed_where_its_reply_is_made(scene: Scene) -> None:

@@ -28,6 +28,20 @@ from tests.support.waiting import until
 ALPHABET = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 END = 256  # the token that ends a reply; the others are bytes, in the order of the byte-level alphabet
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+# Of a model that reads pictures: tokens of 8 × 8 pixels, at most 64 pixels a side.
+SEEING_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text if part.type == 'text' else '[IMG]' }}{% endfor %}{% endif %}"
+    "{% endfor %}<assistant>"
+)
+IMAGE, LINE, IMAGE_END = 257, 258, 259
+SMALL = {"vocab_size": 260, "hidden_size": 2, "eos_token_id": END}
+VISION = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": IMAGE,
+    "text_config": SMALL | {"model_type": "mistral"},
+    "vision_config": {"model_type": "pixtral", "patch_size": 4, "image_size": 64},
+}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -37,17 +51,18 @@ def token_ids(text: str) -> list[int]:
     return [ALPHABET[character] for part, _ in split for character in part]
 
 
-def write_small_files(folder: Path, chat_template: str | None = TEMPLATE) -> Path:
-    """Write what the front reads of a checkpoint, without weights: one token per byte."""
+def write_small_files(folder: Path, chat_template: str | None = TEMPLATE, config: Any = None) -> Path:
+    """Write what the front reads of a checkpoint, without weights: one token per byte, and those of pictures."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(ALPHABET), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    names = ["<|end|>"] if chat_template != SEEING_TEMPLATE else ["<|end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|end|>"} | ({"chat_template": chat_template} if chat_template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 260, "hidden_size": 2, "eos_token_id": END}))
+    (folder / "config.json").write_text(json.dumps(SMALL | (config or {})))
     return folder
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gpu_backend.models.config.model import load_vision_config
 from gpu_backend.step.picture import Picture
+from tests.support.front import IMAGE, IMAGE_END, LINE, SEEING_TEMPLATE, write_small_files
 from tests.support.tiny_model import TinyModel, write_shards, write_tiny_model
 
-IMAGE, BREAK, END = 257, 258, 259  # in the place of the tiny tokenizer's last special tokens
 HIDDEN, INNER, LAYERS = 32, 48, 2
 
 
@@ -114,7 +114,9 @@ TINY_VISIONS = {
 def write_tiny_vision(folder: Path, model: TinyVision | None = None, with_tokenizer: bool = False) -> Path:
     """Write the checkpoint into ``folder``, and a byte-level tokenizer with it if asked; return ``folder``."""
     model = model or TinyVision()
-    write_tiny_model(folder, model.text, with_tokenizer)
+    write_tiny_model(folder, model.text)
+    if with_tokenizer:
+        write_small_files(folder, SEEING_TEMPLATE)
     (folder / "config.json").write_text(json.dumps(model.config()))
     text = {f"language_model.{name}": tensor for name, tensor in model.text.tensors().items()}
     write_shards(folder, text | model.tensors())
@@ -137,7 +139,7 @@ def with_pictures(
     for pixels, after in zip(pictures, words[1:], strict=True):
         height, width = pixels.shape[:2]
         rows, columns = vision.grid(width, height)
-        tokens = [*(([IMAGE] * columns + [BREAK]) * rows)[:-1], END]
+        tokens = [*(([IMAGE] * columns + [LINE]) * rows)[:-1], IMAGE_END]
         data = pixels.numpy().tobytes()
         digest = blake2b(data, digest_size=16).digest()
         placed.append(Picture(len(prompt), len(tokens), IMAGE, digest, width, height, data))

@@ -22,7 +22,9 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~; ]", name)[0]).lower()
 
 
-@pytest.mark.parametrize(("lock", "extras"), [("gateway.txt", ["otel", "reader"]), ("engine.txt", ["engine"])])
+@pytest.mark.parametrize(
+    ("lock", "extras"), [("gateway.txt", ["otel", "reader"]), ("engine.txt", ["engine", "vision"])]
+)
 def test_a_lock_has_everything_at_the_versions_that_were_tested(lock: str, extras: list[str]) -> None:
     """After a change of pyproject.toml or constraints.txt, `make lock` writes them anew."""
     pins, tested = pins_of(ROOT / "locks" / lock), pins_of(ROOT / "constraints.txt")

@@ -28,6 +28,7 @@ NO_TOKENS = AddedTokens()
 class ChatTemplate:
     """One template, compiled once. ``special_tokens`` are the names it may use: ``bos_token``, ``eos_token``, …
 
+    Where the model ``sees``, it writes a token for each picture.
     In what callers say, control tokens among the vocabulary's ``added_tokens`` are guarded. ``now`` tells the local
     time to templates that write the date. Raises ``ValueError`` for a template with a fault.
     """
@@ -38,6 +39,8 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         added_tokens: AddedTokens = NO_TOKENS,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
+        *,
+        sees: bool = False,
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
@@ -55,6 +58,7 @@ class ChatTemplate:
         self.is_harmony = is_harmony(source)
         # How much a model may be told to think before it answers.
         self.efforts = ("low", "medium", "high") if self.is_harmony and "reasoning_effort" in source else ()
+        self._sees = sees
         self._special_tokens = dict(special_tokens)
         self._control_tokens = added_tokens.control_tokens(source)
         # A template may look for thoughts in a reply, to leave them out: there they stay as the model wrote them.
@@ -71,7 +75,7 @@ class ChatTemplate:
         The text has marks where callers wrote control tokens; ``TextCodec.encode`` knows them.
         Raises ``BadRequest`` for what the template or the model cannot take: images, roles in an order it refuses.
         """
-        plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        plain = [_plain_message(message, f"messages[{i}]", self._sees) for i, message in enumerate(messages)]
         _name_results(plain)
         for message in plain:
             if message["role"] == "developer" and not self._knows_developers:
@@ -105,7 +109,7 @@ class ChatTemplate:
     def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with what its caller wrote guarded: all but its role, which is one of a few."""
         guarded = {name: self._control_tokens.guard_all(value) for name, value in message.items() if name != "role"}
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and isinstance(message["content"], str):
             guarded["content"] = self._control_tokens_in_replies.guard(message["content"])
         return {"role": message["role"], **guarded}
 
@@ -172,9 +176,10 @@ def read_template(folder: Path, tokenizer_config: Mapping[str, Any], *, for_tool
     return template
 
 
-def _plain_message(message: Message, where: str) -> dict[str, Any]:
-    """Write a message as templates expect it: text as one string, arguments of tool calls as objects."""
-    plain: dict[str, Any] = {"role": message.role, "content": _plain_content(message, where)}
+def _plain_message(message: Message, where: str, sees: bool) -> dict[str, Any]:
+    """Write a message as templates expect it: text as one string, but parts where pictures are among them; arguments of
+    tool calls as objects."""
+    plain: dict[str, Any] = {"role": message.role, "content": _plain_content(message, where, sees)}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             plain[name] = value
@@ -217,20 +222,24 @@ def _one_call_a_turn(plain: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for turn in told for message in turn]
 
 
-def _plain_content(message: Message, where: str) -> str:
+def _plain_content(message: Message, where: str, sees: bool) -> str | list[dict[str, str]]:
     if message.content is None or isinstance(message.content, str):
         return message.content or message.refusal or ""
-    words = []
+    words: list[str | None] = []  # None: a picture
     for i, part in enumerate(message.content):
         match part:
             case TextPart(text):
                 words.append(text)
             case RefusalPart(refusal):
                 words.append(refusal)
+            case ImagePart() if sees:
+                words.append(None)
             case ImagePart():
                 text_only = "This model reads text only; leave the image out."
                 raise UnsupportedParameter(text_only, param=f"{where}.content[{i}]")
-    return "".join(words)
+    if None in words:
+        return [{"type": "image"} if each is None else {"type": "text", "text": each} for each in words]
+    return "".join(each for each in words if each is not None)
 
 
 def _arguments(text: str) -> Any:

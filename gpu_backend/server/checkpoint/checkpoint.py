@@ -13,6 +13,7 @@ import msgspec
 
 from gpu_backend.server.checkpoint.chat_template import ChatTemplate, read_template
 from gpu_backend.server.checkpoint.harmony import LAST
+from gpu_backend.server.checkpoint.sight import Sight, load_sight
 from gpu_backend.server.checkpoint.tokens import TextCodec, read_json, special_tokens
 
 
@@ -39,6 +40,7 @@ class Checkpoint:
     defaults: SamplingDefaults
     fingerprint: str  # changes when the model's configuration does
     created: int  # unix seconds
+    sight: Sight | None = None  # how it reads pictures; None: it reads texts alone
     tool_chat: ChatTemplate | None = None  # the template for requests with tools, where the model has one
 
 
@@ -65,15 +67,18 @@ def load_checkpoint(folder: Path, tokenizer_folder: Path | None = None) -> Check
         )
     names = special_tokens(tokenizer_config)
     template = read_template(words, tokenizer_config)
-    chat = ChatTemplate(template, names, codec.added_tokens) if template else None
+    sight = load_sight(folder, codec)
+    sees = sight is not None
+    chat = ChatTemplate(template, names, codec.added_tokens, sees=sees) if template else None
     for_tools = read_template(words, tokenizer_config, for_tools=True)
     if for_tools in (None, template):
         tool_chat = chat
     else:
-        tool_chat = ChatTemplate(for_tools, names, codec.added_tokens)
+        tool_chat = ChatTemplate(for_tools, names, codec.added_tokens, sees=sees)
     return Checkpoint(
         codec=codec,
         chat=chat,
+        sight=sight,
         tool_chat=tool_chat if tool_chat is not None and tool_chat.tool_style is not None else None,
         eos_token_ids=_eos_token_ids(codec, names, config, generation) | _last_tokens(codec, chat),
         vocab_size=config["vocab_size"],

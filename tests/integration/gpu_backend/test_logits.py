@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -19,13 +22,14 @@ from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.lora.loading import load_adapters
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.architectures import ARCHITECTURES
-from gpu_backend.models.config.model import load_model_config, parse_model_config
+from gpu_backend.models.config.model import load_model_config, load_vision_config, parse_model_config
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.shards import config_of_rank, shard, stage_of
 from gpu_backend.models.smoothing import begin_passage, smooth
 from gpu_backend.models.weights import Checkpoint, LinearOptions
+from gpu_backend.server.requests.pictures import read_pictures
 from gpu_backend.step.adapter import Adapter
-from gpu_backend.step.config import LoraConfig, engine_config
+from gpu_backend.step.config import LoraConfig, PicturesConfig, engine_config
 from gpu_backend.step.picture import Picture, parts_of
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
@@ -212,6 +216,33 @@ def test_logits_of_pictures_equal_transformers(name: str, tmp_path: Path) -> Non
     assert (
         logits_with_pictures(folder, prompt, others, 9)[-1] - expected[-1]
     ).abs().max() > 0.01 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "kind"), [(200, 150, "RGB"), (9, 400, "RGBA"), (64, 64, "L"), (30, 17, "P")]
+)
+def test_pictures_come_to_a_tower_as_transformers_has_them(width: int, height: int, kind: str, tmp_path: Path) -> None:
+    """Pixel by pixel: larger ones made smaller, whole tokens on both sides, white where they are transparent."""
+    images = pytest.importorskip("PIL.Image")
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    vision = load_vision_config(write_tiny_vision(tmp_path))
+    assert vision is not None
+    pixels = draw_picture(width, height).repeat(1, 1, 2)[:, :, :4].numpy()
+    image = images.fromarray(pixels).convert(kind)
+    written = BytesIO()
+    image.save(written, "PNG")
+    url = f"data:image/png;base64,{b64encode(written.getvalue()).decode()}"
+    side = vision.patch_size * vision.merge
+    whole = {"height": side, "width": side}
+    made = PixtralImageProcessorPil(patch_size=whole, size={"longest_edge": vision.longest_side})(images.open(written))
+
+    (found,) = asyncio.run(read_pictures([("", url)], vision, PicturesConfig()))
+
+    read = torch.frombuffer(bytearray(found.data), dtype=torch.uint8).view(found.height, found.width, 3)
+    normal = (read / 255 - torch.tensor(vision.mean)) / torch.tensor(vision.std)
+    assert torch.allclose(normal.permute(2, 0, 1), torch.tensor(made["pixel_values"][0]), atol=1e-6)
+    assert max(found.width, found.height) <= vision.longest_side
 
 
 @pytest.mark.parametrize(

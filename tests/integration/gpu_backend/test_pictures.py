@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+from base64 import b64encode
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -20,12 +23,14 @@ from gpu_backend.models.config.model import load_model_config, load_vision_confi
 from gpu_backend.models.config.vision import vision_config
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.cost import StepCost
-from gpu_backend.step.messages import Generate
+from gpu_backend.step.messages import Command, Event, Generate
 from gpu_backend.step.sampling_params import SamplingParams
 from tests.support.engine import Answer, answer_all, draft_from, expect_short_replies, model_loop
+from tests.support.fake_engine import FakeEngine
+from tests.support.front import CHAT, IMAGE, running_front, token_ids
 from tests.support.kv_transfer import exchanging, prefill
 from tests.support.tiny_model import write_tiny_model
-from tests.support.tiny_vision import IMAGE, TINY_VISIONS, draw_picture, with_pictures, write_tiny_vision
+from tests.support.tiny_vision import TINY_VISIONS, draw_picture, with_pictures, write_tiny_vision
 
 CPU = torch.device("cpu")
 PLAIN: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "block_size": 4, "max_model_len": 96}
@@ -159,6 +164,50 @@ def test_blocks_of_another_engine_compose(folder: Path, alone: dict[tuple[str, i
 
         assert decoder.load().counters["kv_blocks_pulled"] > 0
     assert found == {key: alone[key] for key in (("one", 0), ("another", 0))}
+
+
+def test_pictures_come_over_http(folder: Path) -> None:
+    """A reply over HTTP is that of a prompt with the picture's tokens in its place; a colour more is another prompt."""
+    images = pytest.importorskip("PIL.Image")
+    loop = model_loop(folder, **PLAIN | {"prefix_caching": True})
+
+    def script(command: Command) -> list[tuple[Event, ...]]:
+        events = [tuple(loop.handle(command))]
+        while loop.has_work():
+            events.append(tuple(loop.step()))
+        return events
+
+    def ask(http: httpx.Client, pixels: Tensor) -> Any:
+        written = BytesIO()
+        images.fromarray(pixels.numpy()).save(written, "PNG")
+        image = {"url": f"data:image/png;base64,{b64encode(written.getvalue()).decode()}"}
+        parts = [
+            {"type": "text", "text": "See "},
+            {"type": "image_url", "image_url": image},
+            {"type": "text", "text": "?"},
+        ]
+        said = {"messages": [{"role": "user", "content": parts}], "return_token_ids": True, "max_tokens": 12}
+        answer = http.post("/v1/chat/completions", json=CHAT | said | {"temperature": 0})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    one, other = draw_picture(32, 24), draw_picture(32, 24, 1)
+    words = [token_ids("<user>See "), token_ids("?<assistant>")]
+    prompt, placed = with_pictures(folder, words, [one])
+    greedy = SamplingParams(max_tokens=12, temperature=0.0)
+    (right,) = answer_all(model_loop(folder, **PLAIN), [Generate("1", prompt, greedy, pictures=placed)]).values()
+    with (
+        running_front(folder, FakeEngine(script, max_model_len=96)) as url,
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        answers = [ask(http, pixels) for pixels in (one, one, other)]
+        modalities = http.get("/v1/models").json()["data"][0]["input_modalities"]
+
+    assert [answer["choices"][0]["token_ids"] == right.token_ids for answer in answers] == [True, True, False]
+    assert {answer["usage"]["prompt_tokens"] for answer in answers} == {len(prompt)}
+    full = (len(prompt) - 1) // 4 * 4
+    assert [answer["usage"]["cached_tokens"] for answer in answers] == [0, full, len(words[0]) // 4 * 4]
+    assert modalities == ["text", "image"]
 
 
 @pytest.mark.soak

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chat import ImageUrl
-from router.prompt_size.pictures import DEAREST, MOST_SEGMENTS, Picture, picture_of, picture_tokens_most, size_of
+from protocol.media.picture_sizes import MOST_SEGMENTS, size_of
+from router.prompt_size.pictures import DEAREST, Picture, picture_of, picture_tokens_most
 
 MODELS = (
     *(
@@ -119,6 +120,9 @@ def test_no_bytes_break_the_search(noise: bytes, kind: str, cut: int) -> None:
         ("o4-mini", (1800, 2400), 2642),
         ("claude-sonnet-4-5", (8000, 8000), 1_640),
         ("claude-opus-4-7", (8000, 8000), 4_784),
+        ("pixtral-12b-2409", (1024, 1024), 64 * 65),
+        ("mistral-small-3.1-24b-instruct", (3080, 1540), 64 * 33),  # a Pixtral's, on its side
+        ("ministral-3-14b", (28, 28), 2 * 3),
         ("my-deployment", (1024, 1024), 2833 + 4 * 5667),
     ],
 )
