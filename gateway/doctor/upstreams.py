@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from gateway.core.clock import Clock
 from gateway.core.settings import ProviderSettings, Settings
 from gateway.doctor.findings import Finding, fault, ok, warning
 from gateway.fleet.discovery import admissions, announced_in, joined
-from gateway.fleet.instances import ask_load, replicas_of
+from gateway.fleet.instances import EngineLoad, ask_load, replicas_of
 from gateway.fleet.membership import Membership
 from gateway.identity.issuer import Issuer, IssuerAway
 from gateway.upstreams.client import UpstreamClient
@@ -24,7 +24,7 @@ from gateway.upstreams.wire.base import Asking, UpstreamRequest
 from gateway.upstreams.wire.errors import UpstreamFailure
 from protocol.chat import ChatRequest, Message
 from protocol.serving.redis_client import open_redis
-from router.catalog.targets import Target, TeamKeys
+from router.catalog.targets import Capability, ModelSpec, Target, TeamKeys
 
 WITHIN = 10.0  # seconds for each answer
 LISTS = {"openai": "/models", "anthropic": "/v1/models", "gemini": "/models", "bedrock": "/"}
@@ -147,16 +147,27 @@ async def _look_at_engines(client: UpstreamClient, registry: ProviderRegistry, s
             remedy = "start it, or correct its base_url and secret; calls go on to the other replicas and fallbacks"
             found.append(fault(part, f"{place}: {exc.message}", remedy))
             continue
-        served = {one.upstream_model for one in settings.models.values() if one.provider in replica.names}
-        told = ", ".join(load.names)
-        if served and served.isdisjoint(load.names):
-            words = f"{place} serves {told}, and the catalogue asks for {', '.join(sorted(served))}"
-            found.append(fault(part, words, "correct upstream_model, or --served-model-name of the engine"))
-        elif load.status != "active":
-            found.append(warning(part, f"{place} is {load.status}", "it takes nothing new: start another, or end it"))
-        else:
-            found.append(ok(part, f"{place} serves {told}: {load.running} run, {load.queue_depth} wait"))
+        asked = [one for one in settings.models.values() if one.provider in replica.names]
+        found.append(finding_of_engine(part, place, load, asked))
     return found
+
+
+def finding_of_engine(part: str, place: str, load: EngineLoad, asked: Sequence[ModelSpec]) -> Finding:
+    """Return whether what a replica says is what the catalogue's models ask of it."""
+    served, told = {one.upstream_model for one in asked}, ", ".join(load.names)
+    if served and served.isdisjoint(load.names):
+        words = f"{place} serves {told}, and the catalogue asks for {', '.join(sorted(served))}"
+        return fault(part, words, "correct upstream_model, or --served-model-name of the engine")
+    if load.status != "active":
+        return warning(part, f"{place} is {load.status}", "it takes nothing new: start another, or end it")
+    sends = {one.name for one in asked if Capability.VISION in one.capabilities and one.upstream_model in load.names}
+    if sends and load.input_modalities and "image" not in load.input_modalities:
+        words = f"{place} reads no pictures, and {', '.join(sorted(sends))} has vision among its abilities"
+        return fault(part, words, "leave vision out; else see docs/operations/engine.md, Pictures: the model, Pillow")
+    if asked and "image" in load.input_modalities and not sends:
+        remedy = "add vision to the abilities of its model, or start it with --max-images 0"
+        return warning(part, f"{place} reads pictures, and no model of the catalogue sends it any", remedy)
+    return ok(part, f"{place} serves {told}: {load.running} run, {load.queue_depth} wait")
 
 
 def _one_at_each_endpoint(settings: Settings, provider: ProviderSettings) -> list[Target]:

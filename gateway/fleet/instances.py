@@ -68,6 +68,7 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     step_cost: StepCost | None = None
     adapters: tuple[Name, ...] = ()
     kv_transfer: bool = True  # engines of before say nothing of it
+    input_modalities: tuple[Name, ...] = ()  # text, and image where it reads pictures; engines of before say nothing
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -302,7 +302,10 @@ class Runner(StepRunner):
             self._ranks.tell(Sleep(0))
         on_gpu = self.device.type == "cuda"
         drafts = self._draft_model
-        weights = [*tensors_of(self._model), *(tensors_of(drafts.model) if drafts else ())] if on_gpu else []
+        parts = (self._model, drafts and drafts.model, self._pictures and self._pictures.tower)
+        weights = [*tensors_of(parts)] if on_gpu else []
+        if self._pictures is not None:
+            self._pictures.forget()
         memory = DeviceMemory(weights, [self.kv_cache, *([drafts.kv_cache] if drafts else [])])
         for graphs in (self.graphs, drafts.graphs if drafts else None):
             if graphs is not None:

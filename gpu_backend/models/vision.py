@@ -47,6 +47,10 @@ class PictureVectors:
                 inputs.index_copy_(0, rows, self._part(part).to(inputs.dtype))
         return replace(tensors, inputs=inputs)
 
+    def forget(self) -> None:
+        """Keep no vectors: they are made again where they are asked for."""
+        self._vectors.clear()
+
     def _part(self, part: PicturePart) -> Tensor:
         return self._of(part.picture)[part.first : part.first + len(part.rows)]
 

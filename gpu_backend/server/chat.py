@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -123,15 +124,24 @@ def read_chat(front: Front, raw: bytes) -> ChatJob:
 
 async def encode_prompt(front: Front, asked: ChatJob, tenant: str) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
     """Return a prompt's tokens, and the pictures among them. Raises ``BadRequest``."""
-    longest, sight = front.max_model_len, front.checkpoint.sight
-    tokens = await encode_chat(front.checkpoint, asked.text, longest)
-    if not asked.pictures:
+    tokens = await encode_chat(front.checkpoint, asked.text, front.max_model_len)
+    return await with_pictures(front, tokens, asked.pictures, tenant, front.max_model_len - 1)
+
+
+async def with_pictures(
+    front: Front, tokens: tuple[int, ...], found: Sequence[tuple[str, str]], tenant: str, most: int
+) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+    """Return a prompt of at most ``most`` tokens with those of the pictures that were found in its messages.
+
+    Raises ``BadRequest``.
+    """
+    sight = front.checkpoint.sight
+    if not found:
         return tokens, ()
     assert sight is not None, "the template refuses pictures where the model reads none"
-    pixels = await read_pictures(asked.pictures, sight.vision, front.settings.engine.pictures)
-    return await off_loop(
-        sum(len(each.data) for each in pixels), lambda: place_pictures(tokens, pixels, sight, tenant, longest - 1)
-    )
+    pixels = await read_pictures(found, sight.vision, front.settings.engine.pictures)
+    size = sum(len(each.data) for each in pixels)
+    return await off_loop(size, lambda: place_pictures(tokens, pixels, sight, tenant, most))
 
 
 class ChatAnswerWriter:

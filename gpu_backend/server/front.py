@@ -49,9 +49,10 @@ class Front:
         return self.engine.ready.max_model_len
 
     @property
-    def sees(self) -> bool:
-        """Whether pictures are read here: by the model, by what is installed, and as the operator has it."""
-        return self.checkpoint.sight is not None and can_decode() and self.settings.engine.pictures.max_images > 0
+    def input_modalities(self) -> tuple[str, ...]:
+        """Text, and image where the model, what is installed and the operator let pictures be read."""
+        sees = self.checkpoint.sight is not None and can_decode() and self.settings.engine.pictures.max_images > 0
+        return ("text", "image") if sees else ("text",)
 
     def announcement(self, base_url: str, number: int, now: float, state: str | None = None) -> Announcement:
         """Return what gateways are told of this engine. ``state``: in place of the engine's own."""

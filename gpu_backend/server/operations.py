@@ -93,6 +93,7 @@ class LoadBody(Struct, frozen=True, kw_only=True):
     busy_seconds: float  # of these, in steps
     request_seconds: float  # of these, told in the usage of answers; the rest served no request to its end
     max_running: int  # replies at once
+    input_modalities: tuple[str, ...]  # text, and image where pictures are read
     kv_transfer: bool  # whether it reads blocks that another engine computed
     adapters: tuple[str, ...] | UnsetType  # of the model, by name, if it has any
     kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
@@ -147,6 +148,7 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             busy_seconds=round(front.engine.busy_seconds, 6),
             request_seconds=round(front.metrics.request_seconds / front.settings.engine.device.num_ranks, 6),
             max_running=front.settings.engine.steps.max_num_seqs,
+            input_modalities=front.input_modalities,
             kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
             adapters=tuple(front.engine.adapters.by_name) or UNSET,
             kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
@@ -260,7 +262,7 @@ def _model(front: Front, adapter: Adapter | None = None) -> ModelBody:
         created=front.checkpoint.created,
         max_model_len=ready.max_model_len if ready else None,
         version=front.settings.version,
-        input_modalities=("text", "image") if front.sees else ("text",),
+        input_modalities=front.input_modalities,
     )
 
 

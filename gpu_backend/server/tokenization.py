@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 from litestar import Request, Response, post
 from msgspec import Struct
 
-from gpu_backend.server.chat import encode_prompt, read_chat
+from gpu_backend.server.chat import encode_prompt, read_chat, with_pictures
 from gpu_backend.server.checkpoint.tokens import LONG_TEXT, TextCodec, TooManyTokens
 from gpu_backend.server.front import Front, front_of, json_answer, request_id_of
 from gpu_backend.server.requests.bodies import read_body
 from gpu_backend.server.requests.checks import check_completion
+from gpu_backend.server.requests.pictures import find_pictures
 from gpu_backend.server.requests.prompts import check_token_ids, encode_prompts, render_chat
 from gpu_backend.server.requests.tools import read_tools
 from protocol.chat import ChatRequest, Message, Tool
@@ -80,6 +81,8 @@ async def tokenize(request: Request[Any, Any, Any]) -> Response[bytes]:
         )
     except TooManyTokens as exc:
         raise invalid_param("prompt", f"The text has more than {MOST_TOKENS} tokens. Send it in parts.") from exc
+    pictures = find_pictures(body.messages or (), front.settings.engine.pictures)
+    tokens, _ = await with_pictures(front, tokens, pictures, "", MOST_TOKENS)
 
     def write() -> Response[bytes]:
         shown = [_decoded(codec, (token,)) for token in tokens] if body.return_token_strs else None

@@ -39,6 +39,7 @@ class Model:
     head_dim: int  # of a key in the cache
     active_parameters: float | None = None  # of a mixture of experts: those that a token is multiplied with
     latent_rank: int = 0  # of a latent vector, which is the first of a key's numbers, and the value; 0: there is none
+    tower_parameters: float = 0.0  # of what reads pictures: whole on every device, in 16 bits
 
     def kv_bytes_per_token(self, bytes_per_number: float = 2) -> float:
         """Bytes that one token takes in the KV cache: of all devices together, unless each has all of it."""
@@ -71,7 +72,8 @@ MODELS = {
     "qwen3-14b": Model(14.8e9, 40, 40, 8, 128),
     "gemma3-12b": Model(11.8e9, 48, 16, 8, 256),  # every layer is counted as one that sees all, as the cache has it
     "phi-4": Model(14.7e9, 40, 40, 10, 128),
-    "mistral-small-24b": Model(23.6e9, 40, 32, 8, 128),
+    "pixtral-12b": Model(12.2e9, 40, 32, 8, 128, tower_parameters=0.44e9),
+    "mistral-small-24b": Model(23.6e9, 40, 32, 8, 128, tower_parameters=0.44e9),  # from 3.1 on
     "gemma3-27b": Model(27e9, 62, 32, 16, 128),
     "olmo2-32b": Model(32.2e9, 64, 40, 8, 128),
     "glm4-32b": Model(32.6e9, 61, 48, 2, 128),
@@ -116,7 +118,7 @@ def resident_tokens(
     model: Model, device: Device, gpus: int, weight_bytes: float = 2, kv_bytes: float = 2, memory_share: float = 1.0
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights; 0 if not even these fit."""
-    room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes)
+    room = device.memory * gpus * memory_share - model.weight_bytes(weight_bytes) - 2 * model.tower_parameters * gpus
     return max(0, int(room / (model.kv_bytes_per_token(kv_bytes) * model.copies_of_cache(gpus))))
 
 

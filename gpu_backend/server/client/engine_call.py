@@ -42,6 +42,8 @@ class EngineCall:
     def __init__(self, client: Client, commands: Sequence[Generate | Embed], *, fails_over: bool = False) -> None:
         self.fails_over = fails_over
         self.deaths = 0  # of processes that had it
+        pictures = [picture for command in commands if isinstance(command, Generate) for picture in command.pictures]
+        self.picture_bytes = sum(len(picture.pixels) for picture in pictures)
         self._client = client
         self._arrived: list[NewTokens | Embedding] = []
         self._waiter: asyncio.Future[None] | None = None

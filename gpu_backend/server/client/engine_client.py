@@ -49,6 +49,7 @@ RESTART_WINDOW = 60.0  # seconds
 RESTART_PAUSE = 1.0  # seconds more before each further one; the first comes at once
 STOP_WITHIN = 2.0  # seconds
 RESUMES_WITHIN = 30.0  # seconds after a death; calls wait no longer for the next process
+MOST_PICTURE_BYTES = 2**30  # of pixels of open calls: they lie here and in the process
 
 
 class EngineState(StrEnum):
@@ -150,6 +151,10 @@ class EngineClient:
         if len(self._waiting) + len(commands) > self._max_waiting:
             raise Overloaded(f"{len(self._waiting)} requests are waiting for this engine already. Try again later.")
         call = EngineCall(self, commands, fails_over=fails_over)
+        if call.picture_bytes:
+            held = sum(each.picture_bytes for each in {*self._calls.values()})
+            if held + call.picture_bytes > MOST_PICTURE_BYTES:
+                raise Overloaded("This engine has as many pictures as it has memory for. Try again later.")
         self._send_all(call, commands)
         return call
 

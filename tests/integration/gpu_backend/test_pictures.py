@@ -140,15 +140,21 @@ def test_blocks_go_by_their_pictures(folder: Path) -> None:
 
 
 def test_tower_computes_a_picture_once(folder: Path) -> None:
-    """However many chunks its tokens come in, and whoever else runs beside it."""
+    """However many chunks its tokens come in, and whatever else runs beside it; again where the engine has slept."""
     loop = model_loop(folder, **PLAIN | {"max_num_batched_tokens": 4, "max_num_seqs": 2})
     picture = draw_picture(32, 64)
 
-    answer_all(loop, [ask(folder, "a", [picture]), ask(folder, "b", [picture, draw_picture(24, 24)])])
+    asked = [ask(folder, "a", [picture]), ask(folder, "b", [picture, draw_picture(24, 24)])]
+    awake = answer_all(loop, asked)
 
     assert isinstance(loop.runner, Runner)
     assert loop.runner._pictures is not None
     assert loop.runner._pictures.num_computed == 2
+    loop.runner.sleep()
+    loop.runner.wake_up()
+    again = answer_all(loop, [replace(command, request_id=f"{command.request_id} again") for command in asked])
+    assert [reply.token_ids for reply in again.values()] == [reply.token_ids for reply in awake.values()]
+    assert loop.runner._pictures.num_computed == 4
 
 
 def test_blocks_of_another_engine_compose(folder: Path, alone: dict[tuple[str, int], list[int]]) -> None:

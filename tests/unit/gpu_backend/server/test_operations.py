@@ -25,6 +25,7 @@ LOAD_FIELDS += [
     "busy_seconds",
     "request_seconds",
     "max_running",
+    "input_modalities",
     "kv_transfer",
     "step_cost",
 ]

@@ -62,6 +62,15 @@ def test_latent_vectors_lie_on_every_device() -> None:
     assert step_cost(model, device, 8).context == pytest.approx(step_cost(model, device, 1).context)
 
 
+def test_tower_lies_whole_on_every_device() -> None:
+    """In 16 bits, however the decoder's weights are rounded: what remains is the KV cache's."""
+    sees, device = MODELS["mistral-small-24b"], DEVICES["h100"]
+    missing = 2 * 2 * sees.tower_parameters / sees.kv_bytes_per_token()
+
+    blind = resident_tokens(replace(sees, tower_parameters=0.0), device, 2, 0.5)
+    assert blind - resident_tokens(sees, device, 2, 0.5) == pytest.approx(missing, abs=1)
+
+
 def test_model_that_does_not_fit_is_told_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the least number of devices."""
     assert main(["--model", "llama-405b", "--gpus-per-replica", "4"]) == 1

@@ -122,10 +122,13 @@ def test_digest_names_pixels_and_whose_they_are(seeing: httpx.Client, seeing_eng
 
 
 def test_what_would_be_asked_is_shown(seeing: httpx.Client) -> None:
-    """Of a rendered conversation the tokens of pictures, too; the list of models says that they are read."""
-    rendered = seeing.post("/v1/chat/completions/render", json=said(picture(8, 8)))
+    """Counted conversations have the tokens of their pictures, too; the list of models says that they are read."""
+    body = said(picture(16, 8))
+    rendered = seeing.post("/v1/chat/completions/render", json=body).json()["token_ids"]
+    counted = seeing.post("/tokenize", json={"messages": body["messages"]}).json()
 
-    assert rendered.json()["token_ids"].count(IMAGE) == 1
+    assert rendered.count(IMAGE) == 2
+    assert counted["tokens"] == rendered
     assert seeing.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
 
 
@@ -159,6 +162,14 @@ def test_what_is_no_picture_for_this_engine_is_refused(
     assert words in error["message"]
     assert error["param"] == f"messages[0].content[{len(urls)}]"
     assert seeing_engine.process.commands == []
+
+
+def test_pictures_of_open_calls_have_their_memory(seeing: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few bytes may unfold to many: what is beyond comes back later."""
+    monkeypatch.setattr("gpu_backend.server.client.engine_client.MOST_PICTURE_BYTES", 2 * 16 * 16 * 3)
+    one, two = (seeing.post("/v1/chat/completions", json=said(*[picture(16, 16)] * count)) for count in (2, 3))
+
+    assert (one.status_code, two.status_code, two.json()["error"]["code"]) == (200, 503, "overloaded")
 
 
 def test_pictures_count_for_the_context(seeing: httpx.Client) -> None:
