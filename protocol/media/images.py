@@ -1,12 +1,18 @@
-# Pictures made of words, in OpenAI's shapes.
+# Pictures made of words, in OpenAI's shapes; and how large a picture is, as its first bytes tell.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from typing import Literal
 
 from msgspec import Struct
 
 MOST_IMAGES = 10  # of one request
+MOST_HEADER = 256 * 1024  # bytes of a picture that are searched for its size: thumbnails and profiles come before it
+MOST_SEGMENTS = 32  # of a JPEG that are looked at: cameras write a dozen before the frame
+_SEGMENT = re.compile(rb"\xff++[^\xff]")  # its marker, after any number of fill bytes
 
 
 class ImageRequest(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -51,3 +57,58 @@ class ImageReply(Struct, frozen=True, omit_defaults=True, kw_only=True):
     quality: str | None = None
     background: str | None = None
     output_format: str | None = None
+
+
+def size_of(url: str) -> tuple[int, int] | None:
+    """Return width and height of the PNG, JPEG, GIF or WebP in a ``data:`` URL; ``None`` for whatever else."""
+    head, found, data = url[:128].partition(";base64,")
+    if not found or not head.startswith("data:image/"):
+        return None
+    begin = len(head) + len(found)
+    for most in (4 * 64, 4 * MOST_HEADER // 3):  # a JPEG alone may have its size far behind
+        try:
+            data = url[begin : begin + most]
+            start = base64.b64decode(data[: len(data) // 4 * 4])
+        except (binascii.Error, ValueError):
+            return None
+        if (size := _size_in(start)) is not None:
+            return size if min(size) > 0 else None
+        if start[:2] != b"\xff\xd8":
+            return None
+    return None
+
+
+def _size_in(start: bytes) -> tuple[int, int] | None:
+    """Return the size that the beginning of a picture tells."""
+    if start[:8] == b"\x89PNG\r\n\x1a\n" and start[12:16] == b"IHDR":
+        return int.from_bytes(start[16:20]), int.from_bytes(start[20:24])
+    if start[:6] in (b"GIF87a", b"GIF89a"):
+        return int.from_bytes(start[6:8], "little"), int.from_bytes(start[8:10], "little")
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return _webp_size(start[12:])
+    return _jpeg_size(start) if start[:2] == b"\xff\xd8" else None
+
+
+def _webp_size(chunk: bytes) -> tuple[int, int] | None:
+    match chunk[:4]:
+        case b"VP8X":
+            return 1 + int.from_bytes(chunk[12:15], "little"), 1 + int.from_bytes(chunk[15:18], "little")
+        case b"VP8L":
+            bits = int.from_bytes(chunk[9:13], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case b"VP8 ":
+            return int.from_bytes(chunk[14:16], "little") & 0x3FFF, int.from_bytes(chunk[16:18], "little") & 0x3FFF
+    return None
+
+
+def _jpeg_size(start: bytes) -> tuple[int, int] | None:
+    place = 2
+    for _ in range(MOST_SEGMENTS):
+        if (found := _SEGMENT.match(start, place)) is None:
+            return None
+        marker, place = start[found.end() - 1], found.end()
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame begins
+            height, width = start[place + 3 : place + 5], start[place + 5 : place + 7]
+            return (int.from_bytes(width), int.from_bytes(height)) if len(width) == 2 else None
+        place += max(2, int.from_bytes(start[place : place + 2]))
+    return None

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from protocol.chat import ChatRequest, ImagePart, ImageUrl, PdfUrl
-from protocol.media.picture_sizes import size_of
+from protocol.media.images import size_of
 from router.prompt_size.pdf_pages import MOST_PAGES, pages_most
 
 # The dearest of all: gpt-4o-mini, 2833 + 8 tiles of 5667. It holds where neither model nor size is known.

@@ -122,7 +122,13 @@ _DEEPSEEK_3 = Architecture(
     },
     mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
 )
-_MISTRAL = Architecture(qkv_bias=False, out_bias=False, mlp_bias=False, slides="all", defaults={"sliding_window": 4096})
+_MISTRAL = Architecture(
+    qkv_bias=False,
+    out_bias=False,
+    mlp_bias=False,
+    slides="all",
+    defaults={"sliding_window": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
+)
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(),
     "MistralForCausalLM": _MISTRAL,
@@ -262,7 +268,7 @@ ARCHITECTURES = {
         mixture=Mixture("intermediate_size", is_normalised=True, is_clamped=True),
     ),
 }
-# Models that see, whose text is one of these, by its model_type; pictures are refused.
+# Models that see, whose text is one of these, by its model_type; ``config.vision`` knows whose pictures are read.
 TEXT_OF = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "LlavaForConditionalGeneration": {"mistral": "MistralForCausalLM"},  # Pixtral

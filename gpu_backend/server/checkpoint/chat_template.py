@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpu_backend.server.checkpoint.control_tokens import AddedTokens
 from gpu_backend.server.checkpoint.harmony import is_harmony
+from gpu_backend.server.checkpoint.tokens import read_json
 from gpu_backend.server.checkpoint.tool_calls import OPEN, ToolStyle
 from protocol.chat import ImagePart, Message, RefusalPart, TextPart, Tool
 from protocol.errors import UnsupportedParameter, invalid_param
@@ -169,7 +170,8 @@ def read_template(folder: Path, tokenizer_config: Mapping[str, Any], *, for_tool
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template")
+    of_processor = folder / "chat_template.json"  # as models that see had it before transformers 5
+    template = read_json(of_processor).get("chat_template") or tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("tool_use", named.get("default")) if for_tools else named.get("default")

@@ -27,7 +27,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-SMALL_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
+SMALL_FILES = ("config.json", "generation_config.json", *PICTURE_FILES, *TOKENIZER_FILES)
 INDEX, SINGLE, DIGESTS = "model.safetensors.index.json", "model.safetensors", "SHA256SUMS"
 CHUNK = 8 * 1024 * 1024  # bytes in memory at once
 HASHERS = min(8, os.cpu_count() or 1)  # files that are checked at once; hashing lets go of the interpreter

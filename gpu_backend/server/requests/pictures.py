@@ -22,7 +22,7 @@ from gpu_backend.step.config import PicturesConfig
 from gpu_backend.step.picture import Picture
 from protocol.chat import ImagePart, Message
 from protocol.errors import BadRequest, UnsupportedParameter, invalid_param
-from protocol.media.picture_sizes import size_of
+from protocol.media.images import size_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,6 +14,7 @@ import torch
 
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import load_model_config, parse_model_config
+from gpu_backend.models.config.vision import vision_config
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.rope import rope_frequencies
 from gpu_backend.models.shards import ShardedWeights, config_of_rank, num_bytes
@@ -209,6 +210,22 @@ def test_gemma_3_leaves_much_of_its_config_to_transformers() -> None:
     assert [(rope.theta, rope.factor) for rope in config.ropes if rope][4:6] == [(1e4, 1.0), (1e6, 8.0)]
     assert config.max_position == 131072 and config.tie_word_embeddings and config.eos_token_ids == {1, 106}
     assert (config.softcap, config.logits_softcap, config.factors.attention) == (0.0, 0.0, 1 / 16)
+
+
+def test_pixtral_leaves_its_heads_to_transformers() -> None:
+    """As its checkpoint of transformers' own names neither the text's heads nor its tower's layers."""
+    text = {"hidden_size": 5120, "head_dim": 128, "intermediate_size": 14336, "model_type": "mistral"}
+    text |= {"num_hidden_layers": 40, "rope_theta": 1e9, "rms_norm_eps": 1e-5, "sliding_window": None}
+    text |= {"vocab_size": 131072, "max_position_embeddings": 1024000}
+    tower = {"model_type": "pixtral", "image_size": 1024, "patch_size": 16, "hidden_act": "silu", "head_dim": 64}
+    both = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text, "vision_config": tower}
+    config, vision = parse_model_config(both), vision_config(both)
+
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (32, 8, 128)
+    assert vision is not None
+    assert (vision.hidden_size, vision.num_layers, vision.num_heads, vision.intermediate_size) == (1024, 24, 16, 4096)
+    assert (vision.merges, vision.merge, vision.projector_bias, vision.longest_side) == (False, 1, True, 1024)
+    assert vision.grid(1024, 768) == (48, 64)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

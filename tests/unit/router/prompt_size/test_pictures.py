@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chat import ImageUrl
-from protocol.media.picture_sizes import MOST_SEGMENTS, size_of
+from protocol.media.images import MOST_SEGMENTS, size_of
 from router.prompt_size.pictures import DEAREST, Picture, picture_of, picture_tokens_most
 
 MODELS = (

@@ -289,5 +289,7 @@ def test_the_template_file_goes_before_the_tokenizers_settings(tmp_path: Path) -
     assert read_template(tmp_path, {}) is None
     assert read_template(tmp_path, {"chat_template": "s"}) == "s"
     assert read_template(tmp_path, {"chat_template": named}) == "d"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert read_template(tmp_path, {"chat_template": "s"}) == "of a processor"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert read_template(tmp_path, {"chat_template": "s"}) == "file"
