@@ -41,13 +41,20 @@ def offered_tools(request: ResponsesRequest) -> list[OfferedTool]:
     offered: list[OfferedTool] = []
     for tool in request.tools or ():
         if tool.type != "namespace":
-            called = tool.name or tool.type if tool.server_label is None else _server(tool.server_label)
-            offered.append(OfferedTool(called, tool))
+            offered.append(OfferedTool(_name_of(tool), tool))
             continue
         for place, inner in enumerate(tool.tools or ()):
             called = function_name(tool.name, inner.name or "")
             offered.append(OfferedTool(called, inner, tool.name, None if place else tool.description))
     return offered
+
+
+def _name_of(tool: ResponsesTool) -> str:
+    """Return by which name a tool is told from others: of what the upstream runs there is one of each type, but for
+    servers."""
+    if tool.type == "mcp":
+        return _server(tool.server_label or "")
+    return tool.type if tool.is_hosted else tool.name or tool.type
 
 
 def chosen_name(choice: ToolChoice) -> str:

@@ -350,6 +350,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "'namespace'",
     ),
     ({"tools": [WEATHER, WEATHER]}, "tools", "one name"),
+    ({"tools": [{"type": "image_generation", "name": name} for name in "ab"]}, "tools", "one name"),
     ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "x"}]}, "input[0].input", "Missing"),
     ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name", "has not"),
