@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.series import MINUTES_KEPT
 from billing.ledger.series_queries import (
     DIMENSIONS,
     HISTOGRAMS,
+    NOT_OF_DAYS,
     STEPS,
     SUMS,
     Cell,
@@ -59,10 +61,21 @@ def read_series_query(said: Mapping[str, str], now: datetime, team_id: str | Non
         chosen=chosen,
         top=round(_number(said, "top", USUAL_LINES, 1, MOST_LINES)),
     )
-    if asked.names_teams and "team" not in chosen and not asked.reads_days and until - since > LONGEST_OF_ALL:
+    if _is_too_much(asked) and ("key" in chosen or not _of_days(asked).reads_days):
         words = f"is at most {_words(LONGEST_OF_ALL)} before 'to' by team or key, of all teams, but for sums by the day"
         raise invalid_value("from", f"{words}: name a team_id, or ask with step=day")
     return asked
+
+
+def _is_too_much(asked: SeriesQuery) -> bool:
+    """Whether every hour of every key of a long time would be read."""
+    is_of_all = asked.names_teams and "team" not in asked.chosen
+    return is_of_all and not asked.reads_days and asked.until - asked.since > LONGEST_OF_ALL
+
+
+def _of_days(asked: SeriesQuery) -> SeriesQuery:
+    """Return the part of a query that daily sums may answer."""
+    return replace(asked, sums=tuple(name for name in asked.sums if name not in NOT_OF_DAYS), percentiles=())
 
 
 def _metrics(said: Mapping[str, str], *, for_admin: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -131,7 +144,22 @@ async def series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, A
     """
     await see_one_moment(connection)
     async with added_up_by_call(connection):
+        if _is_too_much(asked):
+            return await _series_of_days(connection, asked)
         return await _series(connection, asked)
+
+
+async def _series_of_days(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, Any]:
+    """Return what daily sums tell line by line, and of all lines together what hours alone know."""
+    told = await _series(connection, _of_days(asked))
+    rest = replace(asked, by=None, sums=tuple(name for name in asked.sums if name in NOT_OF_DAYS))
+    of_all = await _series(connection, rest)
+    unknown = {metric: {"total": None, "values": [None] * asked.points} for metric in of_all["total"]}
+    return told | {
+        "data": [line | unknown for line in told["data"]],
+        "total": told["total"] | of_all["total"],
+        "percentile": of_all["percentile"],
+    }
 
 
 async def _series(connection: AsyncConnection, asked: SeriesQuery) -> dict[str, Any]:

@@ -631,6 +631,9 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     first = [urlsplit(url).path for url in page.asked].index("/admin/series")
     page.wait_text("Nothing.")
     overview, asked = page.text(), asked_of_api(page)
+    page.click("30 days")
+    page.wait_text("the 30 days before")
+    month = page.text()
     page.click("Finance")
     page.wait_text("All 1,000")
     finance = page.text()
@@ -648,7 +651,7 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
 
     assert (float(total["cost_usd"]), total["requests"]) == (1000, 1000)
     assert first < 8
-    assert "Requests 1,000" in overview
+    assert "Requests 1,000" in overview and "Cost $1,000.00" in month
     assert "Charged to teams $1,000.00" in finance
     assert [name for name in listed if name in MANY] == MANY
     assert "1,235 tokens/s on 1 replica, 3 waiting" in fleet and "75 used, 25 left of 100" in fleet and MARKUP in fleet

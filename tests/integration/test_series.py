@@ -22,6 +22,7 @@ from gateway.reports.admin_report import admin_report
 from gateway.reports.series import read_series_query, series
 from gateway.reports.usage_analysis import Analysis
 from gateway.storage.database import Database
+from protocol.errors import BadRequest
 from tests.support.factories import make_record
 from tests.support.house import settings_for
 
@@ -194,6 +195,21 @@ async def test_lines_are_bounded_and_none_is_lost(database: Database) -> None:
         (None, 27, sum(range(27))),
     ]
     assert found["data"][3]["requests"]["total"] == 27
+
+
+async def test_a_month_by_team_has_sums_by_line_and_all_else_in_the_total(database: Database) -> None:
+    """Daily sums tell cost and requests of each team; first tokens are those of all, as without lines."""
+    await book(database, mixed(60))
+    span = {"metric": "cost_usd,requests,refused,first_token_ms", "since": "2026-03-01", "to": "2026-04-05"}
+    found, of_all = await ask(database, **span, step="day", by="team"), await ask(database, **span, step="day")
+
+    assert found["total"] == of_all["total"] and found["total"]["first_token_ms"]["total"] > 0
+    assert sum(line["cost_usd"]["total"] for line in found["data"]) == found["total"]["cost_usd"]["total"] > 0
+    assert {line["first_token_ms"]["total"] for line in found["data"]} == {None}
+    assert {len(line["refused"]["values"]) for line in found["data"]} == {36}
+    for refused in ({"step": "hour", "by": "team"}, {"step": "day", "by": "team", "key": "key_1"}):
+        with pytest.raises(BadRequest, match="at most 8 days"):
+            await ask(database, **span, **refused)
 
 
 async def test_calls_are_chosen(database: Database) -> None:

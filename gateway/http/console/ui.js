@@ -93,9 +93,9 @@ export function duration(ms) {
 }
 
 export const clock = (moment) => (moment ? new Date(moment).toISOString().slice(11, 19) : "–");
-// A moment as lists tell it: the time alone where it is of today.
+// A moment as lists tell it: the time alone where it is of today, else the day and the minute.
 export function when(moment) {
-  return moment.startsWith(today()) ? clock(moment) : `${moment.slice(5, 10)} ${clock(moment)}`;
+  return moment.startsWith(today()) ? clock(moment) : moment.slice(5, 16).replace("T", " ");
 }
 export const day = (moment) => (moment ? moment.slice(0, 10) : "never");
 export const whole = (moment) => (moment ? `${moment.slice(0, 10)} ${moment.slice(11, 19)} UTC` : "–");
