@@ -85,8 +85,8 @@ function Attention({ api, role, series, query }) {
   const found = [
     ...ill.map(([part, state]) => html`${part}: ${state}`),
     ...open.map((one) => html`<a href=${href("models")}>${one.model} at ${one.provider}</a> is ${one.forced ? "not called: its breaker was opened by hand" : `not called: breaker ${one.state.replace("_", " ")}`}`),
-    ...(rateOf(errors, requests) > 0.02 ? [html`<a href=${calls("failed")}>${count(errors)} calls failed</a>, ${percent(rateOf(errors, requests))} of all`] : []),
-    ...(refused > 0 ? [html`<a href=${calls("refused")}>${count(refused)} calls were refused</a>`] : []),
+    ...(rateOf(errors, requests) > 0.02 ? [html`<a href=${calls("failed")}>${count(errors)} ${errors === 1 ? "call" : "calls"} failed</a>, ${percent(rateOf(errors, requests))} of all`] : []),
+    ...(refused > 0 ? [html`<a href=${calls("refused")}>${count(refused)} ${refused === 1 ? "call was" : "calls were"} refused</a>`] : []),
   ];
   const parts = health.data && Object.entries(health.data.parts).map(([part, state]) => `${part}: ${state}`).join(", ");
   return html`<section><h2>Needs attention</h2>
@@ -127,13 +127,14 @@ function Lines({ series, by, period }) {
     if (by === "provider" || !line[by]) return name;
     return html`<a href=${href("calls", { ...period, period: period.period ?? (period.from ? null : "today"), [by]: line[by] })}>${name}</a>`;
   };
+  const isKnown = (metric) => rows.some((line) => line[metric].total !== null); // not line by line of all teams' long times
   const columns = [
     [by[0].toUpperCase() + by.slice(1), link, "name"],
     ["Requests", (line) => count(line.requests.total), "number"],
     ["Errors", (line) => percent(rateOf(line.errors.total, line.requests.total)), "number wide"],
-    ["Refused", (line) => count(line.refused.total), "number wide"],
+    ...(isKnown("refused") ? [["Refused", (line) => count(line.refused.total), "number wide"]] : []),
     ["Tokens", (line) => count(line.tokens.total), "number wide"],
-    ["First token, p95", (line) => duration(line.first_token_ms.total), "number wide"],
+    ...(isKnown("first_token_ms") ? [["First token, p95", (line) => duration(line.first_token_ms.total), "number wide"]] : []),
     ["Cost", (line) => usd(line.cost_usd.total, among), "number"],
   ];
   return html`<${Table} label=${`By ${by}`} columns=${columns} rows=${rows} keyOf=${(line) => nameOf(line, by)} empty=${html`No calls in this period. <a href=${href("playground")}>Make one in the playground</a>`} />`;
