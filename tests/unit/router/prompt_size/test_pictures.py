@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_backend.models.config.vision import VisionConfig, vision_config
 from protocol.chat import ImageUrl
 from protocol.media.images import MOST_SEGMENTS, size_of
 from router.prompt_size.pictures import DEAREST, Picture, picture_of, picture_tokens_most
@@ -35,6 +36,21 @@ MODELS = (
         "my-model",
     ),
 )
+
+
+def tower(architecture: str, patch_size: int, image_size: int) -> VisionConfig:
+    """Return what the engine knows of a model that reads pictures."""
+    sizes = {"model_type": "pixtral", "patch_size": patch_size, "image_size": image_size}
+    found = vision_config({"architectures": [architecture], "text_config": {}, "vision_config": sizes})
+    assert found is not None
+    return found
+
+
+OWN = {
+    "pixtral-12b": tower("LlavaForConditionalGeneration", 16, 1024),
+    "mistral-small-3.2-24b-instruct": tower("Mistral3ForConditionalGeneration", 14, 1540),
+    "any-name": tower("Mistral3ForConditionalGeneration", 14, 1540),
+}
 
 
 def jpeg(width: int, height: int, before: int = 0) -> bytes:
@@ -129,6 +145,14 @@ def test_no_bytes_break_the_search(noise: bytes, kind: str, cut: int) -> None:
 def test_each_maker_has_its_formula(name: str, size: tuple[int, int], tokens: int) -> None:
     """By the name of the model, wherever it is served; of a name that tells none, the dearest."""
     assert picture_tokens_most(name, Picture(size, False)) == tokens
+
+
+@given(st.sampled_from(sorted(OWN)), st.integers(1, 20_000), st.integers(1, 20_000), st.booleans())
+def test_what_our_engine_takes_is_held(name: str, width: int, height: int, is_turned: bool) -> None:
+    """By rows of its tokens and one after each, also of a picture that its camera says lies on its side."""
+    rows, columns = OWN[name].grid(*((height, width) if is_turned else (width, height)))
+
+    assert rows * (columns + 1) <= picture_tokens_most(name, Picture((width, height), False))
 
 
 @pytest.mark.parametrize(("width", "height", "billed"), [(200, 200, 64), (1000, 1000, 1334), (1092, 1092, 1590)])
