@@ -92,6 +92,7 @@ class Controller:
         self._told_at: dict[str, float] = {}  # and when (monotonic seconds)
         self._hears_since: float | None = None  # monotonic seconds; None: not all pools yet
         self._orders = EngineOrders()
+        self._settings = settings
         self.follow(settings)
 
     @property
@@ -101,7 +102,7 @@ class Controller:
 
     def follow(self, settings: Settings) -> None:
         """Go by another configuration from the next look on; what was rolled back is tried again."""
-        self._settings = settings
+        before, self._settings = self._settings, settings
         pools = settings.fleet.pools.items() if settings.fleet else ()
         self._pools = {name: pool for name, pool in pools if pool.engine}
         self._secrets = settings.fleet.secrets if settings.fleet else ()
@@ -111,6 +112,8 @@ class Controller:
             member.follow(admission)
         for name, pool in self._pools.items():
             assert pool.engine is not None
+            if name in before.providers and _secret_of(before, name) != _secret_of(settings, name):
+                log.warning("replicas_have_secret_of_before", pool=name, how="docs/operations/secrets.md")
             self._rollouts[name] = pool.rollout
             self._engines[revision_of(pool.engine)] = pool.engine
         self._states = {name: _tried_again(state) for name, state in self._states.items()}
@@ -344,9 +347,14 @@ class Controller:
 
     def _environment(self, pool: str) -> dict[str, str]:
         """Return the secrets of a replica."""
-        keys = self._settings.providers[pool].api_keys
+        keys = _secret_of(self._settings, pool)
         told = {"TOLLGATE_FLEET_SECRET": self._secrets[0], "TOLLGATE_FLEET_REDIS": self._settings.redis_url}
         return told | ({"TOLLGATE_ENGINE_SECRET": keys[0]} if keys else {})
+
+
+def _secret_of(settings: Settings, pool: str) -> tuple[str, ...]:
+    """Return the key that replicas are started with, if there is one."""
+    return settings.providers[pool].api_keys[:1]
 
 
 def _tried_again(state: PoolState) -> PoolState:

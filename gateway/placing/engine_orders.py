@@ -33,15 +33,18 @@ class EngineOrders:
         await self._client.close()
 
     async def _send(self, provider: ProviderSettings, base_url: str, path: str) -> None:
-        keys = provider.api_keys  # the first is the one that replicas are started with
-        headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
-        url = base_url.removesuffix("/v1") + path
-        request = UpstreamRequest("POST", url, headers, b"", egress=provider.egress)
-        try:
-            response = await self._client.send(request, provider.timeouts.connect, PATIENCE)
-        except UpstreamFailure as exc:
-            log.warning("replica_not_told", endpoint=base_url, path=path, error=str(exc))
-        else:
-            if response.status != 200:
-                log.warning("replica_not_told", endpoint=base_url, path=path, status=response.status)
+        url, status = base_url.removesuffix("/v1") + path, 401
+        for key in provider.api_keys or (None,):  # a replica has the one that was first when it was started
+            headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+            request = UpstreamRequest("POST", url, headers, b"", egress=provider.egress)
+            try:
+                response = await self._client.send(request, provider.timeouts.connect, PATIENCE)
+            except UpstreamFailure as exc:
+                log.warning("replica_not_told", endpoint=base_url, path=path, error=str(exc))
+                return
+            status = response.status
             response.close()
+            if status != 401:
+                break
+        if status != 200:
+            log.warning("replica_not_told", endpoint=base_url, path=path, status=status)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -17,6 +18,7 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from structlog.testing import capture_logs
 
 from gateway.core.clock import Clock
 from gateway.core.settings import EngineSpec, Fleet
@@ -25,6 +27,7 @@ from gateway.fleet.discovery import announced_in
 from gateway.fleet.rollouts import Compared, Rolling, compared_key, read_rollouts
 from gateway.placing import records
 from gateway.placing.controller import DIES_WITHIN, TELL_AGAIN, Controller, _control
+from gateway.placing.engine_orders import EngineOrders
 from gateway.placing.local import LocalPlacer
 from gateway.placing.placer import Order, revision_of
 from gateway.placing.plan import GRACE, PoolState, Proved
@@ -234,6 +237,34 @@ async def test_replicas_of_a_pool_that_is_gone_drain_as_they_were_told(scene: Sc
     await controller._act_in_all({})
 
     assert (within, placer.killed) == ([], placer.started)
+
+
+async def test_a_controller_says_that_replicas_have_the_secret_of_before(scene: Scene) -> None:
+    """A replica has the key that was first when it started, which no other process can put in another's place."""
+    before = scene.settings()
+    own = before.providers["own"]
+    beside, instead = (
+        msgspec.structs.replace(before, providers={"own": msgspec.structs.replace(own, api_keys=keys)})
+        for keys in ((*own.api_keys, "another"), ("another", *own.api_keys))
+    )
+    controller = Controller(before, Recorded, scene.redis, SetClock())
+    with capture_logs() as logged:
+        for settings in (before, beside, instead, instead):
+            controller.follow(settings)
+
+    assert [(line["event"], line["pool"]) for line in logged] == [("replicas_have_secret_of_before", "own")]
+
+
+async def test_a_replica_with_another_of_the_keys_is_asked_with_that(scene: Scene) -> None:
+    """While the secret of engines changes, some have the one and some the other."""
+    own = msgspec.structs.replace(scene.settings().providers["own"], api_keys=("new", "old"))
+    orders, answers = EngineOrders(), [SimpleNamespace(status=status, close=lambda: None) for status in (401, 200)]
+    orders._client.send = sent = AsyncMock(side_effect=answers)  # type: ignore[method-assign]
+    with capture_logs() as logged:
+        await orders._send(own, "http://replica/v1", "/sleep")
+
+    assert [call.args[0].headers["authorization"] for call in sent.await_args_list] == ["Bearer new", "Bearer old"]
+    assert logged == []
 
 
 async def test_what_another_controller_starts_is_not_ended(scene: Scene, redis: Redis) -> None:
