@@ -41,9 +41,10 @@ def _check_pictures(tool: ResponsesTool, where: str) -> None:
     if tool.partial_images:
         words = "What pictures cost that are shown before they are whole is in no price that is known here."
         raise UnsupportedParameter(f"{words} Leave 'partial_images' out.", param=f"{where}.partial_images")
-    has_file = "file_id" in (tool.input_image_mask or {})
-    words = "No files are kept for responses. Send a data URL in 'image_url'."
-    require(not has_file, f"{where}.input_image_mask.file_id", words)
+    mask = {"image_url": "data:image/"} if tool.input_image_mask is None else tool.input_image_mask
+    is_here = mask.keys() == {"image_url"} and str(mask["image_url"]).startswith("data:image/")
+    words = "A mask is a data URL in 'image_url': no files are kept, and none is fetched."
+    require(is_here, f"{where}.input_image_mask", words)
 
 
 def _check_server(tool: ResponsesTool, where: str) -> None:

@@ -79,6 +79,17 @@ def test_each_is_told_as_it_came_and_charged_by_the_call(
     assert "of-the-caller" not in json.dumps(response["tools"])
 
 
+def test_what_was_run_before_a_stream_breaks_is_charged(
+    client: httpx.Client, house: House, upstream: ScriptedUpstream
+) -> None:
+    """The provider bills it, whatever became of the answer."""
+    upstream.script("cut,after=2", times=1)
+    row = house.record_of(client.post(URL, json=ASK | {"tools": [FILES, PICTURE], "stream": True}))
+
+    assert (row["status"], row["units"]) == ("interrupted", {"file_searches": 1, "images": 1})
+    assert row["cost_usd"] >= EACH["file_searches"] + EACH["images"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_answer_of_theirs_is_kept(
     client: httpx.Client, house: House, upstream: ScriptedUpstream, stream: bool

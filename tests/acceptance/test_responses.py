@@ -333,6 +333,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "no price",
     ),
     ({"tools": [{"type": "image_generation", "partial_images": 2}]}, "tools[0].partial_images", "no price"),
+    (
+        {"tools": [{"type": "image_generation", "input_image_mask": {"image_url": "https://10.0.0.1/a.png"}}]},
+        "tools[0].input_image_mask",
+        "a data URL",
+    ),
     ({"tools": [{"type": "computer"}]}, "tools[0].type", "'computer'"),
     ({"tools": [{"name": "x"}]}, "tools[0].type", "needs a 'type'"),
     (
