@@ -1,0 +1,119 @@
+# What a call costs in instructions, which neither other programs nor the processor's clock change: the gateway and the
+# bare pass-through under callgrind (of valgrind), one call after another. Timings of one machine move by a factor of
+# two from hour to hour, these by a few thousandths.
+#
+#   python -m benchmarks.instructions [--calls 100]
+#
+# Counted is what the server's process executes, the kernel left out. Loops beside the calls (flusher, beats, samples)
+# are stopped first: under callgrind a call takes some fifty times as long, and they would count fifty times too often.
+# So the figures are those of calls that come one by one, each with its own trip to Redis, and no time is told.
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.gateway import CASES, run_case
+from benchmarks.stack import Server, run_server, start_gateway, start_upstream
+from gateway.run import process
+from gateway.run.processes import free_port
+
+WARM_UP = 200  # calls of each case before anything is counted: connections, caches, templates of streams
+TOOLS = ("valgrind", "callgrind_control")
+
+
+def main() -> None:
+    """Count, and print a table; or run a module with its loops to be stopped, as the benchmark starts the gateway."""
+    if sys.argv[1:2] == ["-m"]:
+        run_stoppable(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description="Count the instructions of a call.")
+    parser.add_argument("--calls", type=int, default=100)
+    calls = parser.parse_args().calls
+    if lacking := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        print(f"SKIPPED: there is no {' and no '.join(lacking)} on this machine")
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollgate-bench-")))
+        counted = count_all(stack, folder, calls)
+    print("| case | server | instructions a call |\n| --- | --- | --- |")
+    for (case, server), instructions in counted.items():
+        print(f"| {case} | {server} | {instructions:,} |")
+    for case in CASES[:2]:
+        ratio = counted[case.name, "gateway"] / counted[case.name, "pass-through"]
+        print(f"| {case.name} | **gateway : pass-through** | **{ratio:.2f} ×** |")
+
+
+def count_all(stack: ExitStack, folder: Path, calls: int) -> dict[tuple[str, str], int]:
+    """Return the instructions of a call by case and server."""
+    cores = sorted(os.sched_getaffinity(0))
+    own, shared = cores[0], cores[-1]
+    os.environ["PYTHONHASHSEED"] = "0"
+    models = {case.model: f"gpt-4o:{case.script}" for case in CASES}
+    upstream = stack.enter_context(start_upstream(shared, "--fast", *(f"--model={name}" for name in models.values())))
+    counting = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--fair-sched=yes", "--log-file=/dev/null"]
+    counting += [f"--callgrind-out-file={folder}/counts.%p", sys.executable]
+    port, base = free_port(), upstream.url.removesuffix("/chat/completions")
+    command = [*counting, "-m", "benchmarks.pass_through", base, str(port)]
+    pid = stack.enter_context(run_server(command, own, port))
+    passing = Server("pass-through", f"http://127.0.0.1:{port}/v1/chat/completions", "none", (pid,))
+    stoppable = [*counting, "-m", "benchmarks.instructions"]
+    gateway = stack.enter_context(start_gateway(upstream, models, folder, own, shared, stoppable))
+    counted: dict[tuple[str, str], int] = {}
+    for server in (passing, gateway):
+        for case in CASES[:2]:
+            run_case(case, server, 0, WARM_UP)
+        if server is gateway:
+            os.kill(server.pids[0], signal.SIGUSR1)
+        control("--instr=on", server)
+        for case in CASES[:2]:
+            alone = msgspec.structs.replace(case, connections=1)
+            run_case(alone, server, 0, 5)
+            control("--zero", server)
+            run_case(alone, server, 0, calls)
+            control(f"--dump={case.model}", server)
+            counted[case.name, server.name] = instructions_in(folder, server.pids[0]) // calls
+        control("--instr=off", server)
+    return counted
+
+
+def control(what: str, server: Server) -> None:
+    """Tell callgrind something. Raises CalledProcessError where it does not hear."""
+    subprocess.run(["callgrind_control", what, str(server.pids[0])], check=True, capture_output=True, timeout=120)
+
+
+def instructions_in(folder: Path, pid: int) -> int:
+    """Return how many instructions the newest dump of a process has."""
+    newest = max(folder.glob(f"counts.{pid}.*"), key=lambda path: path.stat().st_mtime_ns)
+    said = re.findall(r"^(?:totals|summary): (\d+)", newest.read_text(), re.MULTILINE)
+    return int(said[-1])
+
+
+def run_stoppable(words: list[str]) -> None:
+    """Run ``words`` as ``python -m`` does; on SIGUSR1 the loops of the gateway's process end."""
+    keep_going, loops = process._keep_going, set[asyncio.Task[None]]()
+
+    async def until_told(loop: process.Loop) -> None:
+        loops.add(task := asyncio.ensure_future(keep_going(loop)))
+        await asyncio.wait([task])
+
+    process._keep_going = until_told
+    signal.signal(signal.SIGUSR1, lambda *_: [task.cancel() for task in loops])
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
