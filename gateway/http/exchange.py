@@ -62,7 +62,7 @@ async def _first_of(pieces: AsyncIterator[bytes]) -> bytes:
 
 def part_of(request: AnyRequest, kind: type[T]) -> T:
     """Return the part of this process that is a ``kind``."""
-    parts: Parts = request.app.state.parts
+    parts: Parts = request.app.state["parts"]
     return parts.get(kind)
 
 

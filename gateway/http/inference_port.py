@@ -91,4 +91,4 @@ class InferencePort(Struct, frozen=True, eq=False):
 
 def inference_of(request: Request[Any, Any, Any]) -> InferencePort:
     """Return the pipeline of the app that serves ``request``, for a call that begins now."""
-    return request.app.state.inference
+    return request.app.state["inference"]

@@ -139,7 +139,7 @@ def asking_of(
         hosted=provider.hosted_tools,
         tenant=call.caller.team.id,
         weight=call.caller.team.weight,
-        tier=call.routing.tier.value,
+        tier=str(call.routing.tier),
         priority=call.priority,
         time_left=context.deadline.left(now),
         fails_over=len(provider.endpoints) > 1,

@@ -75,7 +75,7 @@ class Meter:
 
     def usage(self) -> Usage:
         """Return what was used so far: all of it, once the reply has ended."""
-        if isinstance(self._call.request, SpeechRequest | TranscriptionRequest):
+        if isinstance(self._call.request, (SpeechRequest, TranscriptionRequest)):
             return filled_in(self._call.request, self._source.answering.target.model, self._prompt, self._told)
         told, seen = self._told, self.output_seen
         if told is not None and seen == self._seen_when_told and (told.output_tokens or not seen):

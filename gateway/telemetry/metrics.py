@@ -170,7 +170,7 @@ class Metrics(ReplyHook):
     def close(self, record: UsageRecord) -> None:
         """Count a reply that has ended."""
         team, model = record.team_id, record.model_used
-        counter_of(self.calls, team, model, record.endpoint, record.status.value, record.route_reason).inc()
+        counter_of(self.calls, team, model, record.endpoint, str(record.status), record.route_reason).inc()
         if record.complexity is not None and record.route_reason.startswith("auto_"):
             histogram_of(self.route_score, record.route_reason).observe(record.complexity)
         counter_of(self.tokens, team, model, "input").inc(record.input_tokens)

@@ -62,13 +62,11 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     What the upstream is told, or what the context leaves: the least of them for each reply. ``prompt`` as in
     ``usage_most``.
     """
-    if isinstance(
-        request, ImageRequest | SpeechRequest | TranscriptionRequest
-    ):  # no upstream names a bound: the model's limit is one
-        number = request.number if isinstance(request, ImageRequest) else 1
-        return model.max_output * number if model.price.dearest_output else 0
     if not isinstance(request, Generation):
-        return 0
+        if not isinstance(request, ImageRequest | SpeechRequest | TranscriptionRequest):
+            return 0
+        number = request.number if isinstance(request, ImageRequest) else 1
+        return model.max_output * number if model.price.dearest_output else 0  # no upstream names a bound for these
     limit = output_limit(request, model, prompt)
     if limit is None:
         limit = model.context if isinstance(request, ChatRequest) else model.max_output
