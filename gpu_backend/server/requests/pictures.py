@@ -78,14 +78,15 @@ def find_pictures(messages: Sequence[Message], limits: PicturesConfig) -> tuple[
 async def read_pictures(
     found: Sequence[tuple[str, str]], vision: VisionConfig, limits: PicturesConfig
 ) -> tuple[Pixels, ...]:
-    """Return the pixels of pictures by their URLs. Raises ``BadRequest`` for one that cannot be read."""
+    """Return the pixels of pictures by their URLs. Raises ``BadRequest`` for the first that cannot be read."""
     loop = asyncio.get_running_loop()
     reading = [loop.run_in_executor(_decoding, _read, where, url, vision, limits) for where, url in found]
-    try:
-        return tuple([await each for each in reading])
-    finally:
-        for each in reading:
-            each.cancel()  # those that have not begun
+    read: list[Pixels] = []
+    for each in await asyncio.gather(*reading, return_exceptions=True):
+        if isinstance(each, BaseException):
+            raise each
+        read.append(each)
+    return tuple(read)
 
 
 def place_pictures(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gpu_backend.models.config.vision import vision_config
 from gpu_backend.server.requests import pictures
+from gpu_backend.step.config import PicturesConfig
 from gpu_backend.step.messages import Generate
+from protocol.errors import BadRequest
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import (
     CHAT,
@@ -162,6 +166,24 @@ def test_what_is_no_picture_for_this_engine_is_refused(
     assert words in error["message"]
     assert error["param"] == f"messages[0].content[{len(urls)}]"
     assert seeing_engine.process.commands == []
+
+
+async def test_the_first_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the messages have them, whichever fails first."""
+    other_failed = threading.Event()
+
+    def fail(where: str, *_: Any) -> None:
+        if where == "first":
+            other_failed.wait(10)
+        other_failed.set()
+        raise BadRequest(where)
+
+    monkeypatch.setattr(pictures, "_read", fail)
+    vision = vision_config(VISION)
+    assert vision is not None
+
+    with pytest.raises(BadRequest, match="first"):
+        await pictures.read_pictures([("first", ""), ("second", "")], vision, PicturesConfig())
 
 
 def test_pictures_of_open_calls_have_their_memory(seeing: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
