@@ -36,8 +36,8 @@ function Report({ data, by, go, download }) {
   return html`
     <div class="figures">
       <${Figure} label="Charged to teams" value=${usd(total.cost_usd)} exact=${`$${total.cost_usd}`}>${Number(total.corrections_usd) ? `${usd(total.corrections_usd)} of it corrections` : "no corrections"}<//>
-      <${Figure} label="Our GPUs cost" value=${usd(gpu.cost_usd)} exact=${`$${gpu.cost_usd}`}>${usd(gpu.idle_usd)} of it idle<//>
-      <${Figure} label="Saved by automatic routes" value=${data.auto?.saved_usd === undefined ? "–" : usd(data.auto.saved_usd)}>against the large model<//>
+      ${Number(gpu.cost_usd) > 0 && html`<${Figure} label="Our GPUs cost" value=${usd(gpu.cost_usd)} exact=${`$${gpu.cost_usd}`}>${usd(gpu.idle_usd)} of it idle<//>`}
+      ${data.auto?.requests > 0 && html`<${Figure} label="Saved by automatic routes" value=${usd(data.auto.saved_usd)}>against the large model<//>`}
       <${Figure} label="State" value=${data.is_closed ? "Closed" : "Open"}>${data.is_closed ? "only corrections follow" : "calls may still arrive"}<//>
     </div>
     <section>
