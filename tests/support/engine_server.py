@@ -33,9 +33,9 @@ class EngineServer:
         """Return what /load says."""
         return httpx.get(self.url + "/load").json()
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, within: float = 60) -> None:
         """Wait until /health is well."""
-        until(self._is_ready, within=60)
+        until(self._is_ready, within)
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, f"the server ended with status {self.process.returncode}"

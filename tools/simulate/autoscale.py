@@ -7,6 +7,7 @@ import argparse
 import math
 import random
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from gateway.core.settings import Scaling
 from gateway.fleet.autoscaler import EVERY, Observation, ReplicaLoad, ScaleState, decide
-from gateway.fleet.queue_model import QueueModel, StepCost
+from gateway.fleet.queue_model import QueueModel, StepCost, most_calls
 from gateway.fleet.season import HOUR, expected_rate
 from gpu_backend.simulate.hardware import DEVICES, MODELS, resident_tokens, step_cost
 from gpu_backend.simulate.replica import replay
@@ -270,6 +271,8 @@ def table(options: argparse.Namespace) -> Iterator[str]:
     yield f"{len(calls):,} calls of {prompt:.0f} and {reply:.0f} tokens"
     yield "| policy | GPU-hours | TTFT p50 | p90 | p99 | answered | changes | most replicas |"
     yield "| --- " * 8 + "|"
+    needed = least(load, cost, rules, prompt, reply, begin, end)
+    yield f"| least | {sum(needed) * EVERY * gpus / 3600:.1f} | | | | | | {max(needed)} |"
     policies = [("tollgate", ours(load, rules, prompt, reply))]
     policies += [(f"threshold {high:g}, {high / 2:g}", threshold(high, high / 2, rules)) for high in options.threshold]
     policies += [(f"Ray Serve, target {each:g}", ray(each, rules)) for each in options.ray]
@@ -291,6 +294,15 @@ def table(options: argparse.Namespace) -> Iterator[str]:
             f"| {name} | {pool.seconds * gpus / 3600:.1f} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {answered:.3%} "
             f"| {pool.changes} | {most} |"
         )
+
+
+def least(
+    load: Load, cost: StepCost, rules: Scaling, prompt: float, reply: float, begin: float, end: float
+) -> list[int]:
+    """Return for every ten seconds how few replicas keep the promise, for one who knows the rate and starts at once."""
+    bears = [most_calls(cost, SLOTS, prompt, reply, rules.ttft, many) for many in range(1, rules.max + 1)]
+    moments = (begin + EVERY * (place + 0.5) for place in range(int((end - begin) / EVERY)))
+    return [max(rules.min, min(bisect_left(bears, load.rate(at)) + 1, rules.max)) for at in moments]
 
 
 def against_engine(options: argparse.Namespace) -> Iterator[str]:

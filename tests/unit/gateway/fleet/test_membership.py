@@ -160,7 +160,7 @@ def test_time_without_a_look_is_no_silence() -> None:
     assert gateway.hear(said(), said(4, "b", at=8.7, base_url=other), at=8.7) == (other,)
 
 
-@pytest.mark.parametrize("state", ["starting", "draining", "failed"])
+@pytest.mark.parametrize("state", ["starting", "sleeping", "draining", "failed"])
 def test_only_an_active_replica_is_asked(state: str) -> None:
     """A drain counts with the next heartbeat, and none but a heartbeat brings it back."""
     gateway = Gateway()
