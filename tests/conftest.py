@@ -21,7 +21,7 @@ from tests.support import servers
 from tests.support.clock import SetClock
 from tests.support.databases import Databases
 from tests.support.longest import SECONDS
-from tests.support.rewriting import compile_share
+from tests.support.rewriting import do_share
 from tests.support.soak_table import pytest_runtest_logreport, pytest_sessionfinish, pytest_sessionstart
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "pytest_sessionstart"]  # hooks
@@ -54,10 +54,14 @@ os.environ.pop("COLUMNS", None)
 ROOT = Path(__file__).parent
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Leave the collector out while thousands of modules are imported: they stay, and going through them costs 2 s."""
     gc.disable()
-    compile_share(config)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Do what takes long on a fresh checkout together with the processes beside this one."""
+    do_share(session.config)
 
 
 def pytest_collection_finish() -> None:

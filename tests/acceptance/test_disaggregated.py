@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,37 +116,38 @@ def test_a_prefiller_that_stands_still_is_waited_for_no_longer_than_was_said(
     engines: tuple[EngineServer, EngineServer],
 ) -> None:
     """The decoder computes the prompt then, and answers others meanwhile."""
-    prefiller, decoder = engines
-    expected = ask(prefiller, "ferries")
-    told = prefilled(prefiller, "ferries")
-    os.kill(prefiller.engine().pid, signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ask, decoder, "ferries", kv_transfer_params=told)
-            ask(decoder, "tunnels")
-            answer = waiting.result(60)
-    finally:
-        os.kill(prefiller.engine().pid, signal.SIGCONT)
-
-    assert text_of(answer) == text_of(expected)
+    with asked_of_a_stopped_prefiller(engines, "ferries") as waiting:
+        ask(engines[1], "tunnels")
+        waiting.result(60)
 
 
 def test_a_decoder_that_dies_with_blocks_on_their_way_goes_on(engines: tuple[EngineServer, EngineServer]) -> None:
     """Its next process asks for them again, or computes them; the prefiller's lease ends by itself at the latest."""
+    decoder = engines[1]
+    with asked_of_a_stopped_prefiller(engines, "piers") as waiting:
+        until(lambda: counter(decoder, "kv_pulls_waiting") == 1)
+        decoder.engine().kill()
+        waiting.result(60)
+
+
+@contextmanager
+def asked_of_a_stopped_prefiller(
+    engines: tuple[EngineServer, EngineServer], subject: str
+) -> Iterator[Future[dict[str, Any]]]:
+    """Ask the decoder about something while the engine that has the blocks stands still: the answer, which must have
+    come by the end of the block, is that of one engine."""
     prefiller, decoder = engines
-    expected = ask(prefiller, "piers")
-    told = prefilled(prefiller, "piers")
+    expected = ask(prefiller, subject)
+    told = prefilled(prefiller, subject)
     os.kill(prefiller.engine().pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ask, decoder, "piers", kv_transfer_params=told)
-            until(lambda: counter(decoder, "kv_pulls_waiting") == 1)
-            decoder.engine().kill()
-            answer = waiting.result(60)
+            waiting = pool.submit(ask, decoder, subject, kv_transfer_params=told)
+            yield waiting
     finally:
         os.kill(prefiller.engine().pid, signal.SIGCONT)
 
-    assert text_of(answer) == text_of(expected)
+    assert text_of(waiting.result()) == text_of(expected)
 
 
 def test_a_prefiller_that_dies_leaves_prompts_to_the_decoder(engines: tuple[EngineServer, EngineServer]) -> None:

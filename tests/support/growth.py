@@ -13,6 +13,7 @@ ENOUGH = 0.002  # seconds of work whose growth can be told from noise
 SHORT = 0.05  # seconds in which a step, as from one cache to the next, can look like growth
 FIRST, LAST = 1_000, 64_000  # sizes at which work is measured, each four times the one before
 MOST = 2.5  # times as long for four times as much as for a quarter four times: linear work 1, quadratic work 4
+CLEARLY = 1.5  # as long at most for work to be called linear by one run of each
 TRIES = 8  # a slow run proves nothing, so the quickest of several counts
 
 Work = Callable[[], object]
@@ -40,6 +41,9 @@ def growth_of(work_on: Callable[[int], Work], last: int = LAST) -> Growth:
     if taken < ENOUGH:
         return Growth(size // 4, taken, taken)
     part = work_on(size // 4)
+    once = 4 * _seconds(part, 1)
+    if taken < CLEARLY * once:
+        return Growth(size // 4, once, taken)
     found = Growth(size // 4, _seconds(part, 4), taken)
     for _ in range(TRIES):
         if found.is_linear:
