@@ -22,8 +22,8 @@ log = structlog.get_logger(__name__)
 class EventWatch:
     """Tells who waits when there is news of a stream; while none waits, nothing is looked for."""
 
-    def __init__(self, find: Find) -> None:
-        self._find = find
+    def __init__(self, find: Find, every: float = EVERY, away: float = AWAY) -> None:
+        self._find, self._every, self._away = find, every, away
         self._waiting: dict[asyncio.Future[None], Asked] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -40,7 +40,7 @@ class EventWatch:
             del self._waiting[future]
 
     async def _look(self) -> None:
-        await asyncio.sleep(EVERY)
+        await asyncio.sleep(self._every)
         while waiting := list(self._waiting.items()):
             try:
                 for number in await self._find([asked for _, asked in waiting]):
@@ -48,9 +48,9 @@ class EventWatch:
                         future.set_result(None)
             except POSTGRES_AWAY as exc:
                 log.warning("background_events_not_read", listeners=len(waiting), error=repr(exc))
-                await asyncio.sleep(AWAY)
+                await asyncio.sleep(self._away)
             except Exception as exc:
                 for future, _ in waiting:
                     if not future.done():
                         future.set_exception(exc)
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(self._every)
