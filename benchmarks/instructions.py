@@ -1,12 +1,13 @@
 # What a call costs in instructions, which neither other programs nor the processor's clock change: the gateway and the
 # bare pass-through under callgrind (of valgrind), one call after another. Timings of one machine move by a factor of
-# two from hour to hour, these by a few thousandths.
+# two from hour to hour, the pass-through's instructions by less than a hundredth, the gateway's by two: by the clock
+# now fewer and now more of the calls ask Redis for their rates.
 #
 #   python -m benchmarks.instructions [--calls 100]
 #
 # Counted is what the server's process executes, the kernel left out. Loops beside the calls (flusher, beats, samples)
 # are stopped first: under callgrind a call takes some fifty times as long, and they would count fifty times too often.
-# So the figures are those of calls that come one by one, each with its own trip to Redis, and no time is told.
+# So the figures are those of calls that come one by one, and no time is told.
 
 from __future__ import annotations
 

@@ -253,11 +253,10 @@ def price_at(price: Price, moment: float) -> Price:
 
 def _most_per_million(most: Usage, price: Price) -> int:
     requests = 1 + most.extra_requests  # each of them with the same prompt
-    dearest = max(
-        prompt * requests * rates.dearest_input + most.output_tokens * rates.dearest_output
-        for rates, prompt in _reachable(-(-most.input_tokens // requests), price)
-    )
-    pieces = sum(count * rate for count, rate, _ in _units_of(most, price))
+    prompt, made = -(-most.input_tokens // requests), most.output_tokens
+    reached = _reachable(prompt, price) if price.steps else ((price, prompt),)
+    dearest = max([prompt * requests * rates.dearest_input + made * rates.dearest_output for rates, prompt in reached])
+    pieces = sum([count * rate for count, rate, _ in _units_of(most, price)])
     return dearest + (price.request * requests + pieces) * MILLION
 
 

@@ -165,7 +165,7 @@ def usage_of(record: UsageRecord) -> Usage:
 
 def bounded_cost(cost_nanousd: int) -> int:
     """Return a cost inside what a record can hold."""
-    return max(0, min(cost_nanousd, MOST_NANOUSD))
+    return cost_nanousd if 0 <= cost_nanousd <= MOST_NANOUSD else max(0, min(cost_nanousd, MOST_NANOUSD))
 
 
 def _within(counts: Counts, quantities: tuple[int, ...], most: dict[str, int]) -> Counts:

@@ -36,7 +36,9 @@ def anthropic_limit_headers(held: Hold | RefusedHold, now: float) -> dict[str, s
 
 def go_duration(seconds: float) -> str:
     """Return seconds as Go writes a duration, the way OpenAI's headers do: ``12ms``, ``1s``, ``6m0s``."""
-    milliseconds = max(0, round(seconds * 1000))
+    if seconds <= 0:
+        return "0ms"
+    milliseconds = round(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"
     whole = -(-milliseconds // 1000)

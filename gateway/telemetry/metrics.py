@@ -182,7 +182,7 @@ class Metrics(ReplyHook):
             counter_of(self.attempts, attempt.target, attempt.outcome).inc()
         if record.first_token_ms is not None:
             histogram_of(self.first_token, model).observe(record.first_token_ms / 1000)
-            waited = sum(attempt.ms for attempt in record.attempts) + (record.queue_ms or 0.0)
+            waited = sum([attempt.ms for attempt in record.attempts]) + (record.queue_ms or 0.0)
             ours = record.first_token_ms - waited
             if ours >= 0:  # else a part of the waiting came later: the reply was continued elsewhere
                 self.overhead.observe(ours / 1000)

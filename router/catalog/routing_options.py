@@ -35,7 +35,7 @@ class RoutingOptions(Struct, frozen=True, kw_only=True):
 
     def lists(self) -> tuple[frozenset[str], ...]:
         """Return the lists of names that bound what may be asked: the team's and the key's, those that there are."""
-        return tuple(one for one in (self.allowed_models, self.key_models) if one is not None)
+        return tuple([one for one in (self.allowed_models, self.key_models) if one is not None])
 
     def may_use(self, *names: str) -> bool:
         """Whether team and key may use what goes by any of these names, such as an alias and what it leads to."""

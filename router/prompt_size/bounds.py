@@ -74,7 +74,8 @@ def output_tokens_most(request: Request, model: ModelSpec, prompt: PromptBound |
     # The prompt takes from the room, where that can matter and where it is the only one.
     if limit > room - prompt_characters(request) and number_of_prompts(request) == 1:
         room -= prompt_tokens_least(request, enough=model.context)
-    return max(0, min(limit, room)) * replies_asked(request)
+    most = limit if limit < room else room
+    return most * replies_asked(request) if most > 0 else 0
 
 
 def output_limit(request: Request, model: ModelSpec, prompt: PromptBound | None = None) -> int | None:

@@ -103,19 +103,24 @@ class UsageObject(Struct, frozen=True):
         if not prompt or completion is None:  # no prompt is empty once a template is around it
             return None
         details = self.prompt_tokens_details or NO_DETAILS
-        cached = min(count_of(details.cached_tokens) or 0, prompt)
-        written = min(count_of(details.cache_write_tokens) or 0, prompt - cached)
-        reasoning = count_of((self.completion_tokens_details or NO_DETAILS).reasoning_tokens) or 0
+        cached = part_of(details.cached_tokens, prompt)
+        written = part_of(details.cache_write_tokens, prompt - cached)
+        reasoning = (self.completion_tokens_details or NO_DETAILS).reasoning_tokens
         return Usage(
             input_tokens=prompt,
             cached_input_tokens=cached,
             output_tokens=completion,
-            reasoning_tokens=min(reasoning, completion),
+            reasoning_tokens=part_of(reasoning, completion),
             cache_write_tokens=written,
             gpu_seconds=seconds(self.gpu_seconds),
             prefill_ms=seconds(self.prefill_ms, MOST_SECONDS * 1000),
             decode_ms=seconds(self.decode_ms, MOST_SECONDS * 1000),
         )
+
+
+def part_of(number: float | None, whole: int) -> int:
+    """Return a part of a count: 0 for what cannot be one, and never more than the whole."""
+    return min(count_of(number) or 0, whole) if number else 0
 
 
 def seconds(number: float | None, most: float = MOST_SECONDS) -> float:

@@ -57,18 +57,18 @@ def write_request(asking: Asking) -> UpstreamRequest:
     """Return the request, the model under its upstream name. Raises UpstreamUnable for tools of Claude's own."""
     request, dropped = replace(asking.request, model=asking.target.model.upstream_model), [*asking.left_out]
     path = PATHS[type(request)]
-    if isinstance(request, TranscriptionRequest):
+    if isinstance(request, Generation):  # first, being nearly all
+        options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
+        request = replace(request, stream=asking.streams or None, stream_options=options)
+    elif isinstance(request, TranscriptionRequest):
         return _form(request, asking, path)
-    if isinstance(request, RerankRequest):  # texts by their places are ours to tell
+    elif isinstance(request, RerankRequest):  # texts by their places are ours to tell
         request = replace(request, documents=tuple(request.texts), return_documents=None, user=None)
     elif isinstance(request, SpeechRequest):  # what is priced by tokens is counted in events alone
         is_counted = asking.target.model.price.character is None
         request = replace(request, stream_format="sse" if is_counted else None, user=None)
     elif isinstance(request, ImageRequest):
         _refuse_unpriced(request, asking)
-    elif isinstance(request, Generation):
-        options = StreamOptions(include_usage=True) if asking.streams and asking.quirks.stream_options else None
-        request = replace(request, stream=asking.streams or None, stream_options=options)
     if isinstance(request, ChatRequest):
         request = _plain_chat(request, asking, dropped)
     if not asking.self_hosted:
