@@ -10,7 +10,15 @@ from msgspec import Struct
 
 from protocol.chat import Function, HostedTool, Tool
 from protocol.messages import MOST_SEARCHES, UNSEEN_SCHEMA
-from protocol.responses import HOSTED, GrammarFormat, McpChoice, ResponsesRequest, ResponsesTool, ToolChoice
+from protocol.responses import (
+    HOSTED,
+    SEARCH_DATE,
+    GrammarFormat,
+    McpChoice,
+    ResponsesRequest,
+    ResponsesTool,
+    ToolChoice,
+)
 
 LONGEST_NAME = 64  # characters of a function's name, at every maker's
 INPUT = "input"  # the one parameter of a custom tool
@@ -50,11 +58,11 @@ def offered_tools(request: ResponsesRequest) -> list[OfferedTool]:
 
 
 def _name_of(tool: ResponsesTool) -> str:
-    """Return by which name a tool is told from others: of what the upstream runs there is one of each type, but for
-    servers."""
+    """Return by which name a tool is told from others: of what the upstream runs there is one of each kind, but for
+    servers. Dates of searches are no part of it: a choice names a search without one."""
     if tool.type == "mcp":
         return _server(tool.server_label or "")
-    return tool.type if tool.is_hosted else tool.name or tool.type
+    return tool.type.removesuffix(SEARCH_DATE) if tool.is_hosted else tool.name or tool.type
 
 
 def chosen_name(choice: ToolChoice) -> str:

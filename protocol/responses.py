@@ -179,9 +179,10 @@ TOOL_SEARCH = "tool_search"  # the type of a tool by which others are found, whi
 OF_TOOL_SEARCH = ("tool_search_call", "tool_search_output", "additional_tools")  # types of items
 # Types of tools that the upstream runs, and the unit of a usage in which each is counted. Older searches of the web
 # have another price.
+SEARCH_DATE = "_2025_08_26"  # may end the type of a search of the web
 HOSTED = {
     "web_search": "web_searches",
-    "web_search_2025_08_26": "web_searches",
+    f"web_search{SEARCH_DATE}": "web_searches",
     "file_search": "file_searches",
     "code_interpreter": "containers",
     "image_generation": "images",

@@ -122,7 +122,7 @@ def _check_choice(asked: ResponsesRequest, names: frozenset[str]) -> None:
             are_known = bool(tools) and all(chosen_name(tool) in names for tool in tools)
             require(are_known, "tool_choice.tools", "'tool_choice.tools' must name some of 'tools'.")
         case SearchChoice() | FileSearchChoice() | CodeChoice() | PictureChoice() | McpChoice() as choice:
-            is_known = any(name.startswith(chosen_name(choice)) for name in names)  # dates end names of older searches
+            is_known = chosen_name(choice) in names
             require(is_known, "tool_choice.type", "'tool_choice' names a tool that 'tools' has not.")
 
 

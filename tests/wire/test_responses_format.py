@@ -10,14 +10,26 @@ from msgspec.structs import replace
 
 from billing.core.money import to_nano
 from gateway.core.settings import DROPPABLE, HostedTools
+from gateway.dialects.responses import check_response
 from gateway.upstreams.responses.wire_format import ResponsesFormat
 from gateway.upstreams.wire.quirks import Quirks
 from gateway.upstreams.wire.unsayable import Unsayable, without_fields
 from protocol.chat import ThinkingBlock
+from protocol.errors import BadRequest
 from protocol.events import Delta
-from protocol.responses import InputItem, ReasoningConfig, ResponsesRequest, ResponsesTool, TextConfig
+from protocol.messages import MOST_SEARCHES
+from protocol.responses import (
+    AllowedTools,
+    InputItem,
+    ReasoningConfig,
+    ResponsesRequest,
+    ResponsesTool,
+    SearchChoice,
+    TextConfig,
+)
 from protocol.responses_to_chat import seal_of, to_chat
 from router.catalog.targets import TeamKeys
+from router.prompt_size.bounds import hosted_most
 from tests.wire.traffic import TARGET, asking
 
 ASKED = ResponsesRequest(
@@ -90,6 +102,19 @@ def test_a_team_with_a_key_of_its_own_searches_its_own_files() -> None:
     body = sent(replace(ASKED, tools=(HOSTED[1],)), target=target)
 
     assert body["tools"] == [{"type": "file_search", "vector_store_ids": ["vs_1"]}]
+
+
+def test_a_search_has_one_name_whatever_its_date() -> None:
+    """A function of that name hid it from what is held, where tools were chosen by their names."""
+    dated, function = ResponsesTool(type="web_search_2025_08_26"), ResponsesTool(type="function", name="web_search")
+    for choice in (SearchChoice(), AllowedTools("auto", (SearchChoice(),))):
+        asked = ResponsesRequest(model="m", input="Hi", tools=(dated,), tool_choice=choice)
+        check_response(asked)
+
+        assert hosted_most(to_chat(asked)) == {"web_searches": MOST_SEARCHES}
+        for other in (function, ResponsesTool(type="web_search")):
+            with pytest.raises(BadRequest, match="Two of 'tools' have one name"):
+                check_response(replace(asked, tools=(dated, other)))
 
 
 def test_fields_of_other_tools_and_items_are_not_sent() -> None:
