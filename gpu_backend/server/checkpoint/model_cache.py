@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ log = logging.getLogger("gpu_backend")
 FOLDER, GIB = "TOLLGATE_MODELS", "TOLLGATE_MODELS_GIB"
 BLOBS = ".sha256"  # the folder of files by their digests
 LOCKS = ".locks"
+_COPY = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)  # a folder's name; what else lies beside them is none of the cache's
 
 
 class ModelCache:
@@ -43,6 +45,8 @@ class ModelCache:
         copied = os.open(locks / f"{name}.copied", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             flock(copied, LOCK_EX)
+            for part in folder.glob(".*.part"):  # of copies that broke off: it may be one file with other models'
+                part.unlink()
             yield folder
         finally:
             os.close(copied)
@@ -75,8 +79,10 @@ class ModelCache:
                 return
 
     def _by_use(self) -> list[Path]:
-        folders = [each for each in self._root.iterdir() if each.is_dir() and not each.name.startswith(".")]
-        return sorted(folders, key=self._used_at)
+        return sorted(self._folders(), key=self._used_at)
+
+    def _folders(self) -> list[Path]:
+        return [each for each in self._root.iterdir() if _COPY.fullmatch(each.name) and each.is_dir()]
 
     def _used_at(self, folder: Path) -> float:
         with suppress(FileNotFoundError):
@@ -102,8 +108,9 @@ class ModelCache:
             os.close(lock)
 
     def _size(self) -> int:
-        """Return the bytes of all files, each once."""
-        files = (Path(folder, name) for folder, _, names in os.walk(self._root) for name in names)
+        """Return the bytes of all files of models, each once."""
+        folders = [self._root / BLOBS, *self._folders()]
+        files = (Path(at, name) for folder in folders for at, _, names in os.walk(folder) for name in names)
         sizes: dict[int, int] = {}
         for file in files:
             with suppress(FileNotFoundError):

@@ -193,27 +193,32 @@ def _fetch(cache: ModelCache, files: Any, path: str, goal: Path, digest: str | N
     if goal.exists() and version.exists() and version.read_text() == identity:
         return
     part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
-    if digest is not None and cache.take(digest, part):
-        part.replace(goal)
-        version.write_text(identity)
-        return
-    log.info("copying %s (%.1f MB)", path, (info.get("size") or 0) / 1e6)
-    cache.make_room(info.get("size") or 0)
-    seen = sha256()
     try:
-        with part.open("wb") as target:
-            for chunk in _chunks(files, path, url):
-                seen.update(chunk)
-                target.write(chunk)
-        if (size := part.stat().st_size) != info.get("size", size):
-            raise OSError(f"{url} has {info['size']} bytes, but only {size} of them came; try again")
-        if digest is not None:
-            _check_digest(path, seen.hexdigest(), digest)
-            cache.keep(digest, part)
+        if digest is None or not cache.take(digest, part):
+            size = info.get("size")
+            log.info("copying %s (%.1f MB)", path, (size or 0) / 1e6)
+            cache.make_room(size or 0)
+            _copy(files, path, part, size, digest)
+            if digest is not None:
+                cache.keep(digest, part)
+        version.unlink(missing_ok=True)  # it speaks of the file that goes
         part.replace(goal)
         version.write_text(identity)
     finally:
-        part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)  # also where both are links to one file: such a rename does nothing
+
+
+def _copy(files: Any, path: str, goal: Path, size: int | None, digest: str | None) -> None:
+    """Copy one file. Raises ``OSError`` where not all of it came, or something else."""
+    url, seen = files.unstrip_protocol(path), sha256()
+    with goal.open("wb") as target:
+        for chunk in _chunks(files, path, url):
+            seen.update(chunk)
+            target.write(chunk)
+    if size is not None and (came := goal.stat().st_size) != size:
+        raise OSError(f"{url} has {size} bytes, but only {came} of them came; try again")
+    if digest is not None:
+        _check_digest(path, seen.hexdigest(), digest)
 
 
 def _chunks(files: Any, path: str, url: str) -> Iterator[bytes]:

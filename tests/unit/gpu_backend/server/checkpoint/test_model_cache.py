@@ -94,6 +94,43 @@ def test_models_that_are_not_used_make_room(storage: Any, tmp_path: Path) -> Non
     assert len(list((tmp_path / ".sha256").iterdir())) == 2
 
 
+def test_a_copy_that_broke_off_changes_no_other(storage: Any, tmp_path: Path) -> None:
+    """What it left may be one file with that of other models, under a name that the next process writes to: in a
+    container each has the number that the last one had."""
+    one, two = (fetch_model(f"memory://bucket/{name}", ModelCache(tmp_path)) for name in ("one", "two"))
+    os.link(one / "model.safetensors", one / f".model.safetensors.{os.getpid()}.part")
+    put(storage, "one", b"n" * 5000)
+    fetch_model("memory://bucket/one", ModelCache(tmp_path))
+
+    assert (one / "model.safetensors").read_bytes() == b"n" * 5000
+    assert (two / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_file_that_is_here_already_leaves_nothing_behind(storage: Any, tmp_path: Path) -> None:
+    """Its process ended before it noted which file that is: it is linked over itself, which the system does not do."""
+    one = fetch_model("memory://bucket/one", ModelCache(tmp_path))
+    (one / ".model.safetensors.version").unlink()
+    fetch_model("memory://bucket/one", ModelCache(tmp_path))
+
+    assert not list(one.glob(".*.part"))
+
+
+def test_folders_that_are_no_copies_stay(storage: Any, tmp_path: Path) -> None:
+    """Models of one's own may lie beside them: they are neither counted nor deleted."""
+    own = tmp_path / "my-model" / "model.safetensors"
+    own.parent.mkdir()
+    own.write_bytes(b"o" * 50_000)
+    copies = [fetch_model(put(storage, name, WEIGHTS), unused := ModelCache(tmp_path)) for name in ("one", ".two")]
+    unused.close()
+    cache = ModelCache(tmp_path, 20_000)
+    cache.make_room(10_000)
+    before = [copy.exists() for copy in copies]
+    cache.make_room(20_000)
+
+    assert own.exists()
+    assert before == [True, True] and [copy.exists() for copy in copies] == [True, False]
+
+
 def test_the_bound_is_a_number_of_gib(tmp_path: Path) -> None:
     """Without one there is none."""
     told = {"TOLLGATE_MODELS": str(tmp_path)}
