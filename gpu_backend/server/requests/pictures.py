@@ -7,6 +7,7 @@ import asyncio
 import base64
 import binascii
 import importlib.util
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 SEND = "Send a PNG, JPEG, WebP or GIF as a data URL (data:image/png;base64,…)."
 WHITE = (255, 255, 255, 255)
+MOST_SIDE = 2**16 - 1  # pixels, as most formats have it: decoders take seconds for a million lines of a pixel each
+MOST_SCANS = 64  # of a JPEG: each of a few bytes may go over the whole picture; encoders write a dozen
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # with a length, or the end; decoders skip the others
 
 # Each takes the memory of a picture of the largest size, several times over.
 _decoding = ThreadPoolExecutor(2, "pictures")
@@ -130,6 +134,9 @@ def _check_size(where: str, width: int, height: int, limits: PicturesConfig) -> 
     if width * height > limits.max_image_pixels:
         most = f"at most {limits.max_image_pixels:,} pixels"
         raise invalid_param(where, f"The image has {width} × {height} pixels; one has {most} here. Make it smaller.")
+    if max(width, height) > MOST_SIDE:
+        words = f"The image has {width} × {height} pixels; a side has at most {MOST_SIDE:,} here. Make it smaller."
+        raise invalid_param(where, words)
 
 
 def _read(where: str, url: str, vision: VisionConfig, limits: PicturesConfig) -> Pixels:
@@ -139,13 +146,16 @@ def _read(where: str, url: str, vision: VisionConfig, limits: PicturesConfig) ->
         return invalid_param(where, f"The image cannot be read ({why}). {SEND}")
 
     try:
-        image: Image.Image = Image.open(BytesIO(base64.b64decode(url.partition(";base64,")[2])), formats=FORMATS)
+        data = base64.b64decode(url.partition(";base64,")[2])
+        image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
     except binascii.Error as exc:
         raise unreadable(exc) from exc
     except Exception as exc:  # decoders raise whatever they come upon
         raise unreadable(type(exc).__name__) from exc
     width, height = image.size
     _check_size(where, width, height, limits)  # again, as the decoder finds it: nothing is decoded yet
+    if data.startswith(b"\xff\xd8") and _has_many_scans(data):
+        raise invalid_param(where, f"The image has more than {MOST_SCANS} scans. Save it again as a usual JPEG.")
     try:
         image = _of_colours(ImageOps.exif_transpose(image))
     except Exception as exc:
@@ -156,8 +166,19 @@ def _read(where: str, url: str, vision: VisionConfig, limits: PicturesConfig) ->
     return Pixels(width, height, image.resize((width, height), Image.Resampling.BICUBIC).tobytes())
 
 
+def _has_many_scans(jpeg: bytes) -> bool:
+    """Whether a JPEG has more scans than is usual; what lies behind its end is not looked at."""
+    place, scans = 2, 0
+    while scans <= MOST_SCANS and (found := _MARKER.search(jpeg, place)) is not None and found[1] != b"\xd9":
+        scans += found[1] == b"\xda"
+        place = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2])
+    return scans > MOST_SCANS
+
+
 def _of_colours(image: Image) -> Image:
     """Return the picture in RGB, on white where it is transparent."""
+    if image.mode.startswith("I"):  # grey in 16 bits, which ``convert`` cuts off at 255
+        image = image.convert("I").point(lambda grey: grey * (1 / 256)).convert("L")
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     from PIL import Image as images

@@ -13,11 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import convert
 
 from gpu_backend.models.config.vision import vision_config
 from gpu_backend.server.requests import pictures
 from gpu_backend.step.config import PicturesConfig
 from gpu_backend.step.messages import Generate
+from protocol.chat import Message
 from protocol.errors import BadRequest
 from tests.support.fake_engine import FakeEngine, speaking
 from tests.support.front import (
@@ -51,6 +53,14 @@ def bomb(width: int, height: int) -> str:
     """Return a PNG of few bytes that says it has so many pixels."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return url_of(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)))
+
+
+def many_scans(number: int) -> str:
+    """Return a JPEG whose last scan, of a few bytes, comes so many more times."""
+    written = BytesIO()
+    images.new("L", (32, 32), 128).save(written, "JPEG", progressive=True)
+    data = written.getvalue()
+    return url_of(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * number + data[-2:], "jpeg")
 
 
 def said(*urls: str, role: str = "user") -> dict[str, Any]:
@@ -105,6 +115,23 @@ def test_every_format_is_read(kind: str, seeing: httpx.Client, seeing_engine: Fa
     assert (found.width, found.height) == (64, 32)
 
 
+def test_scans_of_a_usual_number_are_read(seeing: httpx.Client, seeing_engine: FakeEngine) -> None:
+    """Also where more seem to follow the picture's end, as films do in a telephone's pictures."""
+    url = many_scans(20)
+    (found,) = asked(seeing, seeing_engine, said(url + b64encode(b"\xff\xda\0\2" * 99).decode())).pictures
+
+    assert found.pixels == asked(seeing, seeing_engine, said(many_scans(0))).pictures[0].pixels
+
+
+def test_grey_of_16_bits_keeps_its_shades(seeing: httpx.Client, seeing_engine: FakeEngine) -> None:
+    """A dark one is not cut off to white."""
+    written = BytesIO()
+    images.new("I;16", (8, 8), 0x4000).save(written, "PNG")
+    (found,) = asked(seeing, seeing_engine, said(url_of(written.getvalue()))).pictures
+
+    assert set(found.pixels) == {0x40}
+
+
 def test_camera_on_its_side_is_turned(seeing: httpx.Client, seeing_engine: FakeEngine) -> None:
     """As its EXIF says, by which everything else shows it."""
     exif = images.Exif()
@@ -150,9 +177,10 @@ def test_what_would_be_asked_is_shown(seeing: httpx.Client) -> None:
         ([bomb(50, 50)], "invalid_value", "cannot be read"),
         ([url_of(bytes(60_000))], "invalid_value", "at most 50,000 bytes"),
         ([picture(101, 100, "JPEG")], "invalid_value", "101 × 100 pixels"),
+        ([many_scans(60)], "invalid_value", "more than 64 scans"),
         ([picture(8, 8)] * 4, "invalid_value", "at most 3 images here; this one has 4"),
     ],
-    ids=range(12),
+    ids=range(13),
 )  # fmt: skip
 def test_what_is_no_picture_for_this_engine_is_refused(
     urls: list[str], code: str, words: str, seeing: httpx.Client, seeing_engine: FakeEngine
@@ -166,6 +194,12 @@ def test_what_is_no_picture_for_this_engine_is_refused(
     assert words in error["message"]
     assert error["param"] == f"messages[0].content[{len(urls)}]"
     assert seeing_engine.process.commands == []
+
+
+def test_a_side_is_bounded_too() -> None:
+    """A picture of few pixels may have a million lines."""
+    with pytest.raises(BadRequest, match=r"65536 pixels; a side has at most 65,535 here"):
+        pictures.find_pictures(tuple(convert(said(bomb(1, 65_536))["messages"], list[Message])), PicturesConfig())
 
 
 async def test_the_first_that_cannot_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
