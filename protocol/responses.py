@@ -102,9 +102,9 @@ class InputItem(Struct, frozen=True, omit_defaults=True, kw_only=True):
     summary: Annotated[tuple[SummaryText, ...], Meta(max_length=MOST_PARTS)] | None = None  # of reasoning
     encrypted_content: str | None = None  # of reasoning, and of a compaction
     phase: str | None = None  # of a model's message: whether more comes
-    action: dict[str, Any] | str | None = None  # of a search of the web; of a picture, whether it is a new one
     execution: str | None = None  # of a search of tools
     tools: Annotated[tuple[ResponsesTool, ...], Meta(max_length=MOST_TOOLS)] | None = None  # found, or of a server
+    action: dict[str, Any] | str | None = None  # of a search of the web; of a picture, whether it is a new one
     queries: tuple[str, ...] | None = None  # of a search in files, as is the next
     results: tuple[dict[str, Any], ...] | None = None
     code: str | None = None  # that ran at the upstream, as have the next two
@@ -190,8 +190,8 @@ HOSTED = {
 }
 # Fields that only they have, and none of the caller's tools,
 HOSTED_FIELDS = ResponsesTool.__struct_fields__[ResponsesTool.__struct_fields__.index("vector_store_ids") :]
-# and fields of items that tell of their calls, with the types of these.
-CALL_FIELDS = InputItem.__struct_fields__[InputItem.__struct_fields__.index("queries") :]
+# and fields that only items of their calls have, or of searches of tools; with the types of the former.
+CALL_FIELDS = InputItem.__struct_fields__[InputItem.__struct_fields__.index("execution") :]
 OF_HOSTED = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),

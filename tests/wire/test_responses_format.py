@@ -123,6 +123,9 @@ def test_fields_of_other_tools_and_items_are_not_sent() -> None:
     tools = (ResponsesTool(type="function", name="f", server_url="https://SECRET"),)
     tools += (ResponsesTool(type="namespace", name="n", tools=(inner,)),)
     item = InputItem(role="user", content="Hi", code="SECRET", queries=("SECRET",), result="iVBORw0KGgoSECRET")
+    item = replace(
+        item, action={"SECRET": 1}, execution="SECRET", tools=(ResponsesTool(type="web_search", name="SECRET"),)
+    )
     body = sent(replace(ASKED, input=(item,), tools=tools))
 
     assert "SECRET" not in str(body) and [tool["type"] for tool in body["tools"]] == ["function", "namespace"]  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from protocol.messages import MOST_SEARCHES
 from protocol.responses import (
     CALL_FIELDS,
     OF_HOSTED,
+    OF_TOOL_SEARCH,
     InputItem,
     ReasoningConfig,
     ResponsesRequest,
@@ -95,7 +96,7 @@ def _has_back(item: InputItem, asking: Asking) -> bool:
 
 def _item(item: InputItem) -> dict[str, Any]:
     """Return an item as its upstream knows it, by the id that this gave it or by none."""
-    foreign = {} if item.type in OF_HOSTED else dict.fromkeys(CALL_FIELDS)  # no policy has read those
+    foreign = {} if item.type in (*OF_HOSTED, *OF_TOOL_SEARCH) else dict.fromkeys(CALL_FIELDS)  # no policy read those
     told: dict[str, Any] = {"type": item.type} | msgspec.to_builtins(replace(item, id=upstreams_id(item.id), **foreign))
     if (request := item.approval_request_id) is not None:
         told["approval_request_id"] = upstreams_id(request) or request
