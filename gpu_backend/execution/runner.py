@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -297,7 +297,7 @@ class Runner(StepRunner):
 
     def sleep(self) -> None:
         """Give the device's memory back: weights go to host memory, where a CPU's are; the KV cache is dropped, and
-        graphs, which are captured anew."""
+        graphs, which are captured anew. Raises ``RuntimeError`` where a rank cannot, and gives back nothing then."""
         if self._ranks is not None and self._leads:
             self._ranks.tell(Sleep(0))
         on_gpu = self.device.type == "cuda"
@@ -310,16 +310,32 @@ class Runner(StepRunner):
         for graphs in (self.graphs, drafts.graphs if drafts else None):
             if graphs is not None:
                 graphs.forget()
-        memory.release()
-        self._memory = memory
+        if self._on_all_ranks(memory.release, undo=memory.restore):
+            self._memory = memory
 
     def wake_up(self) -> None:
-        """Take it again. Raises ``RuntimeError`` where another has it meanwhile; the other ranks end by that."""
+        """Take it again. Raises ``RuntimeError`` where another has a rank's meanwhile, and takes nothing then."""
         if self._ranks is not None and self._leads:
             self._ranks.tell(WakeUp(0))
-        if self._memory is not None:
-            self._memory.restore()
+        memory = self._memory
+        if memory is not None and self._on_all_ranks(memory.restore, undo=memory.release):
             self._memory = None
+
+    def _on_all_ranks(self, change: Callable[[], object], undo: Callable[[], object]) -> bool:
+        """Make a change on all ranks or on none, and return which; where on none, the first rank raises why."""
+        problem = None
+        try:
+            change()
+        except Exception as error:
+            problem = str(error)
+        problems = [problem] if self._ranks is None else self._ranks.gather(problem)
+        found = next((each for each in problems if each is not None), None)
+        if found is None:
+            return True
+        undo()
+        if self._leads:
+            raise RuntimeError(found)
+        return False
 
     def close(self) -> None:
         """Let the other ranks go, if there are any."""

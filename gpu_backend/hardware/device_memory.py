@@ -23,9 +23,12 @@ class DeviceMemory:
 
     @torch.inference_mode()
     def release(self) -> int:
-        """Give all of it back, and return how many bytes those were. Nothing may compute."""
+        """Give all of it back, and return how many bytes those were. Nothing may compute.
+
+        Raises ``RuntimeError`` where host memory lacks the room; nothing is given back then.
+        """
         for name, whole in self._kept.items():
-            if whole.untyped_storage().nbytes():
+            if whole.untyped_storage().nbytes() and name not in self._on_host:
                 host = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda)
                 self._on_host[name] = host.copy_(whole, non_blocking=True)
         _synchronize([*self._kept.values(), *self._dropped.values()])
@@ -40,7 +43,8 @@ class DeviceMemory:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        """Take it again. Raises ``RuntimeError`` where another has the room meanwhile; it can be called again."""
+        """Take it again. Raises ``RuntimeError`` where another has the room meanwhile; ``release`` gives back the part
+        that was had by then."""
         for name, whole in (self._kept | self._dropped).items():
             if name in self._sizes:
                 whole.untyped_storage().resize_(self._sizes[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,22 +78,62 @@ def test_an_engine_that_is_woken_in_time_does_not_sleep() -> None:
 
 
 def test_memory_that_another_has_meanwhile_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine says so, and sleeps on until it is woken once more."""
+    """The engine says so, has none of it, and sleeps on until it is woken once more."""
     loop = model_loop(write_tiny_model(tmp_path, TinyModel()), num_kv_blocks=8)
     before = answer_all(loop, [greedy("a", PROMPT)])["a", 0].token_ids
     loop.handle(Sleep(1))
     with monkeypatch.context() as patched:
-        patched.setattr(DeviceMemory, "restore", _no_room)
+        patched.setattr(DeviceMemory, "restore", _no_room_for_all)
         (kept,) = loop.handle(WakeUp(2))
+    left = loop.runner.kv_cache.untyped_storage().nbytes()  # type: ignore[attr-defined]
     (woken,) = loop.handle(WakeUp(3))
 
-    assert kept == SleepAnswer(2, "its memory cannot be had again: no room")
+    assert kept == SleepAnswer(2, "its memory cannot be had again: no room") and left == 0
     assert woken == SleepAnswer(3)
     assert answer_all(loop, [greedy("b", PROMPT)])["b", 0].token_ids == before
 
 
-def _no_room(memory: DeviceMemory) -> None:
+def _no_room_for_all(memory: DeviceMemory, restore: Any = DeviceMemory.restore) -> None:
+    restore(memory)
     raise RuntimeError("no room")
+
+
+class _OtherRank:
+    """One behind the first, which has a problem, or none."""
+
+    problem: str | None = "no room"
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def tell(self, told: Any) -> None:
+        self.told.append(told)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.problem]
+
+
+def test_ranks_sleep_all_or_none(tmp_path: Path) -> None:
+    """What one of them cannot give, or take again, keeps the others from it: they go on as they were, and none ends."""
+    runner = model_loop(write_tiny_model(tmp_path, TinyModel()), num_kv_blocks=8).runner
+    assert isinstance(runner, Runner)
+    other, storage = _OtherRank(), runner.kv_cache.untyped_storage()
+    runner._ranks = other  # type: ignore[assignment]
+    whole, sizes = storage.nbytes(), []
+
+    for problem, change in ("no room", runner.sleep), (None, runner.sleep), ("no room", runner.wake_up):
+        other.problem = problem
+        with pytest.raises(RuntimeError, match="no room") if problem else nullcontext():
+            change()
+        sizes.append(storage.nbytes())
+    runner._leads = False
+    runner.wake_up()
+    sizes.append(storage.nbytes())
+    other.problem = None
+    runner.wake_up()
+
+    assert sizes == [whole, 0, 0, 0] and storage.nbytes() == whole
+    assert other.told == [Sleep(0), Sleep(0), WakeUp(0)]
 
 
 @torch.inference_mode()
