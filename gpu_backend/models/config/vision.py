@@ -33,7 +33,6 @@ class VisionConfig:
     norm_eps: float  # of that norm
     projector_bias: bool
     projector_activation: str
-    image_token_id: int  # in whose places vectors of pictures stand
     longest_side: int  # pixels, to which a larger picture is made smaller
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -85,7 +84,6 @@ def vision_config(config: Mapping[str, Any], processor: Mapping[str, Any] | None
         norm_eps=float(text.get("rms_norm_eps", 1e-6)),
         projector_bias=bool(config.get("multimodal_projector_bias", not merges)),
         projector_activation=_activation(config, "projector_hidden_act"),
-        image_token_id=_whole(config, "image_token_index", _whole(config, "image_token_id", 10)),
         longest_side=_whole(size, "longest_edge", _whole(tower, "image_size", 1024)),
         mean=tuple(processor.get("image_mean") or MEAN),
         std=tuple(processor.get("image_std") or STD),

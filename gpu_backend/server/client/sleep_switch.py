@@ -28,10 +28,11 @@ class SleepSwitch:
             raise Overloaded(f"The engine cannot {'sleep' if is_on else 'wake up'}: {problem}.", retry_after=5)
 
     def answer(self, said: SleepAnswer) -> None:
-        """Tell all who asked by then; where the last of them was refused, the switch stays as it was."""
+        """Tell all who asked by then: the last command took the place of those before it, which had no answer. Where
+        the last of all was refused, the switch stays as it was."""
         for number in [number for number in self._asked if number <= said.number]:
             if not (waiting := self._asked.pop(number)).done():
-                waiting.set_result(said.problem if number == said.number else None)
+                waiting.set_result(said.problem)
         if said.number == self._number and said.problem is not None:
             self.is_on = not self.is_on
 
@@ -43,6 +44,7 @@ class SleepSwitch:
     def begin_anew(self) -> None:
         """Tell a new process, which is awake, what the last one was told."""
         if self.is_on:
+            self._number += 1  # it may have heard the last one, too, and its answer would count twice
             self._send(Sleep(self._number))
         else:
             self.answer(SleepAnswer(self._number))

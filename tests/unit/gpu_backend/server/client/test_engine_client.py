@@ -12,6 +12,7 @@ import pytest
 from gpu_backend.server.client.engine_call import EngineCall
 from gpu_backend.server.client.engine_client import RESTARTS, EngineClient, EngineState
 from gpu_backend.server.client.errors import EngineFailed
+from gpu_backend.server.client.sleep_switch import SleepSwitch
 from gpu_backend.step.block_events import AllBlocksCleared, BlockEvent, BlockRemoved
 from gpu_backend.step.config import engine_config
 from gpu_backend.step.messages import (
@@ -235,13 +236,13 @@ async def test_the_engine_takes_no_requests_until_it_is_woken() -> None:
         early = asleep.done()
         engine.process.die()
         await until(lambda: len(engine.processes) == 2)
-        await asyncio.to_thread(engine.process.wait_for, lambda c: c == Sleep(1))
-        engine.process.say(SleepAnswer(1))
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == Sleep(2))
+        engine.process.say(SleepAnswer(2))
         await asleep
         state = client.state
         woken = asyncio.create_task(client.wake_up())
-        await asyncio.to_thread(engine.process.wait_for, lambda c: c == WakeUp(2))
-        engine.process.say(SleepAnswer(2))
+        await asyncio.to_thread(engine.process.wait_for, lambda c: c == WakeUp(3))
+        engine.process.say(SleepAnswer(3))
         await woken
         engine.script = speaking([5])
 
@@ -270,6 +271,21 @@ async def test_an_engine_that_cannot_sleep_or_wake_says_so() -> None:
         await woken
 
         assert [*states, client.state] == [EngineState.ACTIVE, EngineState.SLEEPING, EngineState.ACTIVE]
+
+
+async def test_all_who_ask_for_a_sleep_hear_that_there_is_none() -> None:
+    """Also those whose command another took the place of; a process that is told twice leaves the engine as it is."""
+    sent: list[Sleep | WakeUp] = []
+    switch = SleepSwitch(sent.append)
+    asked = [asyncio.create_task(switch.turn(is_on=True)) for _ in range(2)]
+    await asyncio.sleep(0)
+    switch.begin_anew()
+    for command in sent[1:]:
+        switch.answer(SleepAnswer(command.number, "no room"))
+    told = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [str(each) for each in told] == ["The engine cannot sleep: no room."] * 2
+    assert not switch.is_on and not switch.is_waiting
 
 
 async def test_the_last_load_report_is_kept() -> None:
