@@ -34,22 +34,24 @@ class ModelCache:
     @contextmanager
     def copying(self, name: str) -> Iterator[Path]:
         """Give the folder of that name, which exists, to this process alone until the end of the block."""
-        locks = self._root / LOCKS
-        locks.mkdir(parents=True, exist_ok=True)
-        used = os.open(locks / f"{name}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        flock(used, LOCK_SH)
-        os.utime(used)  # it was used last
-        self._held.append(used)
+        if (used := self._open_lock(f"{name}.used")) is not None:
+            flock(used, LOCK_SH)
+            with suppress(OSError):
+                os.utime(used)  # it was used last
+            self._held.append(used)
         folder = self._root / name
-        folder.mkdir(exist_ok=True)
-        copied = os.open(locks / f"{name}.copied", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        folder.mkdir(parents=True, exist_ok=True)
+        copied = self._open_lock(f"{name}.copied")
         try:
-            flock(copied, LOCK_EX)
-            for part in folder.glob(".*.part"):  # of copies that broke off: it may be one file with other models'
-                part.unlink()
+            if copied is not None:
+                flock(copied, LOCK_EX)
+            with suppress(OSError):
+                for part in folder.glob(".*.part"):  # of copies that broke off: it may be one file with other models'
+                    part.unlink()
             yield folder
         finally:
-            os.close(copied)
+            if copied is not None:
+                os.close(copied)
 
     def close(self) -> None:
         """Use nothing any more."""
@@ -91,7 +93,8 @@ class ModelCache:
 
     def _deletes(self, folder: Path) -> bool:
         """Delete a model, unless a process uses it; say whether it did."""
-        lock = os.open(self._root / LOCKS / f"{folder.name}.used", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if (lock := self._open_lock(f"{folder.name}.used")) is None:
+            return False
         try:
             flock(lock, LOCK_EX | LOCK_NB)
         except BlockingIOError:
@@ -106,6 +109,16 @@ class ModelCache:
             return not folder.exists()
         finally:
             os.close(lock)
+
+    def _open_lock(self, name: str) -> int | None:
+        """Return a descriptor; None where there can be none, on a volume that is only read: there nothing changes."""
+        lock = self._root / LOCKS / name
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with suppress(OSError):
+            return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)  # another user's
+        return None
 
     def _size(self) -> int:
         """Return the bytes of all files of models, each once."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +131,31 @@ def test_folders_that_are_no_copies_stay(storage: Any, tmp_path: Path) -> None:
 
     assert own.exists()
     assert before == [True, True] and [copy.exists() for copy in copies] == [True, False]
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_copies_that_may_only_be_read_are_used(
+    has_locks: bool, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, or on a volume of which engines only read: theirs is not written to, and counts as in use."""
+    folder = fetch_model("memory://bucket/one", unused := ModelCache(tmp_path))
+    unused.close()
+    if not has_locks:
+        shutil.rmtree(tmp_path / ".locks")
+    own_open = os.open
+
+    def only_read(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return own_open(path, flags, *more, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", only_read)
+        found = fetch_model("memory://bucket/one", ModelCache(tmp_path))
+    ModelCache(tmp_path, 1).make_room(1)
+
+    assert found == folder
+    assert folder.exists() is has_locks
 
 
 def test_the_bound_is_a_number_of_gib(tmp_path: Path) -> None:
