@@ -10,6 +10,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from protocol.decoding import MAX_VALUES, has_more_values
 from protocol.errors import invalid_value
+from protocol.usage import Usage
 
 # What one request may hold: several times more than any model reads, and few enough to be translated in half a second.
 MOST_MESSAGES = 16_384
@@ -253,3 +254,4 @@ class ChatReply(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     service_tier: str | None = None  # in which the upstream says that it answered
     told: dict[str, Raw] | None = None  # the response that it is, where its upstream speaks that API
+    used: Usage | None = None  # by calls of tools of the upstream's, as that response tells

@@ -16,7 +16,6 @@ from protocol.completions import CompletionReply
 from protocol.embeddings import EmbeddingReply, EmbeddingRequest, RerankReply, RerankRequest
 from protocol.events import Delta, ReplyEnd, UsageReport
 from protocol.inference import Generation, WholeReply
-from protocol.responses import OF_HOSTED
 from protocol.usage import Usage
 from router.catalog.targets import ModelSpec
 
@@ -72,10 +71,9 @@ def may_keep(answer: KeptAnswer) -> bool:
 
 def ran_hosted_tools(answer: KeptAnswer) -> bool:
     """Whether its upstream ran tools of its own: these may do something, or read what is one team's alone."""
-    if (chat := answer.chat) is None:
-        return any(isinstance(piece, Delta) and piece.used is not None for piece in answer.pieces)
-    output = b"" if chat.told is None else bytes(chat.told.get("output", b""))
-    return any(b'"%s"' % kind.encode() in output for kind in OF_HOSTED)
+    if (chat := answer.chat) is not None:
+        return chat.used is not None
+    return any(isinstance(piece, Delta) and piece.used is not None for piece in answer.pieces)
 
 
 def calls_tools(answer: KeptAnswer) -> bool:

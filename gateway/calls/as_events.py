@@ -20,7 +20,9 @@ def events_of(whole: WholeReply, usage: Usage | None) -> list[Event]:
     """Return the events that add up to ``whole``. Embeddings have none: they are never streamed."""
     events: list[Event] = []
     match whole:
-        case ChatReply(choices=choices):
+        case ChatReply(choices=choices, used=used):
+            if used is not None:
+                events.append(Delta(used=used))
             for choice in choices:
                 events += _chat_deltas(choice)
         case TranscriptionReply(text):

@@ -63,7 +63,8 @@ class Meter:
             self._told = filled_in(self._call.request, self._source.answering.target.model, self._prompt, told)
         elif told is None:
             probable = probable_usage(self._call.request, whole, self._output_most())
-            self._told = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
+            usage = replace(probable, input_tokens=self._probable_prompt(), extra_requests=self._extra_requests())
+            self._told = usage.at_least(getattr(whole, "used", None) or Usage())
         elif not told.output_tokens:
             probable = probable_usage(self._call.request, whole, self._output_most())
             self._told = replace(told, output_tokens=probable.output_tokens)

@@ -91,10 +91,23 @@ def test_what_was_run_before_a_stream_breaks_is_charged(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_answer_of_theirs_is_kept(
+def test_what_was_run_is_charged_where_no_usage_is_told(
     client: httpx.Client, house: House, upstream: ScriptedUpstream, stream: bool
 ) -> None:
+    """The answer's items tell it."""
+    upstream.script("no-usage", times=1)
+    row = house.record_of(client.post(URL, json=ASK | {"tools": [FILES, CODE], "stream": stream}))
+
+    assert (row["status"], row["units"]) == ("answered", {"file_searches": 1, "containers": 1})
+
+
+@pytest.mark.parametrize(("stream", "script"), [(False, None), (True, None), (True, "no-stream")])
+def test_no_answer_of_theirs_is_kept(
+    client: httpx.Client, house: House, upstream: ScriptedUpstream, stream: bool, script: str | None
+) -> None:
     """They may have done something, or have read what is one team's alone: a cache would not."""
+    if script is not None:
+        upstream.script(script, times=2)
     asked = ASK | {"tools": [CALLED], "stream": stream}
     answers = [client.post(URL, json=asked, headers={"x-cache": "all"}) for _ in range(2)]
     house.record_of(answers[-1])

@@ -61,7 +61,14 @@ def read_response(body: bytes) -> tuple[ChatReply, Usage | None]:
         reasoning_content="\n".join([delta.reasoning for delta in said if delta.reasoning]) or None,
     )
     choice = Choice(index=0, message=message, finish_reason=_reason(ended, items))
-    return ChatReply(choices=(choice,), service_tier=text_in(ended.service_tier), told=told), _usage(ended, items)
+    used = _used(items, set())
+    reply = ChatReply(
+        choices=(choice,),
+        service_tier=text_in(ended.service_tier),
+        told=told,
+        used=used if any(item.type in OF_HOSTED for item in items) else None,
+    )
+    return reply, _usage(ended, used)
 
 
 class ResponsesEvents(SseEvents):
@@ -148,7 +155,7 @@ class ResponsesEvents(SseEvents):
             if said := self._unsaid(item, place):
                 events.append(Delta(**said))
         events.append(Delta(finish_reason=_reason(ended, items), told=told))
-        if (usage := _usage(ended, items, self._used)) is not None:
+        if (usage := _usage(ended, self._used.at_least(_used(items, set())))) is not None:
             events.append(UsageReport(usage, text_in(ended.service_tier)))
         self._is_done = True
         events.append(ReplyEnd())
@@ -305,14 +312,13 @@ class _Usage(Struct, frozen=True):
     output_tokens_details: TokenDetails | None = None
 
 
-def _usage(ended: _Ended, items: Iterable[_Item], used: Usage | None = None) -> Usage | None:
+def _usage(ended: _Ended, used: Usage) -> Usage | None:
     if (told := read_usage(ended.usage, _Usage)) is None:
         return None
     counts = UsageObject(
         told.input_tokens, told.output_tokens, told.input_tokens_details, told.output_tokens_details
     ).usage()
-    in_all = _used(items, set())
-    return counts and counts.at_least(used or in_all).at_least(in_all)
+    return counts and counts.at_least(used)
 
 
 def _used(items: Iterable[_Item], containers: set[str]) -> Usage:
