@@ -24,6 +24,7 @@ TRIES = 3  # replicas of a new revision that may die before it is given up
 LOST_FOR = 30.0  # seconds without a heartbeat, after which a process that runs is of no use
 GRACE = 10.0  # seconds beyond its drain, after which a replica is killed
 HEEDS_WITHIN = 60.0  # seconds, after which a replica that was sent to sleep, or woken, did not hear
+MOST_SLEEPS = 2  # times that a replica is sent to sleep without being woken; one that takes calls on all the same ends
 MOST_LUCK = 1  # failed calls that say nothing of a revision
 
 
@@ -59,6 +60,7 @@ class Known(Struct, frozen=True, kw_only=True):
     unhealthy_since: float | None = None  # None: it takes calls
     stopping_since: float | None = None
     asleep_since: float | None = None  # when it was sent to sleep
+    sleeps: int = 0  # times that it was, since it was last woken
     woken_at: float | None = None  # None: it has taken calls since
 
 
@@ -160,9 +162,10 @@ def decide(seen: Observation, state: PoolState, rules: Rollout) -> tuple[list[Ac
             case Stop(name) | Kill(name) if known[name].stopping_since is None:
                 known[name] = replace(known[name], stopping_since=seen.now)
             case Sleep(name):
-                known[name] = replace(known[name], asleep_since=seen.now)
+                known[name] = replace(known[name], asleep_since=seen.now, sleeps=known[name].sleeps + 1)
             case WakeUp(name):
-                known[name] = replace(known[name], asleep_since=None, woken_at=seen.now, unhealthy_since=seen.now)
+                woken = replace(known[name], asleep_since=None, woken_at=seen.now, unhealthy_since=seen.now)
+                known[name] = replace(woken, sleeps=0)
     return actions, replace(state, known=known)
 
 
@@ -317,7 +320,8 @@ def _resized(seen: Observation, state: PoolState, useless: set[str], rules: Roll
         leaving = [one for one in order if not (old and one in unproved)]
         why = "replaced" if old else f"{seen.target} should be there"
         beds = 0 if on_trial or old else seen.asleep - len(kept)
-        able = [one for one in leaving[:spare] if one not in unproved][: max(0, beds)]
+        able = [one for one in leaving[:spare] if one not in unproved and state.known[one.name].sleeps < MOST_SLEEPS]
+        able = able[: max(0, beds)]
         return [*ends, *((Sleep if one in able else Stop)(one.name, why) for one in leaving[:spare])], state
     woken = [WakeUp(one.name) for one in kept[: max(0, -surplus)]]
     ends += woken

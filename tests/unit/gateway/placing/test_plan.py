@@ -229,6 +229,19 @@ def test_a_replica_that_does_not_heed_is_not_counted_on() -> None:
     assert [type(each) for each in world.done] == [WakeUp, Stop, Start] and world.active() == 2
 
 
+def test_a_replica_that_cannot_sleep_ends() -> None:
+    """Its machine lacks the memory for its weights, say: it would take calls that are not there, and be paid for."""
+    world = settled(target=2, asleep=1)
+    world.target = 1
+    for _ in range(2 * int(HEEDS_WITHIN) + 20):
+        world.run(1.0)
+        for name in [name for name, one in world.replicas.items() if one.state == SLEEPING]:
+            world.put(name, ACTIVE)
+
+    assert [type(each) for each in world.done] == [Sleep, Sleep, Stop]
+    assert len(world.replicas) == world.active() == 1
+
+
 def test_a_replica_that_dies_is_started_again() -> None:
     """At once after long life, later each time it dies young."""
     world = settled()
