@@ -21,6 +21,7 @@ from router.ranking import Health, by_cost, by_preference, expected_usage, unava
 from router.sticky import Score, judge
 
 NAMED = 10  # models that a refusal names
+NEAR = 3  # those that are called alike, of another provider or none
 
 
 def choose_route(
@@ -180,8 +181,10 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
     is_known = name in catalog.models or name in catalog.auto
     if not (lists := options.lists()):
         if not is_known:
-            words = f"The model '{asked[:100]}' does not exist; GET /v1/models lists those that do."
-            raise UnknownModel(words, param="model")
+            last = asked.rpartition("/")[2]
+            near = [f"'{name}'" for name in catalog.models if name.rpartition("/")[2] == last][:NEAR]
+            listed = "GET /v1/models lists those that do" + (f", {', '.join(near)} among them" if near else "")
+            raise UnknownModel(f"The model '{asked[:100]}' does not exist; {listed}.", param="model")
         return name
     if is_known:
         members = catalog.members_of(name) if name in catalog.auto else ()

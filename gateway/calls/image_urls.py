@@ -40,7 +40,7 @@ class ImageUrls:
 
     def __init__(self, guard: Guard | None = None) -> None:
         # Ranges that are open to callbacks are not open here: what an image shows comes back to its caller.
-        self._guard = guard or Guard(resolve=SystemResolver(AT_ONCE, OF_A_TEAM), what="images")
+        self._guard = guard or Guard(resolve=SystemResolver(AT_ONCE, OF_A_TEAM), rule="images may not go")
         self._until: dict[tuple[str, int], float] = {}  # when a host that was found public is looked up again
 
     async def fit(self, request: Request, size: int, team_id: str, route: Route, providers: ProviderRegistry) -> Route:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Literal
@@ -273,6 +273,12 @@ class CacheSettings(Struct, frozen=True, kw_only=True):
     shared: frozenset[str] = frozenset()  # ids of teams that get each other's answers
 
 
+def some_of(names: Sequence[str]) -> str:
+    """Return names as a line has room for them: all of a few, else three and how many more there are."""
+    shown, more = (names, 0) if len(names) <= 5 else (names[:3], len(names) - 3)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
 class LeftOut(Struct, frozen=True):
     """An optional provider without a key, and what went with it."""
 
@@ -284,7 +290,7 @@ class LeftOut(Struct, frozen=True):
     def line(self) -> str:
         """Return it in words."""
         parts = {"models": self.models, "aliases": self.aliases, "in routes": self.routes}
-        gone = "; ".join(f"{kind} {', '.join(names)}" for kind, names in parts.items() if names)
+        gone = "; ".join(f"{kind} {some_of(names)}" for kind, names in parts.items() if names)
         return f"provider {self.provider} is left out, for none of its api_keys is set: without {gone or 'any model'}"
 
 

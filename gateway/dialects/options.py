@@ -97,25 +97,26 @@ def read_options(headers: Mapping[str, str], extra: dict[str, Any]) -> Options:
     if NAMES.isdisjoint(extra) and NAMES.isdisjoint(headers):
         return DEFAULT_OPTIONS
     found: dict[str, Any] = {}
+    spelled: dict[str, str] = {}  # by which of its names each was said
     for name, header in HEADERS.items():
-        said = [value for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
+        said = [(key, value) for key in (name, header) if key in extra and (value := extra.pop(key)) is not None]
         if (value := headers.get(header)) is not None:
-            said.append(value)
+            said.append((header, value))
         if not said:
             continue
-        if any(str(other) != str(said[0]) and not _same_number(other, said[0]) for other in said[1:]):
+        spelled[name], found[name] = said[0]
+        if any(str(other) != str(found[name]) and not _same_number(other, found[name]) for _, other in said[1:]):
             words = f"The header {header} and the body's '{name}' disagree. Send one of them."
             raise invalid_param(name, words)
-        found[name] = said[0]
     if not found:
         return DEFAULT_OPTIONS
     for name in ("quality", "max_cost_usd"):
         if name in found:
-            found[name] = _number(name, found[name], most=1.0 if name == "quality" else math.inf)
+            found[name] = _number(name, spelled[name], found[name], most=1.0 if name == "quality" else math.inf)
     try:
         return msgspec.convert(found, Options)
     except msgspec.ValidationError as exc:
-        raise _bad_option(exc, found) from exc
+        raise _bad_option(exc, found, spelled) from exc
 
 
 DEFAULT_OPTIONS = Options()
@@ -129,14 +130,14 @@ def read_idempotency_key(headers: Mapping[str, str]) -> str | None:
     return key
 
 
-def _number(name: str, value: Any, most: float) -> float:
+def _number(name: str, spelled: str, value: Any, most: float) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not 0 <= number <= most or math.isinf(number):
         span = "from 0 to 1" if most == 1 else "0 or more"
-        raise invalid_value(name, f"must be a number {span}")
+        raise invalid_param(name, f"'{spelled}' must be a number {span}.")
     return number
 
 
@@ -147,11 +148,11 @@ def _same_number(one: Any, other: Any) -> bool:
         return False
 
 
-def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any]) -> BadRequest:
+def _bad_option(exc: msgspec.ValidationError, found: Mapping[str, Any], spelled: Mapping[str, str]) -> BadRequest:
     name = next(name for name in found if f"$.{name}`" in str(exc))
     right = {
         "tier": "'interactive' or 'batch'",
         "priority": "'low', 'normal' or 'high'",
         "cache": "'on', 'all' or 'off'",
     }.get(name, "a text")
-    return invalid_value(name, f"must be {right}, not {str(found[name])[:40]!r}")
+    return invalid_param(name, f"'{spelled[name]}' must be {right}, not {str(found[name])[:40]!r}.")

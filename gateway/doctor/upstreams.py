@@ -89,7 +89,8 @@ async def _look_at_key(
             )
             answer.close()
     except (UpstreamFailure, TimeoutError) as exc:
-        words = f"{place} does not answer: {getattr(exc, 'message', '') or 'not in time'}"
+        why = getattr(exc, "message", "").rstrip(".") or "not in time"
+        words = f"{place} does not answer: {why}"
         return fault(part, words, "is its base_url right, and may this machine go there (DNS, firewall, proxy)?")
     took = f"{1000 * (time.perf_counter() - began):.0f} ms"
     if provider.format == "bedrock":  # its runtime lists no models

@@ -18,6 +18,7 @@ from gateway.egress.urls import Address, BadUrl, CallbackUrl, read_url
 from protocol.errors import BadRequest
 
 LOOK_UP_WITHIN = 4.0  # seconds
+OPENED_FOR_CALLBACKS = "callbacks may not go unless an operator opens its range (callbacks.allow)"
 LEAST_PORT = 1024  # below it a public receiver may use 443 alone: no callback talks to a mail server
 
 Resolve = Callable[[str, int, str], Awaitable[Sequence[str]]]  # a name, a port, and the team that asks
@@ -87,13 +88,14 @@ class SystemResolver:
 
 
 class Guard:
-    """Decides where callbacks may go, or ``what`` else. ``allow``: ranges that are open though they are not public."""
+    """Decides where callbacks may go, or what else ``rule`` names. ``allow``: ranges that are open though they are not
+    public."""
 
     def __init__(
-        self, allow: Sequence[Network] = (), resolve: Resolve | None = None, *, what: str = "callbacks"
+        self, allow: Sequence[Network] = (), resolve: Resolve | None = None, *, rule: str = OPENED_FOR_CALLBACKS
     ) -> None:
         self.allow = tuple(allow)
-        self._what = what
+        self._rule = rule
         self._resolve = resolve or SystemResolver()
 
     async def find(self, url: CallbackUrl, team_id: str = "") -> Destination:
@@ -103,7 +105,7 @@ class Guard:
             kind = why_forbidden(address, self.allow)
             if kind is not None:
                 where = "is" if url.address is not None else "leads to"  # which one is not shown to a team
-                raise Unreachable(f"{where} {kind} address, where {self._what} may not go")
+                raise Unreachable(f"{where} {kind} address, where {self._rule}")
             if is_allowed(address, self.allow):
                 continue
             if url.scheme != "https":

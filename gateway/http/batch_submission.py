@@ -56,9 +56,12 @@ class BatchSubmission:
         intake.end()
         if intake.faults:
             first = intake.faults[0]
-            where = "requests" if first.line is None else f"requests[{first.line - 1}]"
+            if first.line is None:
+                raise BadRequest(first.message, param="requests", code=first.code)
+            where = f"requests[{first.line - 1}]"
+            among = f", the first of {len(intake.faults)} faults" if len(intake.faults) > 1 else ""
             raise BadRequest(
-                f"{first.message} ({len(intake.faults)} of the requests are at fault; the first is {where}.)",
+                f"{first.message} (In {where}{among}.)",
                 param=where if first.param is None else f"{where}.{first.param}",
                 code=first.code,
             )

@@ -316,7 +316,10 @@ def test_a_callback_tells_of_the_end_and_verifies(house: FaultHouse, team_of: Ca
 
     async def play() -> Receiver:
         async with receiving() as receiver:
-            batch_id = await asyncio.to_thread(submitted, client, "Tell me.", callback_url=receiver.url())
+            body = {"requests": [chat("Tell me.")], "callback_url": receiver.url()}
+            batch = (await asyncio.to_thread(client.post, "/v1/batch", json=body)).raise_for_status().json()
+            assert "warning" not in batch
+            batch_id = str(batch["batch_id"])
             await asyncio.to_thread(ended, client, batch_id)
             async with asyncio.timeout(30):
                 while not receiver.deliveries:
@@ -328,6 +331,27 @@ def test_a_callback_tells_of_the_end_and_verifies(house: FaultHouse, team_of: Ca
     delivery = receiver.deliveries[0]
     event = openai.OpenAI(api_key="none", webhook_secret=secret).webhooks.unwrap(delivery.body, delivery.headers)
     assert event.type == "batch.completed" and event.data.id == receiver.acts[0].decode()
+
+
+def test_a_callback_that_nothing_signs_yet_is_told_of(client: httpx.Client) -> None:
+    """The team has no webhook secret: the batch is taken, and says what its callback waits for."""
+    body = {"requests": [chat("Tell me.")], "callback_url": "http://127.0.0.1:9/"}
+
+    answer = client.post("/v1/batch", json=body)
+
+    assert answer.status_code == 202 and "no webhook secret" in answer.json()["warning"]
+
+
+def test_of_several_faults_the_first_is_told_and_how_many_there_are(client: httpx.Client) -> None:
+    """A single one is told with its request alone; a batch without requests is at fault as a whole."""
+    faulty, good = {"messages": []}, {"model": "m"}
+
+    def told(*requests: dict[str, Any]) -> str:
+        return str(client.post("/v1/batch", json={"requests": requests}).json()["error"]["message"])
+
+    assert told(good, faulty).endswith(" (In requests[1].)")
+    assert told(good, faulty, faulty).endswith(" (In requests[1], the first of 2 faults.)")
+    assert told() == "The batch has no request."
 
 
 @pytest.mark.parametrize(

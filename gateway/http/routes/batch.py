@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.accounts.guards import operating_guard, reading_guard, team_guard
+from gateway.accounts.team_secrets import list_secrets
 from gateway.batch.results import ENDED, count_failures, read_results
 from gateway.batch.retention import check_retained
 from gateway.batch.shapes import NewBatch, NewOpenAIBatch
@@ -40,6 +41,10 @@ from protocol.errors import BadRequest, TooLarge, invalid_value
 
 STATUSES = ("validating", "in_progress", "cancelling", "completed", "failed", "expired", "cancelled")
 JSONL = "application/jsonl"
+UNSIGNED = (
+    "The team has no webhook secret to sign the callback with: it waits for one, 24 hours at the most. "
+    "An administrator makes it."
+)
 MOST_VALUES = 2_000_000  # in one submission: 40 for each request
 
 
@@ -63,7 +68,13 @@ def submission_of(request: AnyRequest) -> BatchSubmission:
 async def post_batch(request: AnyRequest) -> Response[bytes]:
     """Take up to 50,000 requests to one endpoint, to be answered within 24 hours at batch prices."""
     new, _ = await read_body(request, decode_batch)
-    return answer(batch_view(await submission_of(request).submit(caller_of(request), new)), 202)
+    batch = await submission_of(request).submit(caller_of(request), new)
+    view = batch_view(batch)
+    if batch.callback_url is not None:
+        async with transaction(request) as connection:
+            if not await list_secrets(connection, batch.team_id):
+                view.setdefault("warning", UNSIGNED)
+    return answer(view, 202)
 
 
 def decode_batch(body: bytes) -> NewBatch:

@@ -93,6 +93,15 @@ def test_an_unknown_name_is_a_404(aliases: dict[str, str]) -> None:
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
 
 
+@pytest.mark.parametrize(("asked", "there"), [("gpt-mini", "openai/gpt-mini"), ("openai/small", "small")])
+def test_an_unknown_name_of_another_provider_or_none_is_told_what_there_is(asked: str, there: str) -> None:
+    """Names come from a provider's own pages, without the prefix that they have here, and from other gateways."""
+    known = catalog(model("openai/gpt-mini"), model("small"))
+
+    with pytest.raises(UnknownModel, match=f"lists those that do, '{there}' among them.$"):
+        choose_route(chat(asked), RoutingOptions(), known, {}, easy)
+
+
 def test_fallbacks_follow_the_named_model() -> None:
     """Fallbacks come behind every endpoint of the model, in the order configured, if they can serve the request."""
     models = (model("m", "us-eu"), model("deaf", capabilities=frozenset()), model("spare"))

@@ -54,7 +54,7 @@ def verdict(request: ChatRequest, *base_urls: str, names: Names | None = None, s
         for place, url in enumerate(base_urls)
     }
     targets = tuple(Target(model("m", name), one.endpoints[0]) for name, one in settings.items())
-    images = ImageUrls(Guard(resolve=names or Names(), what="images"))
+    images = ImageUrls(Guard(resolve=names or Names(), rule="images may not go"))
     try:
         route = asyncio.run(images.fit(request, 0, "team", Route("m", targets, "named"), ProviderRegistry(settings)))
     except ServiceError as exc:
@@ -196,7 +196,7 @@ def test_a_host_that_was_found_public_is_remembered_a_while(monkeypatch: pytest.
         monkeypatch.setattr("gateway.calls.image_urls.REMEMBERED_FOR", 0.0)
         assert await asked("https://public.example:9443/", "https://public.example:9443/") == 2
 
-    images = ImageUrls(Guard(resolve=names, what="images"))
+    images = ImageUrls(Guard(resolve=names, rule="images may not go"))
     asyncio.run(scene())
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config.file import ConfigFaults, Fault, load_settings
-from gateway.core.settings import Settings
+from gateway.core.settings import LeftOut, Settings
 
 ROOT = Path(__file__).parents[4]
 STORES = {
@@ -151,3 +151,11 @@ def test_a_model_at_several_providers_stays_at_those_with_a_key(tmp_path: Path, 
     assert [one.provider for one in settings.models["both"].everywhere] == [left]
     assert [one.provider for one in whole.models["both"].everywhere] == [first, second]
     assert "both" not in settings.left_out[0].models
+
+
+def test_many_models_that_are_left_out_are_told_by_their_number() -> None:
+    """A line of `tollgate doctor` has no room for a whole catalogue."""
+    few, many = (LeftOut("outside", tuple(f"m{place}" for place in range(size)), (), ()).line() for size in (5, 27))
+
+    assert few.endswith("without models m0, m1, m2, m3, m4")
+    assert many.endswith("without models m0, m1, m2 and 24 more")
