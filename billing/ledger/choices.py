@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.core.money import NanoDollars
 from billing.core.prices import Price
-from billing.core.records import CHARGED, TOKENS
+from billing.core.records import CHARGED, REQUESTS, TOKENS
 from billing.ledger.comparison import cost_at
 from protocol.usage import Usage
 
@@ -27,7 +27,8 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
 
 class AskedSum(Struct, frozen=True, kw_only=True):
-    """A team's charged calls that asked for one name. ``suffices``: whether a small model would do; None: unknown."""
+    """A team's charged calls that asked for one name. ``suffices``: whether a small model would do; None: unknown.
+    ``requests`` are those that statements count; calls that a policy ended are in the other sums alone."""
 
     team_id: str
     asked: str
@@ -65,7 +66,7 @@ async def asked_sums(
 ) -> list[AskedSum]:
     """Return the sums of charged calls that asked for one of these names; ``team_id`` None: of all teams."""
     asked = {"names": [each.asked for each in alternatives], "qualities": [each.quality for each in alternatives]}
-    span = {"team_id": team_id, "first": first, "last": last, "charged": list(CHARGED)}
+    span = {"team_id": team_id, "first": first, "last": last, "charged": list(CHARGED), "counted": list(REQUESTS)}
     query = OF_HOUSE if team_id is None else OF_TEAM
     return [
         AskedSum(
@@ -118,7 +119,8 @@ def missed_saving(sums: Iterable[AskedSum], alternatives: Sequence[Alternative])
 
 
 QUERY = f"""
-    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices, count(*) AS requests,
+    SELECT team_id, asked.name AS asked, tier, complexity >= asked.quality AS suffices,
+           count(*) FILTER (WHERE status = ANY(CAST(:counted AS text[]))) AS requests,
            {", ".join(f"sum({name}) AS {name}" for name in (*TOKENS, "cost_nanousd"))}
     FROM usage_records
     JOIN unnest(CAST(:names AS text[]), CAST(:qualities AS double precision[])) AS asked (name, quality)
