@@ -104,7 +104,7 @@ class StoredAnswerUnreadable(
 
 
 class StoredResponseUnreadable(ServiceError, status=500, code="stored_response_unreadable", usual_headers=DO_NOT_RETRY):
-    """A stored response was changed, or sealed under another pepper."""
+    """A stored response was changed, or sealed under another pepper, or has an item that nothing here can send back."""
 
 
 class Gone(ServiceError, status=410, code="results_erased"):

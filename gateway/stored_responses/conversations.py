@@ -21,7 +21,7 @@ from gateway.overload.body_memory import BodyRoom
 from gateway.storage.database import Database
 from gateway.storage.encryption import Sealer, Unsealable
 from gateway.stored_responses.store import HEAVY, ResponseStore, can_be_id
-from gateway.stored_responses.turns import LARGEST, seal, unseal
+from gateway.stored_responses.turns import LARGEST, read_item, seal, unseal
 from protocol.chat import MOST_MESSAGES
 from protocol.errors import NotFound, invalid_value
 from protocol.responses import InputItem
@@ -150,7 +150,7 @@ class ConversationStore:
         rows = await self._run(PAGE_UP, team_id, found.id, after=None, limit=MOST_MESSAGES)
 
         def opened() -> tuple[InputItem, ...]:
-            return tuple(self._opened(team_id, f"{found.id}\n{row.id}", row.sealed, InputItem) for row in rows)
+            return tuple(read_item(self._opened(team_id, f"{found.id}\n{row.id}", row.sealed, Raw)) for row in rows)
 
         return await in_parallel(found.bytes, HEAVY, opened)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
+from gateway.core.errors import StoredResponseUnreadable
+from gateway.stored_responses.turns import read_item
 from protocol.responses import InputItem
 
 MOST_BYTES = 256 * 1024 * 1024  # of all connections of a process, as JSON
@@ -31,7 +33,7 @@ class LocalTurn(Struct, frozen=True):
 
 class _Response(Struct):
     id: str
-    output: Items
+    output: tuple[Raw, ...]
     store: bool = False
 
 
@@ -106,7 +108,10 @@ class ConnectionTurns:
         items, size = asked
         if (before := self._last.get(stream_id)) is not None:
             self._shared.drop(self._team_id, (id(self), before))
-        turn = LocalTurn((*items, *response.output), size + len(event), response.store)
+        try:
+            turn = LocalTurn((*items, *map(read_item, response.output)), size + len(event), response.store)
+        except StoredResponseUnreadable:  # as it is told where the response was stored
+            return
         self._shared.put(self._team_id, (id(self), response.id), turn)
         self._last[stream_id] = response.id
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from gateway.core.errors import StoredResponseUnreadable
 from gateway.dialects.parts.output_items import told_item
 from gateway.storage.encryption import Sealer
 from protocol.responses import InputItem
@@ -41,6 +42,9 @@ PREFIXES = {  # of an item's id, by its type
 T = TypeVar("T")
 
 
+_item = msgspec.json.Decoder(InputItem)
+
+
 class Turn(Struct, frozen=True):
     """What a row holds."""
 
@@ -48,8 +52,9 @@ class Turn(Struct, frozen=True):
     response: Raw  # a ``response`` object
 
     def output(self) -> tuple[InputItem, ...]:
-        """Return what was answered, as the same items sent back by a client would be read."""
-        return msgspec.json.decode(self.response, type=_Answered).output
+        """Return what was answered, as the same items sent back by a client would be read. Raises
+        StoredResponseUnreadable."""
+        return tuple(map(read_item, msgspec.json.decode(self.response, type=_Answered).output))
 
     def status(self) -> str:
         """Return the status of the response."""
@@ -65,13 +70,27 @@ class Turn(Struct, frozen=True):
 
 
 class _Answered(Struct):
-    output: tuple[InputItem, ...]
+    output: tuple[Raw, ...]
 
 
 class _State(Struct):
     status: str
     background: bool = False
     conversation: Any = None
+
+
+def read_item(told: Raw) -> InputItem:
+    """Return an item that was answered, with whatever status. Raises StoredResponseUnreadable for one that is none of
+    those known here."""
+    try:
+        return _item.decode(told)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(told, type=dict[str, Any])
+    try:
+        return replace(msgspec.convert(fields | {"status": None}, InputItem), status=fields.get("status"))
+    except msgspec.ValidationError as exc:
+        words = f"An item of type '{str(fields.get('type'))[:64]}' that was answered can not be sent back from here."
+        raise StoredResponseUnreadable(f"{words} Send the others of its conversation in 'input'.") from exc
 
 
 def seal(sealer: Sealer, team_id: str, row_id: str, plain: bytes) -> bytes:

@@ -13,6 +13,7 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from tests.support import response_answers
 from tests.support.house import House
 from tests.support.response_stream import events_in
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -138,6 +139,20 @@ def test_what_they_did_goes_back_as_it_came(
     if other is not None:
         told = {f"input.{item['type']}" for item in items}
         assert (other.status_code, set(other.headers["x-tollgate-dropped"].split(", "))) == (200, told)
+
+
+@pytest.mark.parametrize("by", ["previous_response_id", "conversation"])
+def test_an_item_of_an_unknown_type_cannot_be_gone_on_from(
+    openai: OpenAI, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It is answered as it came; what goes on from it is told which it is."""
+    monkeypatch.setattr(response_answers, "hosted_items", lambda tool, tag: iter([{"id": "x", "type": "new_call"}]))
+    held = {"conversation": openai.conversations.create().id} if by == "conversation" else {}
+    first = client.post(URL, json=ASK | held | {"tools": [CODE]}).json()
+    error = client.post(URL, json=ASK | (held or {by: first["id"]})).json()["error"]
+
+    assert first["output"][0]["type"] == "new_call"
+    assert error["code"] == "stored_response_unreadable" and "'new_call'" in error["message"]
 
 
 def test_a_call_of_a_server_is_approved(client: httpx.Client, upstream: ScriptedUpstream) -> None:

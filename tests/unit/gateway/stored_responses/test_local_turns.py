@@ -36,3 +36,12 @@ def test_a_team_that_fills_the_room_drops_its_own_turns() -> None:
         turns.close()
     end(small, "whole", BOUND)
     assert small.find("whole") is not None
+
+
+def test_a_response_with_an_item_of_an_unknown_type_is_not_kept() -> None:
+    """Its connection goes on."""
+    turns = turns_of(LocalTurns(BOUND), "team")
+    turns.note_asked((), 0)
+    turns.keep(None, b'{"response": {"id": "resp_1", "output": [{"type": "new_call"}]}}')
+
+    assert turns.find("resp_1") is None
