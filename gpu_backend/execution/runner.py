@@ -347,6 +347,7 @@ class Runner(StepRunner):
         """Return the bytes of the KV blocks, for other engines that have the same model."""
         return KvBlockStore(self.kv_cache, fingerprint_of(config, self.dtype, self._kv.scales, self._model.ropes))
 
+    @torch.inference_mode()
     def measure_copies(self) -> float | None:
         """Return the seconds that a block's way to host memory or back takes; None without any such memory."""
         return seconds_per_copy(self._host_cache, min(self.num_host_blocks, self.num_blocks), self.device)

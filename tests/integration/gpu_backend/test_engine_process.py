@@ -43,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> EngineConfig:
-    """One thread, on the CPU; what its steps take is not measured."""
+    """One thread, on the CPU, with host memory for KV blocks; what its steps take is not measured."""
     settings: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 8, "measures_step_cost": False}
+    settings["host_kv_bytes"] = 200_000
     return engine_config(model=str(folder), device="cpu", **settings)
 
 
