@@ -15,12 +15,11 @@ from router.catalog.catalog import AutoRoute, Catalog
 from router.catalog.errors import ContextTooShort, ModelNotAllowed, NoReplica, UnknownModel
 from router.catalog.routing_options import RoutingOptions
 from router.catalog.targets import ComplexityDecision, ModelSpec, Route, Target, Tier
-from router.eligibility import explain_refusal, is_smaller, needs_of, part_that_can
+from router.eligibility import explain_refusal, is_smaller, needs_of, part_that_can, some_of
 from router.preferences import at_preferred, granted_with, refuse_other_vectors, with_canary, with_spares
 from router.ranking import Health, by_cost, by_preference, expected_usage, unavailable_last
 from router.sticky import Score, judge
 
-NAMED = 10  # models that a refusal names
 NEAR = 3  # those that are called alike, of another provider or none
 
 
@@ -192,9 +191,7 @@ def permitted_name(asked: str, options: RoutingOptions, catalog: Catalog) -> str
         if is_named and (not members or options.usable(members)):  # none may be what both team and key have
             return name
     names = lists[-1]  # the key's are the narrower ones
-    some = sorted(names)[:NAMED]
-    more = "" if len(some) == len(names) else ", …"
-    allowed = f"it may use {', '.join(some)}{more}" if some else "it may use none"
+    allowed = f"it may use {some_of(sorted(names))}" if names else "it may use none"
     who = "team" if options.key_models is None else "key"
     words = f"This {who} may use no model '{asked[:100]}'; {allowed} (GET /v1/models lists them)."
     raise ModelNotAllowed(words, param="model")

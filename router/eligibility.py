@@ -22,6 +22,8 @@ from router.prompt_size.bounds import cost_most
 from router.prompt_size.prompt_bounds import PromptBound, bound_prompt
 from router.prompt_size.prompt_lengths import prompt_characters, prompt_tokens_least
 
+NAMED = 10  # models that a refusal names
+
 
 class Needs(Struct, frozen=True, kw_only=True):
     """What a request asks of a model, measured once for all of them."""
@@ -142,7 +144,12 @@ def _others(needs: Needs, options: RoutingOptions, catalog: Catalog) -> str:
     usable = [model for model in catalog.models.values() if options.may_use(model.name)]
     needs = needs_of(needs.request, options, usable) if usable else needs  # measured again, up to the widest context
     names = [model.name for model in usable if can_serve(model, needs)]
-    return f"Models that can: {', '.join(names)}." if names else "No model that this team may use can."
+    return f"Models that can: {some_of(names)}." if names else "No model that this team may use can."
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names as a refusal has room for them: a catalogue may have hundreds."""
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
 
 
 def _reply_least(request: Request) -> int:

@@ -464,6 +464,14 @@ def test_a_refusal_names_what_is_lacking_and_who_could(request_: Request, lacks:
     assert caught.value.message.endswith("Models that can: able.")
 
 
+def test_a_refusal_names_ten_models_of_many() -> None:
+    """A catalogue may have hundreds; an error is for reading."""
+    able = [model(f"able-{place:02}", capabilities=EVERYTHING) for place in range(11)]
+
+    with pytest.raises(LacksCapability, match=r"Models that can: able-00, .*, able-09, …\.$"):
+        choose_route(chat("plain", tools=TOOL), RoutingOptions(), catalog(model("plain"), *able), {}, easy)
+
+
 def test_auto_passes_over_models_that_lack_a_capability() -> None:
     """What a small model cannot do goes to a large one without asking how hard it is."""
     known = catalog(SMALL, model("large", capabilities=EVERYTHING), small=("small",), large=("large",))
