@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from gateway.core.settings import BatchLimits
+from gateway.http.routes import batch
 from tests.support.house import House, running_house, settings_for
 
 LIMITS = BatchLimits(queued_tokens=1000, stored_bytes=6000)
@@ -20,7 +23,8 @@ LIMITS = BatchLimits(queued_tokens=1000, stored_bytes=6000)
 @pytest.fixture
 def house(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[House]:
     """A gateway that allows little, and no worker: what is queued stays queued."""
-    settings = settings_for(database_url, redis_url, "http://127.0.0.1:9/v1", tmp_path, batch=LIMITS)
+    allowed = {"batch": LIMITS, "callbacks_allow": (ip_network("127.0.0.0/8"),)}
+    settings = settings_for(database_url, redis_url, "http://127.0.0.1:9/v1", tmp_path, **allowed)
     with running_house(settings) as house:
         yield house
 
@@ -51,6 +55,22 @@ def test_more_tokens_than_may_wait_are_refused_until_some_are_done(house: House)
     assert (error["code"], error["type"]) == ("token_limit_exceeded", "rate_limit_error")
     assert "Limit: 1,000 tokens" in error["message"] and "smaller parts" in error["message"]
     assert (refused.headers["x-should-retry"], held) == ("false", 1)
+
+
+def test_a_submission_that_is_answered_with_an_error_is_not_there(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client sends it again: Postgres may go away while the callback's secret is looked for."""
+
+    async def away(*_: object) -> None:
+        raise OperationalError("SELECT", None, Exception("gone"))
+
+    monkeypatch.setattr(batch, "list_secrets", away)
+    with house.client() as client:
+        refused = client.post("/v1/batch", json=batch_of(300) | {"callback_url": "http://127.0.0.1:9/"})
+        held = client.get("/v1/batch").json()["data"]
+
+    assert (refused.status_code, held) == (503, [])
 
 
 def test_submissions_at_once_do_not_slip_by_each_other(house: House) -> None:
