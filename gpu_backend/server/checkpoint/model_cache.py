@@ -29,16 +29,16 @@ class ModelCache:
 
     def __init__(self, root: Path, limit: int | None = None) -> None:
         self._root, self._limit = root, limit
-        self._held: list[int] = []  # descriptors of locks
+        self._held: dict[str, int] = {}  # descriptors of locks, by folders' names
 
     @contextmanager
     def copying(self, name: str) -> Iterator[Path]:
         """Give the folder of that name, which exists, to this process alone until the end of the block."""
-        if (used := self._open_lock(f"{name}.used")) is not None:
+        if name not in self._held and (used := self._open_lock(f"{name}.used")) is not None:
             flock(used, LOCK_SH)
             with suppress(OSError):
                 os.utime(used)  # it was used last
-            self._held.append(used)
+            self._held[name] = used
         folder = self._root / name
         folder.mkdir(parents=True, exist_ok=True)
         copied = self._open_lock(f"{name}.copied")
@@ -56,7 +56,19 @@ class ModelCache:
     def close(self) -> None:
         """Use nothing any more."""
         while self._held:
-            os.close(self._held.pop())
+            os.close(self._held.popitem()[1])
+
+    def is_read(self, name: str) -> bool:
+        """Whether others use a folder that this process copies to. Where they do it is not this one's any more."""
+        if (used := self._held.get(name)) is None:
+            return True
+        try:
+            flock(used, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            os.close(self._held.pop(name))
+            return True
+        flock(used, LOCK_SH)
+        return False
 
     def take(self, digest: str, goal: Path) -> bool:
         """Put the file of that digest at ``goal``, if any model has it here."""

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b, file_digest, sha256
@@ -53,14 +53,16 @@ def fetch_model(model: str, cache: ModelCache | None = None, digests: Mapping[st
     if "config.json" not in names:
         raise FileNotFoundError(f"{url} has no config.json; a Hugging Face checkpoint in one folder is needed")
     expected = {**(_read_digests(files, root) if DIGESTS in names else {}), **(digests or {})}
-    with cache.copying(_folder_name(url, root)) as folder:
+
+    def fetch_all(folder: Path) -> None:
         for name in (name for name in (*SMALL_FILES, INDEX) if name in names):
             _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
         weights = _weights(folder, names)
         _check_names(url, names, weights, digests or {})
         for name in weights:
             _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
-    return folder
+
+    return _in_folder(cache, url, root, fetch_all)
 
 
 def fetch_tokenizer(source: str, cache: ModelCache | None = None) -> Path:
@@ -74,10 +76,12 @@ def fetch_tokenizer(source: str, cache: ModelCache | None = None) -> Path:
     if "tokenizer.json" not in names:
         raise FileNotFoundError(f"{url} has no tokenizer.json; a fast tokenizer is needed")
     expected = _read_digests(files, root) if DIGESTS in names else {}
-    with cache.copying(_folder_name(url, root)) as folder:
+
+    def fetch_all(folder: Path) -> None:
         for name in (name for name in TOKENIZER_FILES if name in names):
             _fetch(cache, files, f"{root}/{name}", folder / name, expected.get(name))
-    return folder
+
+    return _in_folder(cache, url, root, fetch_all)
 
 
 def parse_digests(text: str) -> dict[str, str]:
@@ -100,8 +104,24 @@ def source_url(model: str) -> str | None:
     return f"hf://{model}" if is_hub_name and not Path(model).exists() else None
 
 
-def _folder_name(url: str, root: str) -> str:
-    return f"{PurePosixPath(root).name}-{blake2b(url.encode(), digest_size=6).hexdigest()}"
+def _in_folder(cache: ModelCache, url: str, root: str, fetch_all: Callable[[Path], None]) -> Path:
+    """Copy into the folder of that URL, or, while another engine reads an older version there, into one beside it."""
+    version = ""
+    while True:
+        digest = blake2b(f"{url}{version}".encode(), digest_size=6).hexdigest()
+        try:
+            with cache.copying(f"{PurePosixPath(root).name}-{digest}") as folder:
+                fetch_all(folder)
+                return folder
+        except _IsRead as exc:
+            version = f" {exc.version}"
+
+
+class _IsRead(Exception):
+    """Another engine reads a file that is to become this version."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -190,8 +210,11 @@ def _fetch(cache: ModelCache, files: Any, path: str, goal: Path, digest: str | N
     digest = digest or ((info.get("lfs") or {}).get("sha256") if isinstance(info, dict) else None)
     version = goal.with_name(f".{goal.name}.version")
     identity = digest or identity
-    if goal.exists() and version.exists() and version.read_text() == identity:
-        return
+    if goal.exists() and version.exists():
+        if version.read_text() == identity:
+            return
+        if cache.is_read(goal.parent.name):
+            raise _IsRead(identity)
     part = goal.with_name(f".{goal.name}.{os.getpid()}.part")
     try:
         if digest is None or not cache.take(digest, part):

@@ -99,7 +99,9 @@ def test_models_that_are_not_used_make_room(storage: Any, tmp_path: Path) -> Non
 def test_a_copy_that_broke_off_changes_no_other(storage: Any, tmp_path: Path) -> None:
     """What it left may be one file with that of other models, under a name that the next process writes to: in a
     container each has the number that the last one had."""
-    one, two = (fetch_model(f"memory://bucket/{name}", ModelCache(tmp_path)) for name in ("one", "two"))
+    two = fetch_model("memory://bucket/two", ModelCache(tmp_path))
+    one = fetch_model("memory://bucket/one", ended := ModelCache(tmp_path))
+    ended.close()
     os.link(one / "model.safetensors", one / f".model.safetensors.{os.getpid()}.part")
     put(storage, "one", b"n" * 5000)
     fetch_model("memory://bucket/one", ModelCache(tmp_path))
@@ -115,6 +117,22 @@ def test_a_file_that_is_here_already_leaves_nothing_behind(storage: Any, tmp_pat
     fetch_model("memory://bucket/one", ModelCache(tmp_path))
 
     assert not list(one.glob(".*.part"))
+
+
+def test_a_version_that_is_read_stays_as_it_is(storage: Any, tmp_path: Path) -> None:
+    """Another that comes meanwhile, at the same address, lies beside it: an engine that loads one never has both."""
+    url, caches = "memory://bucket/one", [ModelCache(tmp_path) for _ in range(4)]
+    old = fetch_model(url, caches[0])
+    put(storage, "one", b"n" * 5000)
+    new = [fetch_model(url, cache) for cache in caches[1:3]]
+    before = (old / "model.safetensors").read_bytes()
+    for cache in caches:
+        cache.close()
+    last = fetch_model(url, caches[3])
+
+    assert before == WEIGHTS
+    assert new[0] == new[1] and (new[0] / "model.safetensors").read_bytes() == b"n" * 5000
+    assert last == old and last.joinpath("model.safetensors").samefile(new[0] / "model.safetensors")
 
 
 def test_folders_that_are_no_copies_stay(storage: Any, tmp_path: Path) -> None:

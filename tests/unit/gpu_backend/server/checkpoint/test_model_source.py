@@ -60,7 +60,8 @@ def test_second_start_copies_only_what_changed(
     tiny: Path, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is here as it is there is not read again."""
-    fetch_model(URL, ModelCache(tmp_path / "cache"))
+    fetch_model(URL, first := ModelCache(tmp_path / "cache"))
+    first.close()
     storage.pipe_file("/bucket/models/tiny/config.json", json.dumps(TinyModel(eos_token_id=9).config()).encode())
     opened: list[str] = []
     original = type(storage).open
