@@ -83,6 +83,7 @@ def to_chat(request: ResponsesRequest, before: tuple[InputItem, ...] = ()) -> Ch
     instructions = (Message("system", request.instructions),) if request.instructions else ()
     tools = _offered(request)
     most = MOST_SEARCHES if request.max_tool_calls is None else request.max_tool_calls
+    most = 0 if request.tool_choice == "none" else most
     wants_scores = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return ChatRequest(
         model=request.model,

@@ -117,6 +117,14 @@ def test_a_search_has_one_name_whatever_its_date() -> None:
                 check_response(replace(asked, tools=(dated, other)))
 
 
+def test_no_call_is_held_for_where_none_may_be_made() -> None:
+    """As where a conversation is compacted: its tools are known, and none is called."""
+    asked = ResponsesRequest(model="m", input="Hi", tools=HOSTED, tool_choice="none")
+
+    assert not any(hosted_most(to_chat(asked)).values())
+    assert hosted_most(to_chat(replace(asked, tool_choice="auto")))["images"] == MOST_SEARCHES
+
+
 def test_fields_of_other_tools_and_items_are_not_sent() -> None:
     """The chat that is judged has no place for them."""
     inner = ResponsesTool(type="function", name="g", headers={"x": "SECRET"})
