@@ -123,7 +123,7 @@ def explain_refusal(
     if not wide:
         return ContextTooShort(
             f"The context of '{asked}' is {max(model.context for model in able)} tokens, and this request needs "
-            f"{needs.tokens_least} or more. Shorten it, or ask another model. {_others(needs, options, catalog)}",
+            f"{needs.tokens_least} or more. Shorten it. {_others(needs, options, catalog)}",
             param=_prompt_field(needs.request),
         )
     timely = [model for model in wide if needs.tier in model.tiers]

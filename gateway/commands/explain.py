@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from gateway.commands.command_line import read_settings, run
 from gateway.reports.call_list import show_call
 from gateway.terminal.options import Where, with_options
-from gateway.terminal.printing import Format, printable, say, show
+from gateway.terminal.printing import Format, printable, say, show, text_of
 from gateway.terminal.remote_gateway import remote_gateway
 
 HEAD = (
@@ -37,7 +36,7 @@ def command(request_id: Annotated[str, typer.Argument(help="The x-request-id of 
         show(where.format, call, list(told), [told], "")
         return
     for name, value in told.items():
-        say(f"{name:18} " + printable(f"{value:f}" if isinstance(value, Decimal) else str(value)))
+        say(f"{name:18} " + printable(text_of(value)))
     if "times_ms" in call:
         _say_row(call)
 

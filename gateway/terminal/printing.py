@@ -53,13 +53,13 @@ def show(format: Format, whole: object, columns: Sequence[str], rows: Sequence[M
         case Format.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows([as_text(_text(row.get(column))) for column in columns] for row in rows)
+            writer.writerows([as_text(text_of(row.get(column))) for column in columns] for row in rows)
         case Format.TABLE if sys.stdout.isatty() or "COLUMNS" in os.environ:
             _show_table(columns, rows, title)
         case Format.TABLE:
             say("\t".join(columns))
             for row in rows:
-                say("\t".join(printable(_text(row.get(column))) for column in columns))
+                say("\t".join(printable(text_of(row.get(column))) for column in columns))
 
 
 def printable(words: str, keep: str = "") -> str:
@@ -75,7 +75,7 @@ def _show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], title
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    cells = [[_short(printable(_text(row.get(column)))) for column in columns] for row in rows]
+    cells = [[_short(printable(text_of(row.get(column)))) for column in columns] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     width = GAP * (len(columns) - 1)
     for place, column in enumerate(columns):
@@ -114,15 +114,16 @@ def _is_count(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     return bool(values) and all(not isinstance(value, str | bool | list | dict) for value in values)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a value as a cell has it: ``yes``, the items of a list, ``name=value`` of a mapping, exact decimals."""
     match value:
         case None:
             return ""
         case bool():
             return "yes" if value else "no"
         case list():
-            return " ".join(map(_text, value))
+            return " ".join(map(text_of, value))
         case dict():
-            return " ".join(f"{name}={_text(each)}" for name, each in value.items() if each is not None)
+            return " ".join(f"{name}={text_of(each)}" for name, each in value.items() if each is not None)
         case _:
             return f"{value:f}" if isinstance(value, Decimal) else str(value)

@@ -127,6 +127,7 @@ def test_the_command_line_tells_of_calls(database_url: str, command_line: CliRun
         first_token_ms=12.0,
         total_ms=30.0,
         attempts=(Attempt("small@own/x", "ok", 12.0),),
+        metadata={"cost_centre": "4711"},
     )
     why = {"code": "insufficient_quota", "limit_name": "team.usd_per_day", "message": "The day's dollars are used up."}
     row = {"team_id": "t1", "key_id": "k1", "endpoint": "chat.completions", "http_status": 429, **why}
@@ -148,5 +149,6 @@ def test_the_command_line_tells_of_calls(database_url: str, command_line: CliRun
     assert booked in listed.stdout and refused in listed.stdout
     assert [line.split(",")[1] for line in csv.stdout.splitlines()] == ["request_id", refused]
     assert "small@own/x" in told.stdout and "first_token 12, total 30" in told.stdout
+    assert "cost_centre=4711" in told.stdout
     assert "insufficient_quota" in unheard.stdout and "The day's dollars are used up." in unheard.stdout
     assert (nothing.exit_code, wrong.exit_code) == (1, 2)
