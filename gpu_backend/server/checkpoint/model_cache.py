@@ -34,17 +34,17 @@ class ModelCache:
     @contextmanager
     def copying(self, name: str) -> Iterator[Path]:
         """Give the folder of that name, which exists, to this process alone until the end of the block."""
-        if name not in self._held and (used := self._open_lock(f"{name}.used")) is not None:
-            flock(used, LOCK_SH)
-            with suppress(OSError):
-                os.utime(used)  # it was used last
-            self._held[name] = used
-        folder = self._root / name
-        folder.mkdir(parents=True, exist_ok=True)
         copied = self._open_lock(f"{name}.copied")
         try:
             if copied is not None:
                 flock(copied, LOCK_EX)
+            if name not in self._held and (used := self._open_lock(f"{name}.used")) is not None:
+                flock(used, LOCK_SH)
+                with suppress(OSError):
+                    os.utime(used)  # it was used last
+                self._held[name] = used
+            folder = self._root / name
+            folder.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):
                 for part in folder.glob(".*.part"):  # of copies that broke off: it may be one file with other models'
                     part.unlink()

@@ -55,7 +55,8 @@ def test_what_two_models_share_is_copied_once(storage: Any, tmp_path: Path, monk
 
 
 def test_an_engine_waits_for_the_copy_of_another(storage: Any, tmp_path: Path) -> None:
-    """Of one model: then all of it is there, and it copies nothing. Another model's is not waited for."""
+    """Of one model: then all of it is there, and it copies nothing. Another model's is not waited for, and what waits
+    reads nothing yet."""
     first, entered = ModelCache(tmp_path), threading.Event()
 
     def enter() -> bool:
@@ -68,8 +69,9 @@ def test_an_engine_waits_for_the_copy_of_another(storage: Any, tmp_path: Path) -
             waiting = threads.submit(enter)
             fetch_model("memory://bucket/two", ModelCache(tmp_path))
             is_early = entered.wait(0.05)
+            is_read = first.is_read("one")
             (folder / "done").touch()
-        assert waiting.result(30) and not is_early
+        assert waiting.result(30) and not is_early and not is_read
 
 
 def test_models_that_are_not_used_make_room(storage: Any, tmp_path: Path) -> None:
