@@ -44,7 +44,9 @@ READ = text(f"""
 # The code of an error, or its type, is the first in its line: quotes within a text are escaped there.
 FAILURES = text(r"""
     SELECT coalesce(
-        substring(told FROM '"code":\s*"([^"]{1,100})"'), substring(told FROM '"type":\s*"([^"]{1,100})"'), status
+        substring(told FROM '"code":\s*"([^"]{1,100})"'),
+        substring(told FROM '"type":\s*"((?!error")[^"]{1,100})"'),  -- of Anthropic's errors that of the inner object
+        status
     ) AS code, count(*) AS items
     FROM (
         SELECT status, convert_from(coalesce(error, response), 'UTF8') AS told

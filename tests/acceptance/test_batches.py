@@ -678,6 +678,7 @@ def test_messages_come_in_batches_of_anthropics_shape(anthropic_client: Any, cli
     counts = {"processing": 0, "succeeded": 3, "errored": 2, "canceled": 0, "expired": 0}
     assert batch.request_counts.to_dict() == counts and batch.ended_at and not batch.cancel_initiated_at
     assert ours["endpoint"] == "/v1/messages" and ours["usage"] == batch.to_dict()["usage"]
+    assert ours["failures"] == {"invalid_request_error": 2}
     succeeded = [results[f"m{number}"] for number in range(3)]
     assert all(one.type == "succeeded" and one.message.content[0].text for one in succeeded)
     assert sum(one.message.usage.output_tokens for one in succeeded) == ours["usage"]["output_tokens"]
