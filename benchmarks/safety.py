@@ -12,12 +12,16 @@ from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from time import thread_time
+from typing import TYPE_CHECKING
 
 from gateway.moderation.classifier.classifier import Classifier, readings
 from gateway.moderation.classifier.hidden import hidden
 from gateway.moderation.classifier.plain import plain
-from gateway.moderation.reading.encoder import Encode, is_installed, load_encoder
+from gateway.moderation.reading.encoder import is_installed, load_encoder
 from gateway.moderation.rules.rules import find_by_rules, holds_phrase
+
+if TYPE_CHECKING:
+    from gateway.moderation.reading.encoder import Encode
 
 SEED = 7
 ENGLISH = (

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -191,6 +191,50 @@ def test_what_serves_never_loads_the_heavy_libraries(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
 
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_benchmarks_import_what_is_there_at_run_time() -> None:
+    """No test runs most of them, and a name that stands under TYPE_CHECKING alone is there for the types only."""
+    missing = [
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        for node in run_time(ast.parse(path.read_text()).body)
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+        if (target := ROOT / (node.module.replace(".", "/") + ".py")).exists()
+        and alias.name not in names_in(target)
+        and not (target.with_suffix("") / alias.name).with_suffix(".py").exists()
+    ]
+
+    assert missing == []
+
+
+def run_time(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that a module runs when it is imported, but for what is for the types only."""
+    for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING":
+            yield from run_time([*node.body, *node.orelse])
+        elif isinstance(node, ast.If):
+            yield from run_time(node.orelse)
+        elif isinstance(node, ast.Try):
+            yield from run_time([*node.body, *(each for handler in node.handlers for each in handler.body)])
+        else:
+            yield node
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Return the names that a module has once it is imported."""
+    found: set[str] = set()
+    for node in run_time(ast.parse(path.read_text()).body):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                found |= {alias.asname or alias.name for alias in node.names}
+            case ast.Assign() | ast.AnnAssign():
+                found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return frozenset(found)
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
