@@ -217,10 +217,10 @@ class Process:
 
     def _settle(self, record: UsageRecord, used: int, cost: int) -> None:
         held = self.leases.holding.calls.get(record.request_id)
-        parts = () if held is None else zip(held.rooms, held.amounts, held.models, strict=True)
-        for pair, amounts, only in parts:
+        parts = () if held is None else zip(held.rooms, held.amounts, held.scopes, strict=True)
+        for pair, amounts, scope in parts:
             for room, more in zip(pair, (used - amounts[0], cost - amounts[1]), strict=True):
-                if more > 0 and only in ("", record.model_used):
+                if more > 0 and scope.model in ("", record.model_used):
                     self.excess[room] = self.excess.get(room, 0) + more
         self.leases.settle(record.request_id, used, cost, record.model_used)
 

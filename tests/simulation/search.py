@@ -309,7 +309,7 @@ class Search:
         for number, call in enumerate(state.calls):
             if call.owner == at and call.state == HELD:
                 request_id = self.requests[number].request_id
-                leases.holding.calls[request_id] = Held("t", tuple(pairs), ((0, CALLS[number][0]),) * 2, ("", ""))
+                leases.holding.calls[request_id] = Held("t", tuple(pairs), ((0, CALLS[number][0]),) * 2, SCOPES)
         return leases
 
 
