@@ -59,7 +59,8 @@ def _check_server(tool: ResponsesTool, where: str) -> None:
 def _is_plain(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme == "https" and bool(parts.hostname) and "@" not in parts.netloc and "\\" not in url
+        has_host = bool(parts.hostname) and parts.port != 0
+        return parts.scheme == "https" and has_host and "@" not in parts.netloc and "\\" not in url
     except ValueError:
         return False
 

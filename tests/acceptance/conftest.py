@@ -76,7 +76,7 @@ def house(
             file_search={"*": ("vs_all",), "others": ("vs_theirs",)},
             code_interpreter=True,
             image_generation="gpt-image-2",
-            mcp=("mcp.example.com", "connector_mail"),
+            mcp=("MCP.example.com", "connector_mail"),
         )
         providers["native"] = replace(own, name="native", responses=True, hosted_tools=hosted)
         claude = model("claude", "anthropic", parallel_n=True)

@@ -180,6 +180,7 @@ def test_the_one_that_is_chosen_is_called(client: httpx.Client, upstream: Script
 NOT_HERE: list[tuple[dict[str, Any], str, str]] = [
     (FILES | {"vector_store_ids": ["vs_all", "vs_theirs"]}, "vector_store_ids", "vs_theirs"),
     (SERVER | {"server_url": "https://elsewhere.example.com/mcp"}, "server_url", "elsewhere.example.com"),
+    (SERVER | {"server_url": "https://mcp.example.com:8443/mcp"}, "server_url", "mcp.example.com:8443"),
     (SERVER | {"server_url": None, "connector_id": "connector_drive"}, "server_url", "connector_drive"),
     (PICTURE | {"model": "gpt-image-1"}, "model", "gpt-image-2"),
     (PICTURE | {"quality": "ultra"}, "quality", "ultra"),

@@ -52,8 +52,8 @@ def _check(tool: ResponsesTool, where: str, asking: Asking) -> None:
         case "image_generation" if hosted.image_generation is not None:
             _check_picture(tool, where, asking)
         case "mcp" if hosted.mcp:
-            server = tool.connector_id or urlsplit(tool.server_url or "").hostname or ""
-            if server not in hosted.mcp:
+            server = tool.connector_id or _host(tool.server_url or "")
+            if server.lower() not in map(str.lower, hosted.mcp):
                 words = f"The provider that answers here may not call the MCP server '{server[:100]}'."
                 raise Unsayable(f"{words} Its operator may allow it.", param=f"{where}.server_url")
         case "code_interpreter" if hosted.code_interpreter:
@@ -63,6 +63,12 @@ def _check(tool: ResponsesTool, where: str, asking: Asking) -> None:
         case kind:
             words = f"The provider that answers here may not run '{kind}' for your team."
             raise Unsayable(f"{words} Its operator may allow it, or run such a tool yourself.", param=f"{where}.type")
+
+
+def _host(url: str) -> str:
+    """Return the host of an https address, with its port where that is not the usual one."""
+    parts = urlsplit(url)
+    return parts.hostname or "" if parts.port in (None, 443) else f"{parts.hostname}:{parts.port}"
 
 
 def _check_picture(tool: ResponsesTool, where: str, asking: Asking) -> None:
