@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from msgspec.structs import replace
 from openai import OpenAI
@@ -84,7 +85,8 @@ def house(
         models = settings.models | {"claude": claude}
         models |= {"gpt": model("gpt", "azure"), "gpt-entra": model("gpt-entra", "entra")}
         searching = replace(claude.price, cache_write_1h=None)
-        models["native-before"] = model("native-before", "native", upstream_model="gpt-5")
+        for name in ("native-before", "native-unpriced"):
+            models[name] = model(name, "native", upstream_model="gpt-5")
         models["gemini"] = model("gemini", "gemini", upstream_model="gemini-3-flash")
         unit = Price(input=to_nano(0), output=to_nano(0), search_unit=to_nano("0.002"))
         ranks = frozenset({Capability.RERANK})
@@ -128,4 +130,20 @@ def house(
 def openai(house: House) -> Iterator[OpenAI]:
     """The stock client of the team; it does not retry, so that a test sees every answer."""
     with OpenAI(base_url=house.url + "/v1", api_key=house.team_key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def strict_upstream(upstream: ScriptedUpstream) -> Iterator[None]:
+    """No call of the test breaks a rule of an upstream's API; what was asked before is forgotten."""
+    upstream.forget()
+    yield
+    assert upstream.violations == []
+    upstream.forget()
+
+
+@pytest.fixture
+def client(house: House) -> Iterator[httpx.Client]:
+    """A client of the team."""
+    with house.client() as client:
         yield client

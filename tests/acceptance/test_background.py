@@ -23,25 +23,12 @@ from tests.support.house import House, make_team, serving
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL = "/v1/responses"
 ASK: dict[str, Any] = {"model": "small", "input": "Say something.", "background": True}
 SLOW = "tokens=30,pace=0.03"
 ENDS = ("completed", "failed", "cancelled", "incomplete")
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

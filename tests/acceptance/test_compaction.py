@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -20,19 +19,13 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.talking import talking
 from tests.support.upstream_scripts import Script
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city":"Bern"}'}
 TOLD = {"type": "function_call_output", "call_id": "call_1", "output": "Rain."}
 ITEMS: Any = [{"role": "user", "content": "I am Ann."}, CALL, TOLD, {"role": "assistant", "content": "It rains, Ann."}]
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
 SUMMARY = "Ann asked of Bern, where it rains."
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
 
 
 def shown(upstream: ScriptedUpstream) -> str:

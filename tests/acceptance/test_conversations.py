@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -25,24 +24,11 @@ from tests.support.house import House, make_team
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL, STORED = "/v1/conversations", "/v1/responses/r"
 ASK: dict[str, Any] = {"model": "small", "input": "Say something.", "max_output_tokens": 16}
 FIRST: Any = [{"type": "message", "role": "user", "content": "My name is Ann."}]
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 def texts_of(openai: OpenAI, conversation_id: str) -> list[str]:

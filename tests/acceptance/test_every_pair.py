@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -18,6 +17,8 @@ from tests.support.message_stream import built_of
 from tests.support.response_stream import built_response
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
+
+pytestmark = pytest.mark.usefixtures("strict_upstream")
 
 PNG = "iVBORw0KGgo="
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -112,14 +113,6 @@ CASES = {
 }  # fmt: skip
 WAYS = list(product(("openai", "responses", "anthropic"), ("small", "gpt", "claude", "gemini"), (False, True)))
 PATHS = {"openai": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +17,8 @@ from tests.support.house import House
 from tests.support.response_stream import events_in
 from tests.support.scripted_upstream import ScriptedUpstream
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL = "/v1/responses"
 FILES: dict[str, Any] = {"type": "file_search", "vector_store_ids": ["vs_all"], "max_num_results": 5}
 CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -28,21 +29,6 @@ CALLED = SERVER | SECRETS | {"require_approval": "never", "allowed_tools": ["loo
 EVERY = [{"type": "web_search"}, FILES, CODE, PICTURE, CALLED]
 ASK: dict[str, Any] = {"model": "native", "input": "search it"}
 EACH = {"web_searches": 0.01, "file_searches": 0.0025, "containers": 0.03, "images": 0.01}  # dollars
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 def sent(upstream: ScriptedUpstream) -> dict[str, Any]:
@@ -202,7 +188,7 @@ def test_what_was_not_allowed_is_refused_by_name(
 @pytest.mark.parametrize("tool", [FILES, CODE, PICTURE], ids=["files", "code", "picture"])
 def test_one_without_a_price_is_refused(client: httpx.Client, upstream: ScriptedUpstream, tool: dict[str, Any]) -> None:
     """What it would cost is not known."""
-    error = client.post(URL, json=ASK | {"model": "native-before", "tools": [tool]}).json()["error"]
+    error = client.post(URL, json=ASK | {"model": "native-unpriced", "tools": [tool]}).json()["error"]
 
     assert (error["param"], error["code"]) == ("tools[0].type", "unsupported_parameter")
     assert "is not known" in error["message"] and not upstream.requests

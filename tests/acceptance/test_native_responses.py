@@ -19,6 +19,8 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL, OWN, CHAT = "/v1/responses", "/v1/responses", "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "native", "input": "Say something."}
 THINKS: dict[str, Any] = {"model": "native", "reasoning": {"effort": "high", "summary": "auto"}}
@@ -40,21 +42,6 @@ class City(BaseModel):
     """What a structured answer holds."""
 
     city: str
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 def sent(upstream: ScriptedUpstream) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -15,15 +14,9 @@ from tests.support.house import House
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 ASKED: Any = {"model": "claude", "messages": [{"role": "user", "content": "Say something."}], "n": 3, "max_tokens": 50}
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
 
 
 def test_replies_come_as_choices_and_are_paid_as_they_are_billed(

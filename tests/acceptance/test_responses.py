@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +18,8 @@ from tests.support.house import House
 from tests.support.response_stream import built_response, events_in
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
+
+pytestmark = pytest.mark.usefixtures("strict_upstream")
 
 URL = "/v1/responses"
 ASK: dict[str, Any] = {"model": "small", "input": "Say something."}
@@ -37,21 +38,6 @@ class City(BaseModel):
     """What a structured answer holds."""
 
     city: str
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 def is_typed(kind: Any, value: Any) -> None:

@@ -23,15 +23,9 @@ from tests.support.talking import Talk, talking
 from tests.support.upstream_scripts import Fault, Script
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL = "/v1/responses"
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -20,17 +19,11 @@ from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Fault, Script
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL = "/v1/audio/speech"
 TEXT = "Grüezi, two coins a gate please."  # 32 characters, six words
 ASK: dict[str, Any] = {"model": "voice", "voice": "alloy", "input": TEXT}
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
 
 
 def test_characters_are_held_and_charged(house: House, openai: OpenAI, upstream: ScriptedUpstream) -> None:

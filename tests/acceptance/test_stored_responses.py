@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ from tests.support.response_stream import built_response, events_in
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.upstream_scripts import Script
 
+pytestmark = pytest.mark.usefixtures("strict_upstream")
+
 URL = "/v1/responses"
 ASK: dict[str, Any] = {"model": "small", "input": "Say something."}
 DROPPED = "x-tollgate-dropped"
@@ -39,21 +40,6 @@ WEATHER: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 MODELS = ["small", "claude"]
-
-
-@pytest.fixture(autouse=True)
-def _strict(upstream: ScriptedUpstream) -> Iterator[None]:
-    upstream.forget()
-    yield
-    assert upstream.violations == []
-    upstream.forget()
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[httpx.Client]:
-    """A client of the team."""
-    with house.client() as client:
-        yield client
 
 
 def sent(upstream: ScriptedUpstream) -> list[dict[str, Any]]:
