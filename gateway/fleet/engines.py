@@ -1,7 +1,8 @@
 # How many calls our own engines can take, by their own reports: how many replies run, how many wait inside them, and
 # how many they run at the most. The aim is a short queue inside the engine, enough that it never runs dry; calls
 # beyond that wait here, where every replica can still take them. (Like TCP Vegas: Brakmo and Peterson, IEEE JSAC
-# 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.)
+# 13(8), 1995, section 4; but there the queue must be guessed, and here it is reported.) An engine that was started
+# again says so as well: its breakers let probes through at once.
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from gateway.inference.edition import Edition
 from gateway.inference.limiter import TargetLimiter
 from gateway.overload.slots import SlotPool
 from gateway.upstreams.client import UpstreamClient
+from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.wire.errors import UpstreamFailure
 
 EVERY = 1.0  # seconds between looks at an engine that calls are at,
@@ -55,13 +57,21 @@ class EngineWatch:
     """Looks at every self-hosted endpoint whose slots no setting says, and resizes it, until cancelled."""
 
     def __init__(
-        self, edition: Edition, limiter: TargetLimiter, client: UpstreamClient, clock: Clock, kv_events: KvEvents
+        self,
+        edition: Edition,
+        limiter: TargetLimiter,
+        breakers: Breakers,
+        client: UpstreamClient,
+        clock: Clock,
+        kv_events: KvEvents,
     ) -> None:
         self._limiter = limiter
+        self._breakers = breakers
         self._client = client
         self._kv_events = kv_events
         self._clock = clock
         self._looked: dict[SlotPool, float] = {}  # monotonic seconds
+        self._serving: dict[str, str] = {}  # the instance that took calls last, by address
         self.follow(edition)
 
     def follow(self, edition: Edition) -> None:
@@ -71,10 +81,12 @@ class EngineWatch:
         rooms, replicas = self._limiter.engines, replicas_of(edition.settings.providers.values())
         self._watched = [(one, rooms[one.endpoint.base_url]) for one in replicas if one.endpoint.base_url in rooms]
         self._looked = {room: self._looked[room] for _, room in self._watched if room in self._looked}
+        watched = {one.endpoint.base_url for one, _ in self._watched}
+        self._serving = {where: instance for where, instance in self._serving.items() if where in watched}
         self._kv_events.keep({one.endpoint.base_url for one, _ in self._watched if len(one.provider.endpoints) > 1})
 
     async def run(self) -> None:
-        """Look every second where there are calls."""
+        """Look every second where there are calls, or a breaker is open."""
         while True:
             await self.look_once()
             await asyncio.sleep(EVERY)
@@ -85,21 +97,33 @@ class EngineWatch:
         due = [
             (replica, room)
             for replica, room in self._watched
-            if room.held or room.has_waiting or room.is_full or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
+            if self._is_busy(replica, room) or now - self._looked.get(room, -math.inf) >= IDLE_EVERY
         ]
         self._looked.update((room, now) for _, room in due)
         await asyncio.gather(*(self._look_at(replica, room) for replica, room in due))
 
+    def _is_busy(self, replica: Replica, room: SlotPool) -> bool:
+        is_called = bool(room.held) or room.has_waiting or room.is_full
+        return is_called or self._breakers.has_open_at(replica.endpoint.base_url)
+
     async def _look_at(self, replica: Replica, room: SlotPool) -> None:
+        where = replica.endpoint.base_url
         try:
             report = await ask_load(self._client, self._providers, replica)
         except UpstreamFailure:
             self._limiter.resize(room, None, is_full=False)  # its breakers decide whether it is called
-            self._kv_events.lose(replica.endpoint.base_url)
+            self._kv_events.lose(where)
         else:
             slots = slots_from(report, len(room.held), room.limit)
             self._limiter.resize(room, slots, is_full=is_full(report), capacity=report.max_running)
             room.takes_blocks, room.adapters = report.kv_transfer, frozenset(report.adapters)
             if len(replica.provider.endpoints) > 1:
-                where = replica.endpoint.base_url
                 self._kv_events.note(where, report.instance_id, report.kv_events, self._networks)
+            if report.status not in TAKES_NONE:
+                self._note_instance(where, report.instance_id)
+
+    def _note_instance(self, where: str, instance: str) -> None:
+        """What failed at an engine's last process tells nothing of the one that serves there now."""
+        if self._serving.get(where, instance) != instance:
+            self._breakers.try_again(where)
+        self._serving[where] = instance

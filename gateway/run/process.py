@@ -146,7 +146,9 @@ class _Process:
         self.editions = Editions(self.edition_of(settings, providers), self.edition_of, self.discovery.join)
         self.editions.follow(self.follow)
         self.watcher = InstanceWatcher(self.editions.current, self.client, self.database, self.redis, clock)
-        self.engines = EngineWatch(self.editions.current, self.limiter, self.client, clock, self.kv_events)
+        self.engines = EngineWatch(
+            self.editions.current, self.limiter, self.breakers, self.client, clock, self.kv_events
+        )
         self.discovery.begin(self.editions)
         self.autoscaler = Autoscaler(self.editions.current, self.discovery, self.database, self.redis, clock)
         self.metrics.targets.follow_fleet(

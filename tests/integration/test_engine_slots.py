@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from redis.asyncio import Redis
 
+from gateway.core.background import Background
 from gateway.core.settings import ProviderSettings, QueueSettings, Timeouts
 from gateway.fleet.engines import IDLE_EVERY, EngineWatch
 from gateway.fleet.kv_events import KvEvents
@@ -17,7 +19,10 @@ from gateway.inference.limiter import TargetLimiter
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.client import UpstreamClient
 from gateway.upstreams.registry import ProviderRegistry
+from gateway.upstreams.resilience.breaker import State
+from gateway.upstreams.resilience.breakers import Breakers
 from gateway.upstreams.wire.base import UpstreamRequest
+from gateway.upstreams.wire.errors import UpstreamError
 from router.catalog.targets import Endpoint, Target
 from tests.support.clock import SetClock
 from tests.support.fake_engine import FakeEngine
@@ -50,7 +55,7 @@ async def test_an_engine_says_itself_how_many_calls_it_takes(client: UpstreamCli
         targets = [Target(model(name, "own"), endpoint) for name in ("one", "other")]
         limiter = TargetLimiter(registry, targets, cast(Any, None), QueueSettings(), clock, Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
-        watch = EngineWatch(edition, limiter, client, clock, KvEvents())
+        watch = EngineWatch(edition, limiter, breakers_of(registry, targets, clock), client, clock, KvEvents())
         [room] = limiter.slot_pools()
         before = room.limit
         await watch.look_once()
@@ -83,13 +88,42 @@ async def test_no_prompt_is_computed_elsewhere_for_an_engine_that_takes_none(
         limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), SetClock(), Metrics())
         edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
         unknown = limiter.prompt_at(call, target)
-        await EngineWatch(edition, limiter, client, SetClock(), KvEvents()).look_once()
+        breakers = breakers_of(registry, [target], SetClock())
+        await EngineWatch(edition, limiter, breakers, client, SetClock(), KvEvents()).look_once()
         [room] = limiter.slot_pools()
         looked = limiter.prompt_at(call, target)
         room.adapters = frozenset({target.model.upstream_model})
 
     assert unknown == (0, 0) and looked == (unknown if takes else None)
     assert limiter.prompt_at(call, target) is None
+
+
+async def test_an_engine_that_was_started_again_is_tried_at_once(client: UpstreamClient, tmp_path: Path) -> None:
+    """Its breaker stays open for one that is only heard again, and lets probes through to a new process."""
+    clock, files = SetClock(), write_small_files(tmp_path / "tiny")
+    with running_front(files, FakeEngine()) as url:
+        endpoint = Endpoint("local", url + "/v1")
+        own = ProviderSettings(name="own", format="openai", self_hosted=True, endpoints=(endpoint,))
+        registry, target = ProviderRegistry({"own": own}), Target(model("tiny", "own"), endpoint)
+        limiter = TargetLimiter(registry, [target], cast(Any, None), QueueSettings(), clock, Metrics())
+        edition: Any = SimpleNamespace(providers=registry, settings=SimpleNamespace(providers={"own": own}, fleet=None))
+        breakers = breakers_of(registry, [target], clock)
+        watch = EngineWatch(edition, limiter, breakers, client, clock, KvEvents())
+        await watch.look_once()
+        for _ in range(own.breaker.min_requests):
+            breakers.failed(await breakers.enter(target), UpstreamError("", outcome="connect"), "a", 10)
+        await watch.look_once()
+        same = breakers.states()
+    await watch.look_once()
+    with running_front(files, FakeEngine(), port=int(url.rpartition(":")[2])):
+        await watch.look_once()
+
+        assert [state for _, state in same] == [State.OPEN]
+        assert [state for _, state in breakers.states()] == [State.HALF_OPEN]
+
+
+def breakers_of(registry: ProviderRegistry, targets: list[Target], clock: SetClock) -> Breakers:
+    return Breakers(registry, targets, clock, Background(), Redis(port=1))
 
 
 async def client_drain(client: UpstreamClient, url: str) -> None:

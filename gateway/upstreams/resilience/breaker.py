@@ -163,6 +163,11 @@ class Breaker:
         """Open by hand, until it is reset."""
         self._move(replace(self.condition, is_open=True, is_forced=True, is_by_hand=True, opened_at=now, reason=reason))
 
+    def let_probes_through(self, now: float) -> None:
+        """Be half open from now on, where it is open by what was counted."""
+        if self.state(now) is State.OPEN and not self.condition.is_forced:
+            self._agree_on(replace(self.condition, retry_at=now))
+
     def reset(self, reason: str) -> None:
         """Close by hand and forget what was counted."""
         self._close(reason, is_by_hand=True)
@@ -195,9 +200,12 @@ class Breaker:
         self._move(Condition(generation=self.condition.generation, reason=reason, is_by_hand=is_by_hand))
 
     def _move(self, condition: Condition) -> None:
+        self.transitions += 1
+        self._agree_on(condition)
+
+    def _agree_on(self, condition: Condition) -> None:
         self.condition = replace(condition, generation=condition.generation + 1)
         self.is_news = True
-        self.transitions += 1
         self._begin_anew()
 
     def _begin_anew(self) -> None:

@@ -208,6 +208,18 @@ class Breakers:
         self._tell(watched)
         await self.sync()
 
+    def has_open_at(self, base_url: str) -> bool:
+        """Whether the breaker of any target at an address is not closed."""
+        return any(self._watched[key].target.endpoint.base_url == base_url for key in self._open)
+
+    def try_again(self, base_url: str) -> None:
+        """Let probes through to every target at an address now: another process serves there."""
+        now = self._clock.monotonic()
+        for watched in map(self._watched.__getitem__, self._open):
+            if watched.target.endpoint.base_url == base_url:
+                watched.breaker.let_probes_through(now)
+        self._wake.set()
+
     async def reset(self, watched: Watched, reason: str) -> None:
         """Close the target's breaker at every gateway, forget what was counted, and end its cooldowns."""
         watched.breaker.reset(reason)

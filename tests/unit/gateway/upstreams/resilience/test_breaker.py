@@ -166,6 +166,19 @@ def test_a_failing_probe_opens_for_as_long_again() -> None:
     assert (breaker.state(31.9), breaker.state(32.0)) == (State.OPEN, State.HALF_OPEN)
 
 
+def test_another_process_at_the_address_is_probed_at_once() -> None:
+    """What failed before says nothing of it; but what a person opened stays open."""
+    breaker, forced = opened(), opened()
+    forced.force_open(1.0, "by hand")
+    before = breaker.generation
+    for each in (breaker, forced):
+        each.let_probes_through(2.0)
+
+    assert (breaker.state(2.0), forced.state(2.0)) == (State.HALF_OPEN, State.OPEN)
+    assert breaker.generation > before and breaker.is_news  # the other gateways hear of it
+    assert breaker.transitions == 1  # it is no other trouble
+
+
 def test_a_probe_that_says_nothing_changes_nothing() -> None:
     """A client that leaves, or one team's giant prompt, neither closes nor opens; the place is free again."""
     breaker = opened()
