@@ -93,15 +93,25 @@ def is_smaller(model: ModelSpec, other: ModelSpec, catalog: Catalog) -> bool:
     return 2 * model.price.output < other.price.output
 
 
-def shortcomings(model: ModelSpec, needs: Needs) -> list[str]:
-    """Return what keeps the model from serving the request, in words; nothing when it can."""
-    found = [f"lacks {capability}" for capability in missing_capabilities(needs.capabilities, model)]
+class Shortcoming(Struct, frozen=True):
+    """Why a model is not asked: a short stable word, and the same to be read after the model's name."""
+
+    code: str
+    words: str
+
+
+def shortcomings(model: ModelSpec, needs: Needs) -> list[Shortcoming]:
+    """Return what keeps the model from serving the request; nothing when it can."""
+    missing = missing_capabilities(needs.capabilities, model)
+    found = [Shortcoming(f"lacks_{capability}", f"lacks {capability}") for capability in missing]
     if needs.tokens_least > model.context:
-        found.append(f"holds {model.context} tokens, and {needs.tokens_least} or more are needed")
+        words = f"holds {model.context} tokens, and {needs.tokens_least} or more are needed"
+        found.append(Shortcoming("context_length", words))
     if needs.tier not in model.tiers:
-        found.append(f"is not served in tier {needs.tier}")
+        found.append(Shortcoming("tier", f"is not served in tier {needs.tier}"))
     if not needs.are_affordable(model):
-        found.append(f"may cost up to ${to_text(needs.cost_most(model))}, above x-max-cost-usd")
+        words = f"may cost up to ${to_text(needs.cost_most(model))}, above x-max-cost-usd"
+        found.append(Shortcoming("max_cost_usd", words))
     return found
 
 

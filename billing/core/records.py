@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeVar
@@ -107,6 +108,7 @@ class UsageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     price: str = ""  # the edition of the price that the cost was reckoned by
     held_models: tuple[str, ...] | None = None  # whose own limits the call held; none where its team sets none
     held_scopes: tuple[str, ...] | None = None  # of its end user and its tags, where they are limited
+    left_out: Mapping[str, tuple[str, ...]] | None = None  # models beside its route, each with the words for why
 
     @property
     def is_cached(self) -> bool:

@@ -201,6 +201,7 @@ def record_for(call: Call, hold: Hold, route: Route, target: Target, status: Sta
         price=edition_of(target.model.price),
         held_models=tuple([scope.model for scope in hold.request.scopes if scope.model]) or None,
         held_scopes=tuple([scope.name for scope in hold.request.scopes if scope.kind in ("user", "tag")]) or None,
+        left_out=route.left_out,
         **known,
     )
 

@@ -58,7 +58,10 @@ class ImageUrls:
         except ServiceError:
             if route.targets[0] in inside:
                 raise
-            return replace(route, targets=tuple(target for target in route.targets if target not in inside))
+            left = tuple(target for target in route.targets if target not in inside)
+            gone = {one.model.name for one in inside} - {one.model.name for one in left}
+            told = {**(route.left_out or {}), **dict.fromkeys(sorted(gone), ("image_urls",))}
+            return replace(route, targets=left, left_out=told or None)
         return route
 
     async def check(self, request: ChatRequest, size: int, team_id: str) -> None:

@@ -47,5 +47,7 @@ def _say_row(call: Mapping[str, Any]) -> None:
     held = call["held"]
     say(f"{'held':18} {held['tokens']} tokens, {held['cost_usd']:f} USD")
     show(Format.TABLE, None, ATTEMPTS, call["attempts"], "Attempts")
+    if left_out := call["left_out"]:
+        show(Format.TABLE, None, ("model", "codes"), left_out, "Left out of its route, and why")
     if lines := call["price"]["lines"]:
         show(Format.TABLE, None, PRICE, lines, f"Price, tokens by the million (edition {call['price']['edition']})")

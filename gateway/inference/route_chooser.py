@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -25,10 +26,14 @@ from protocol.responses import ResponsesRequest, ResponsesTool
 from protocol.serving.off_loop import off_loop
 from router import Route, choose_route
 from router.catalog.catalog import Catalog
-from router.catalog.targets import Target, TargetHealth
+from router.catalog.targets import ModelSpec, Target, TargetHealth
 from router.complexity.classifier import Complexity
+from router.eligibility import Shortcoming
+from router.left_out import left_out_of
 from router.ranking import Health
 from router.sampling import is_sampled, judge_named
+
+MOST_LEFT_OUT = 16  # models that a call's row names
 
 
 class RouteChooser(Struct, eq=False):
@@ -94,7 +99,27 @@ class RouteChooser(Struct, eq=False):
         route = self.route_of(call, snapshot)
         if is_sampled(call.request_id):
             route = judge_named(route, call.request, call.routing, self._catalog_for(call), self._complexity)
+        is_of_one = call.request.model in self._catalog.names_of_one and not call.routing.spares
+        if not is_of_one and (left_out := self.left_out(call, route)):
+            codes = {name: tuple([one.code for one in why]) for name, why in left_out.items()}
+            route = replace(route, left_out=dict(islice(codes.items(), MOST_LEFT_OUT)))
         return route
+
+    def left_out(self, call: Call, route: Route) -> dict[str, list[Shortcoming]]:
+        """Return which models the call may not go to, of those that its team may use and that it means, and why."""
+        catalog = self._catalog_for(call)
+        found = left_out_of(route, call.request, call.routing, catalog)
+        return (
+            {name: why or [self._why_not(call, catalog.models[name])] for name, why in found.items()} if found else {}
+        )
+
+    def _why_not(self, call: Call, model: ModelSpec) -> Shortcoming:
+        """Return why a call may not go to a model that could serve it."""
+        if model.name in call.without_room:
+            return Shortcoming("team_limit", "has no room for it within a limit of the team")
+        if call.service_tier is not None and model.price_in(call.service_tier) is None:
+            return Shortcoming("service_tier", f"has no price in service tier {call.service_tier}")
+        return Shortcoming("provider_key", f"is at {model.provider}, where the team has no key of its own")
 
     def _catalog_for(self, call: Call) -> Catalog:
         message = call.as_message

@@ -170,6 +170,7 @@ async def _details(connection: AsyncConnection, row: Mapping[Any, Any]) -> dict[
         "attempts": row["attempts"],
         "provider_endpoint": row["provider_endpoint"],
         "complexity": row["complexity"],
+        "left_out": [{"model": name, "codes": codes} for name, codes in (row["left_out"] or {}).items()],
         "held": {"tokens": row["held_tokens"], "cost_usd": dollars(row["held_nanousd"])},
         "price": {"edition": row["price"] or None, "lines": await _price_lines(connection, row)},
         "booked_on": row["booked_on"],

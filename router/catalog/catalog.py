@@ -187,6 +187,12 @@ class Catalog(Struct, frozen=True, dict=True):
             name = self.aliases[name]
         return name
 
+    @cached_property
+    def names_of_one(self) -> frozenset[str]:
+        """The names that stand for one model, which has no fallbacks."""
+        alone = self.models.keys() - self.fallbacks.keys()
+        return frozenset(name for name in (*self.models, *self.aliases) if self.meaning(name) in alone)
+
     def names(self) -> tuple[str, ...]:
         """Return every name a client may ask for: models, automatic routes, aliases."""
         return (*self.models, *self.auto, *self.aliases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -137,7 +138,8 @@ class Route(Struct, frozen=True):
 
     ``reason`` is a short stable word for headers, metrics and the ledger: ``named``, ``alias``, ``auto_small``,
     ``auto_large``, ``fallback``, ``canary``. ``complexity`` is the probability that a small model suffices,
-    when it was asked; ``decision`` what an automatic route made of it.
+    when it was asked; ``decision`` what an automatic route made of it. ``left_out`` says which models the call might
+    have gone to beside, and by which words (``Shortcoming.code``) it may not: for routes of calls that are made.
     """
 
     asked: str  # the model as the caller wrote it
@@ -145,3 +147,4 @@ class Route(Struct, frozen=True):
     reason: str
     complexity: float | None = None
     decision: ComplexityDecision | None = None
+    left_out: Mapping[str, tuple[str, ...]] | None = None

@@ -66,6 +66,8 @@ def test_the_highest_cost_leaves_dear_models_out(house: House, client: httpx.Cli
     assert (told["model_used"], told["reason"], told["small_suffices"]) == ("small", "auto_small", None)
     assert [left["model"] for left in told["left_out"]] == ["large"]
     assert "above x-max-cost-usd" in told["left_out"][0]["reasons"][0]
+    call = client.get(f"/v1/calls/{answer.headers['x-request-id']}").raise_for_status().json()
+    assert call["left_out"] == [{"model": "large", "codes": ["max_cost_usd"]}]
 
 
 def test_the_highest_cost_is_kept_to_the_billionth(client: httpx.Client) -> None:

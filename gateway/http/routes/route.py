@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -23,12 +23,12 @@ from gateway.http.current_edition import edition_of
 from gateway.http.exchange import AnyRequest, answer, read_body
 from gateway.http.inference_requests import call_of, note_model, recalled
 from gateway.inference.admission import legs_of
+from gateway.inference.route_chooser import RouteChooser
 from protocol.decoding import decode_with_extra
 from protocol.serving.off_loop import off_loop
 from router import Catalog, Route, Tier
 from router.catalog.capabilities import needed_capabilities
-from router.catalog.targets import HEALTHY, Capability, ComplexityDecision, ModelSpec, TargetHealth
-from router.eligibility import needs_of, shortcomings
+from router.catalog.targets import HEALTHY, Capability, ComplexityDecision, TargetHealth
 from router.prompt_size.prompt_bounds import bound_prompt
 from router.ranking import expected_usage
 from router.team_score import TeamScore
@@ -56,9 +56,7 @@ async def explain_route(request: AnyRequest) -> Response[bytes]:
     chooser = edition.inference.chooser
     async with edition.inference.admission.counted(call.request_id, call.caller, call.limit_headers) as hold:
         snapshot = chooser.health_snapshot(chooser.health(call.caller.team))
-        view = await off_loop(
-            size, lambda: route_view(edition.catalog, call, chooser.route_of(call, snapshot), snapshot)
-        )
+        view = await off_loop(size, lambda: route_view(edition.catalog, call, chooser, snapshot))
     return answer(view, headers=rate_limit_headers(hold))
 
 
@@ -73,9 +71,12 @@ class _AnyObject(Struct):
     """A body whose endpoint is not known yet."""
 
 
-def route_view(catalog: Catalog, call: Call, route: Route, health: Mapping[str, TargetHealth]) -> dict[str, Any]:
+def route_view(
+    catalog: Catalog, call: Call, chooser: RouteChooser, health: Mapping[str, TargetHealth]
+) -> dict[str, Any]:
     """Return the decision, what it rests on, every target in order with its costs, and which models were left out."""
-    decision = route.decision
+    route = chooser.route_of(call, health)
+    decision, left_out = route.decision, chooser.left_out(call, route)
     return {
         "object": "route",
         "model": route.asked,
@@ -87,7 +88,10 @@ def route_view(catalog: Catalog, call: Call, route: Route, health: Mapping[str, 
         "turns_back": None if decision is None else decision.turns_back,
         "explanation": explanation_of(call, route, catalog),
         "targets": _targets(call, route, health),
-        "left_out": _left_out(catalog, call, route),
+        "left_out": [
+            {"model": name, "codes": [one.code for one in why], "reasons": [one.words for one in why]}
+            for name, why in left_out.items()
+        ],
     }
 
 
@@ -159,26 +163,3 @@ def _targets(call: Call, route: Route, health: Mapping[str, TargetHealth]) -> li
             }
         )
     return shown
-
-
-def _left_out(catalog: Catalog, call: Call, route: Route) -> list[dict[str, Any]]:
-    """Return the team's models that the name stands for and that are no target, with what is missing in each."""
-    name = catalog.meaning(route.asked)
-    usable: Sequence[ModelSpec]
-    if name in catalog.auto:
-        usable = call.routing.usable(catalog.members_of(name))
-    else:
-        spares = (catalog.models[spare] for spare in catalog.fallbacks.get(name, ()))
-        usable = [spare for spare in spares if call.routing.may_use(spare.name)]
-    used = {target.model.name for target in route.targets}
-    models = [model for model in usable if model.name not in used]
-    if not models:
-        return []
-    needs = needs_of(call.request, call.routing, models)
-    found = []
-    for model in models:
-        why = shortcomings(model, needs)
-        if not why and Capability.EMBEDDINGS in needs.capabilities:
-            why = ["has vectors of its own, which do not compare"]
-        found.append({"model": model.name, "reasons": why or ["is smaller than the request needs, for this team"]})
-    return found
