@@ -44,6 +44,13 @@ Number = Annotated[float, Meta(ge=0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0, le=400 * 86_400)]  # no replica is older than that
 
 
+class Fairness(Struct, frozen=True):
+    """How far the counters of an engine's waiting tenants lie apart, in weighted tokens, and how far they can."""
+
+    gap: Number = 0
+    bound: Number = 0
+
+
 class EngineLoad(Struct, frozen=True, kw_only=True):
     """What an engine's GET /load says; seconds are counted since its start. Fields that are missing are 0."""
 
@@ -64,6 +71,8 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     uptime_seconds: Seconds = 0
     busy_seconds: Seconds = 0
     request_seconds: Seconds = 0
+    roofline_share: Number | None = None  # of the busy time of ten seconds: what reading and multiplying take at best
+    fairness: Annotated[dict[Name, Fairness], Meta(max_length=8)] = {}  # by tier
     kv_events: KvAddress | None = None
     step_cost: StepCost | None = None
     adapters: tuple[Name, ...] = ()

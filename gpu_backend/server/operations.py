@@ -10,9 +10,11 @@ from typing import Any
 from litestar import Request, Response, get, post
 from msgspec import UNSET, Struct, UnsetType
 
+from gpu_backend.scheduling.admission import TIERS
 from gpu_backend.server.client.engine_client import EngineState
 from gpu_backend.server.front import Front, front_of, json_answer
 from gpu_backend.step.adapter import Adapter
+from gpu_backend.step.messages import LoadReport
 from protocol.decoding import decode_with_extra
 from protocol.errors import BadRequest, NotFound, UnknownUrl, invalid_param
 
@@ -70,6 +72,13 @@ class StepCostBody(Struct, frozen=True):
     launching: float
 
 
+class FairnessBody(Struct, frozen=True):
+    """How far the counters of a tier's waiting tenants lie apart, in weighted tokens, and how far they can."""
+
+    gap: float
+    bound: float
+
+
 class LoadBody(Struct, frozen=True, kw_only=True):
     """What a router wants to know before it sends a request here, and what an accountant adds up.
 
@@ -97,6 +106,8 @@ class LoadBody(Struct, frozen=True, kw_only=True):
     kv_transfer: bool  # whether it reads blocks that another engine computed
     adapters: tuple[str, ...] | UnsetType  # of the model, by name, if it has any
     kv_events: KvEventsBody | UnsetType  # where it tells what its prefix cache gains and loses, if it does
+    roofline_share: float | UnsetType  # of the busy time, last ten seconds, where it was busy and the device is known
+    fairness: dict[str, FairnessBody]  # by tier; docs/fairness.md
     step_cost: StepCostBody | UnsetType  # seconds, as it was measured or told; docs/simulator.md has the formula
 
 
@@ -152,9 +163,16 @@ async def show_load(request: Request[Any, Any, Any]) -> Response[bytes]:
             kv_transfer=front.settings.engine.transfer.kv_transfer_address is not None,
             adapters=tuple(front.engine.adapters.by_name) or UNSET,
             kv_events=KvEventsBody(told.endpoint, told.replay_endpoint) if told.publishes else UNSET,
+            roofline_share=(report.roofline_share if report else 0.0) or UNSET,
+            fairness={tier: _fairness(report, tier) for tier in TIERS} if report else {},
             step_cost=StepCostBody(**asdict(ready.step_cost)) if ready and ready.step_cost else UNSET,
         )
     )
+
+
+def _fairness(report: LoadReport, tier: str) -> FairnessBody:
+    gap, bound = (report.counters.get(f"service_{name}_{tier}", 0.0) for name in ("gap", "bound"))
+    return FairnessBody(gap, bound)
 
 
 @get("/version")

@@ -373,6 +373,24 @@ def test_routing_tells_the_score_and_who_is_asked(house: House, page: Page) -> N
     assert re.search(r"Targets, in their order .*(small|large) upstream, local active", page.text())
 
 
+def test_thresholds_tell_what_they_cost_and_bring(house: House, page: Page) -> None:
+    """The shipped card's curve at the route's prices, with the threshold in force; then what is pointed at."""
+    enter(page, house, house.team_key, "routing", model="auto")
+    page.wait("Boolean(document.querySelector('.u-over'))")
+    in_force = page.text()
+    page.look("document.querySelector('.u-over').scrollIntoView()")
+    end = "(r => [r.x + r.width - 1, r.y + r.height / 2])(document.querySelector('.u-over').getBoundingClientRect())"
+    x, y = page.look(end)
+    page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    page.wait_text("Threshold 1: 0.0 % of calls to small models, $0.015000 a call, 62 % right")
+    page.open(f"{house.url}/console/routing?model=small")
+    page.wait_text("Explain")
+
+    assert "Threshold 0.5: 97 % of calls to small models, $0.002433 a call, 39 % right; in force" in in_force
+    assert "From the shipped model’s card (another pair never fitted: small alone 37 % right" in in_force
+    assert "What a threshold costs" not in page.text()  # of a model there is none
+
+
 def test_a_new_key_is_kept_until_it_is_copied(house: House, page: Page) -> None:
     """Made, it stays after a refresh, with a snippet that is ready; then it is gone from the tab."""
     team_id, _ = new_team(house)
@@ -590,7 +608,8 @@ def large_house(upstream: ScriptedUpstream, tmp_path: Path, postgres_url: str) -
         own = ProviderSettings(name="own", format="openai", api_keys=("sk-own",), self_hosted=True, endpoints=())
         settings = settings_for(database_url, valkey.url, upstream.url, tmp_path)
         fleet = Fleet(secrets=("a secret of the fleet 0123",), pools={"own": Pool()})
-        settings = replace(settings, providers={**settings.providers, "own": own}, fleet=fleet)
+        models = settings.models | {"small": replace(settings.models["small"], gpu_hour_nanousd=to_nano("3.5"))}
+        settings = replace(settings, providers={**settings.providers, "own": own}, fleet=fleet, models=models)
         Redis.from_url(valkey.url).set(rollout_key("own"), msgspec.json.encode(ROLLING))
         with running_house(settings) as house:
             asyncio.run(book_of_many_teams(database_url))
@@ -615,6 +634,7 @@ def look_at_a_replica(now: float) -> Look:
     load = {"instance_id": MARKUP, "model_id": "small", "gpu_node_id": None, "status": "active", "queue_depth": 3}
     load |= {"running": 5, "free_blocks": 25, "total_blocks": 100, "kv_utilization": 0.75, "tokens_per_second": 1234.5}
     load |= {"requests_per_second": 2.5, "prefix_hit_rate": 0.4, "uptime_seconds": 3600, "busy_seconds": 1800}
+    load |= {"roofline_share": 0.62, "fairness": {"interactive": {"gap": 1200, "bound": 8400}}}
     facts: dict[str, Any] = {"provider": "own", "endpoint": "local http://gpu-0:8100/v1", "model": "small", "gpus": 1}
     times = {"alive_us": 3600 * SECOND, "busy_us": 1800 * SECOND, "seen_at": now}
     return Look(instance_id=MARKUP, gpu_hour_nanousd=to_nano("3.5"), load=load, **facts, **times)
@@ -655,4 +675,7 @@ def test_sums_are_of_all_teams_and_every_team_is_listed_page_by_page(large_house
     assert "Charged to teams $1,000.00" in finance
     assert [name for name in listed if name in MANY] == MANY
     assert "1,235 tokens/s on 1 replica, 3 waiting" in fleet and "75 used, 25 left of 100" in fleet and MARKUP in fleet
+    assert "Share of the roofline, while busy 62 %" in fleet
+    assert "Fairness gap, interactive 1,200 of at most 8,400 weighted tokens" in fleet
+    assert "50 %, $1.75" in fleet and "Idle since start $1.75" in fleet
     assert sorted(set(asked)) == ["/admin/breakers", "/admin/me", "/admin/series", "/health/ready"]

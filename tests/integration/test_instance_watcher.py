@@ -36,7 +36,7 @@ from tests.support.front import running_front, write_small_files
 from tests.support.house import model
 
 PRICE = 3_500_000_000
-BUSY = LoadReport(3, 2, 5, 8, 0.375, 6.0, 7.0, 0.25, gpu_busy_seconds=1.5)
+BUSY = LoadReport(3, 2, 5, 8, 0.375, 6.0, 7.0, 0.25, gpu_busy_seconds=1.5, roofline_share=0.4)
 
 
 @pytest.fixture
@@ -111,6 +111,7 @@ async def test_every_replica_is_seen_with_what_it_says(
     assert {look.model for look in looks} == {"llama"}
     assert (view["model_id"], view["status"], view["queue_depth"], view["running"]) == ("tiny", "active", 3, 2)
     assert (view["memory_utilization_pct"], view["requests_per_second"], view["prefix_hit_rate"]) == (37.5, 7.0, 0.25)
+    assert (view["roofline_share"], view["fairness"]["batch"]) == (0.4, {"gap": 0, "bound": 0})
     assert (str(view["gpu_hour_usd"]), view["seen_at"], view["stale"]) == ("3.50", "2026-04-05T12:00:00Z", False)
     assert (view["busy_seconds"], view["instance_id"][:8]) == (1.5, "front-1-")
     cost = msgspec.convert(seen[f"local {one}/v1"].load, EngineLoad).step_cost

@@ -145,6 +145,9 @@ async def test_answers_are_compared_and_give_a_curve(house: House, worker: Parts
     assert curve["calls"] == {"open": 0, "compared": 6, "dropped": 0}
     assert curve["small_suffices"]["measured"] == pytest.approx(right / 6, abs=1e-4)
     assert curve["curve"][0]["calls_small"] == 6 and curve["curve"][-1]["share_large"] == 1.0
+    shares = [point["share_large"] for point in curve["shipped"]["curve"]]
+    costs = [float(point["usd_per_call"]) for point in curve["shipped"]["curve"]]
+    assert (shares[0], shares[-1], shares, costs) == (0, 1, sorted(shares), sorted(costs))
     assert round(float(curve["used_usd_today"]) * 10**9) == spent
     assert upstream.violations == []
 

@@ -140,11 +140,11 @@ export function Figure({ label, value, exact, children }) {
   return html`<div class="figure"><p class="soft">${label}</p><p class="large" title=${exact}>${value}</p><p class="soft">${children || " "}</p></div>`;
 }
 
-// Used, held and left of a limit in one bar; or how far something is that is to be full (`isGoal`).
-export function Meter({ label, used, held = 0, limit, shown, isGoal = false }) {
+// Used, held and left of a limit in one bar; or how far something is that may be full (`isGoal`), in `said` where a share is not enough.
+export function Meter({ label, used, held = 0, limit, shown, isGoal = false, said = percent(limit ? used / limit : 1) }) {
   const most = Math.max(Number(limit) || 0, used + held, 1e-12);
   const state = isGoal ? "" : used + held >= limit ? "full" : used + held >= 0.8 * limit ? "near" : "";
-  const words = isGoal ? percent(limit ? used / limit : 1) : `${shown(used)} used${held ? `, ${shown(held)} held` : ""}, ${shown(Math.max(0, limit - used - held))} left of ${shown(limit)}`;
+  const words = isGoal ? said : `${shown(used)} used${held ? `, ${shown(held)} held` : ""}, ${shown(Math.max(0, limit - used - held))} left of ${shown(limit)}`;
   return html`<div class="meter">
     <p><span>${label}</span><span class="soft">${words}</span></p>
     <svg class=${state} viewBox="0 0 100 1" preserveAspectRatio="none" role="img" aria-label=${`${label}: ${words}`}>

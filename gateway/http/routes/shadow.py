@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Response, get
 
 from billing.core.money import to_text
+from billing.core.prices import cost_of
 from gateway.accounts.guards import team_or_admin_guard
 from gateway.accounts.teams import get_team
 from gateway.core.clock import Clock
@@ -18,11 +20,14 @@ from gateway.http.routes.usage import team_in_question
 from gateway.inference.recalibrations import Recalibrations
 from gateway.shadow.store import comparisons_of, counts_of
 from protocol.errors import NotFound
-from router.catalog.catalog import Catalog, ShadowTraffic
+from protocol.usage import Usage
+from router.catalog.catalog import AutoRoute, Catalog, ShadowTraffic
+from router.complexity.card import ROWS, card_curve
 from router.complexity.classifier import Complexity
 from router.recalibration import Comparison, Point, calibration_of, curve_of, interval_of
 from router.team_score import TeamScore
 
+CALL = Usage(input_tokens=1000, output_tokens=500)  # whose cost the card's curve tells, which knows of none
 STEPS = tuple(round(place / 50, 2) for place in range(1, 50))  # qualities that a curve shows
 
 
@@ -69,6 +74,7 @@ async def get_curve(request: AnyRequest) -> Response[bytes]:
             "learned": _learned_shown(recalibrations.learned(team_id).get(name)),
             "regret": regret_view(comparisons),
             **curve_view(comparisons, route.quality),
+            "shipped": shipped_view(catalog, catalog.auto[name], part_of(request, Clock).now()),
         }
     )
 
@@ -131,6 +137,38 @@ def curve_view(comparisons: list[Comparison], quality: float) -> dict[str, Any]:
         },
         "curve": [_point_view(point) for point in curve_of(comparisons, (least, *steps))],
     }
+
+
+def shipped_view(catalog: Catalog, route: AutoRoute, at: float) -> dict[str, Any]:
+    """Return the curve of the shipped model's card: for each quality, the share of calls to the large model and the
+    share that was right on rows that no fit has seen, and what ``CALL`` costs at the first models of the route."""
+    prices = [
+        [cost_of(CALL, catalog.models[name].price, at=at) for name in names[:1]] for names in (route.small, route.large)
+    ]
+    points = card_curve()
+    return {
+        "rows": ROWS,
+        "call": {"input_tokens": CALL.input_tokens, "output_tokens": CALL.output_tokens},
+        "small_right": points[0].share_right,
+        "large_right": points[-1].share_right,
+        "curve": [
+            {
+                "quality": point.quality,
+                "share_large": point.share_large,
+                "share_right": point.share_right,
+                "usd_per_call": _mixed(prices, point.share_large),
+            }
+            for point in points
+        ],
+    }
+
+
+def _mixed(prices: Sequence[Sequence[int]], share_large: float) -> Any:
+    """Return the cost of a call of which a share is the large model's; None where one of the models may not be used."""
+    if not all(prices):
+        return None
+    [small], [large] = prices
+    return to_text(round(small + share_large * (large - small)))
 
 
 def _point_view(point: Point) -> dict[str, Any]:

@@ -43,13 +43,21 @@ function Announced({ one }) {
   </section>`;
 }
 
+// How far the counters of a tier's waiting tenants lie apart, against how far they can.
+function Fairness({ tier, gap, bound }) {
+  const words = `${count(Math.round(gap))} of at most ${count(Math.round(bound))} weighted tokens`;
+  return html`<${Meter} label=${`Fairness gap, ${tier}`} used=${gap} limit=${bound} isGoal=${true} said=${words} />`;
+}
+
 function Replica({ one }) {
   const hours = (seconds) => (one.gpu_hour_usd === null ? null : (Number(one.gpu_hour_usd) * one.gpus * seconds) / 3600);
   const idle = Math.max(0, one.uptime_seconds - one.busy_seconds);
   return html`<section class="card">
     <div class="bar"><h3>${one.model_id}</h3><span class="end"><${State} of=${one.stale ? "stale" : one.state} /></span></div>
     <p><span class="large">${count(Math.round(one.tokens_per_second))}</span> tokens/s</p>
-    <${Meter} label="KV cache" used=${one.total_blocks - one.free_blocks} limit=${one.total_blocks} shown=${count} />
+    <${Meter} label="KV blocks" used=${one.total_blocks - one.free_blocks} limit=${one.total_blocks} shown=${count} />
+    ${one.roofline_share !== null && html`<${Meter} label="Share of the roofline, while busy" used=${one.roofline_share} limit=${1} isGoal=${true} />`}
+    ${["interactive", "batch"].map((tier) => one.fairness?.[tier]?.bound > 0 && html`<${Fairness} key=${tier} tier=${tier} ...${one.fairness[tier]} />`)}
     <${Facts} rows=${[
       ["Waiting, running", `${count(one.queue_depth)}, ${count(one.running)}`],
       ["Requests/s", one.requests_per_second.toFixed(2)],

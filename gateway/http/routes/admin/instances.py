@@ -29,7 +29,18 @@ MEASURED = (
     *("total_blocks", "uptime_seconds", "busy_seconds"),
 )
 LOAD = ("model_id", "status", *MEASURED)  # that is shown as a replica tells it
-LOOKED_AT = (*MEASURED, "memory_utilization_pct", "endpoint", "model", "gpus", "gpu_hour_usd", "first_seen", "seen_at")
+OF_LATER_ENGINES = ("roofline_share", "fairness")  # null where a replica does not tell them
+LOOKED_AT = (
+    *MEASURED,
+    *OF_LATER_ENGINES,
+    "memory_utilization_pct",
+    "endpoint",
+    "model",
+    "gpus",
+    "gpu_hour_usd",
+    "first_seen",
+    "seen_at",
+)
 REMEMBERED = 3600.0  # seconds for which a replica that no gateway sees any more is still shown
 
 
@@ -79,6 +90,7 @@ def instance_view(one: Instance, now: float, catalog: Catalog) -> dict[str, Any]
         "object": "instance",
         **shown(one, "instance_id", "provider", "endpoint", "model", "gpus", "first_seen"),
         **{name: load[name] for name in LOAD},
+        **{name: load.get(name) or None for name in OF_LATER_ENGINES},
         "gpu_node_id": load["gpu_node_id"] or _host_of(one.endpoint),
         "memory_utilization_pct": round(100 * load["kv_utilization"], 2),
         "gpu_hour_usd": None if gpu_hour is None else dollars(gpu_hour),

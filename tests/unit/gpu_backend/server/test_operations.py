@@ -27,6 +27,8 @@ LOAD_FIELDS += [
     "max_running",
     "input_modalities",
     "kv_transfer",
+    "roofline_share",
+    "fairness",
     "step_cost",
 ]
 
@@ -37,7 +39,8 @@ def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
     with running_front(folder, engine) as url, httpx.Client(base_url=url) as http:
         starting = http.get("/health")
         refused = http.post("/v1/chat/completions", json=CHAT)
-        engine.process.say(LoadReport(1, 2, 3, 8, 0.5, 6.0, 7.0, 0.25))
+        counters = {"service_gap_interactive": 12.5, "service_bound_interactive": 80.0}
+        engine.process.say(LoadReport(1, 2, 3, 8, 0.5, 6.0, 7.0, 0.25, roofline_share=0.4, counters=counters))
         engine.process.say(READY)
         while http.get("/health").status_code != 200:
             pass
@@ -48,6 +51,8 @@ def test_health_and_load_speak_of_the_engines_state(folder: Path) -> None:
         assert (starting.status_code, starting.json()["status"]) == (503, "starting")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert list(load) == LOAD_FIELDS
+        assert load["roofline_share"] == 0.4
+        assert load["fairness"] == {"interactive": {"gap": 12.5, "bound": 80}, "batch": {"gap": 0, "bound": 0}}
         assert (load["instance_id"][:8], load["status"], load["kv_utilization"]) == ("front-1-", "active", 0.5)
         assert drained.json()["status"] == http.get("/load").json()["status"] == "draining"
         assert (draining.status_code, draining.json()["error"]["code"]) == (503, "overloaded")
