@@ -110,6 +110,11 @@ def _merged(name: str, unit: str, step: int, key: tuple[str, ...] = KEY) -> str:
     )
 
 
+def hours_of_all(hours: str) -> TextClause:
+    """Return the statement that adds up hours, which ``hours`` selects, over all teams and keys."""
+    return _move(hours, _merged("of_all", "hour", HOUR_OF_ALL, KEY[2:]))
+
+
 def _move(gone: str, *added: str) -> TextClause:
     return text(f"WITH gone AS ({gone}), {', '.join(added)} SELECT count(*) FROM gone")  # noqa: S608
 
