@@ -18,7 +18,7 @@ from billing.core.holds import Limits, NamedLimits
 from billing.core.money import to_nano
 from gateway.core.clock import read_duration
 from gateway.core.principals import CompanyKeys, OwnKeyCost, Role, Team, WithoutUser
-from gateway.core.settings import CacheUse, FindingLevel, Level, Safety, TeamSafety
+from gateway.core.settings import CacheUse, FindingLevel, Level, Redacts, Safety, TeamSafety
 from gateway.egress.addresses import Network
 from gateway.egress.destinations import Guard
 from gateway.egress.urls import BadUrl, read_url
@@ -46,6 +46,7 @@ class SafetyInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     input: Level | UnsetType | None = UNSET
     output: Level | UnsetType | None = UNSET
     levels: dict[str, FindingLevel | None] | UnsetType | None = UNSET
+    redacts: Redacts | UnsetType | None = UNSET
 
 
 class LimitsInput(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,6 +259,7 @@ def apply_safety(wanted: SafetyInput | None, before: TeamSafety | None = None) -
         input=before.input if wanted.input is UNSET else wanted.input,
         output=before.output if wanted.output is UNSET else wanted.output,
         levels=levels,
+        redacts=before.redacts if wanted.redacts is UNSET else wanted.redacts,
     )
     return None if after == TeamSafety() else after
 

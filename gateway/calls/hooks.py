@@ -35,8 +35,10 @@ class ReplyHook:
         """The upstream broke in mid-stream: return what was withheld and may go out. Raises as ``delta`` does."""
         return ()
 
-    async def whole(self, whole: WholeReply) -> None:
-        """Look at a reply that came whole, in place of its deltas. Raises ContentPolicyViolation as ``delta`` does."""
+    async def whole(self, whole: WholeReply) -> WholeReply:
+        """Return what the client gets in place of a reply that came whole, without deltas. Raises
+        ContentPolicyViolation as ``delta`` does."""
+        return whole
 
     def close(self, record: UsageRecord) -> None:
         """The journal knows how the call ended; the last bytes have not left yet."""

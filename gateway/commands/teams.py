@@ -36,7 +36,7 @@ from gateway.commands.command_line import (
     run,
 )
 from gateway.core.principals import WithoutUser
-from gateway.core.settings import FindingLevel, Level, Settings
+from gateway.core.settings import FindingLevel, Level, Redacts, Settings
 from gateway.terminal.options import WhereByApiKey, with_options
 from gateway.terminal.printing import Format, fail, show
 from protocol.errors import ServiceError
@@ -69,6 +69,9 @@ class TeamOptions(Struct, frozen=True, kw_only=True):
     safety_output: LevelOption = None
     safety_level: Annotated[
         list[str] | None, typer.Option(metavar="NAME=LEVEL", help="Of a group (also redact) or category")
+    ] = None
+    safety_redacts: Annotated[
+        str | None, typer.Option(metavar="input|output|both|none", help="Where finds are redacted; none: as it has it")
     ] = None
     webhook_url: Annotated[str | None, typer.Option(metavar="URL", help="Where its events go, or none")] = None
     cost_centre: Annotated[str | None, typer.Option(metavar="NAME", help="To which its cost goes, or none")] = None
@@ -175,7 +178,7 @@ def _said(team: TeamOptions, limits: NamedLimitOptions) -> dict[str, Any]:
         "name": team.name,
         "weight": team.weight,
         "allow_smaller": team.allow_smaller,
-        "safety": _safety(team.safety_input, team.safety_output, team.safety_level),
+        "safety": _safety(team),
         "model_limits": _named_limits("--model-limit MODEL", limits.model_limit) or None,
         "user_limits": _named_limits("--user-limit USER", limits.user_limit) or None,
         "tag_limits": _named_limits("--tag-limit KEY=VALUE", limits.tag_limit) or None,
@@ -199,15 +202,15 @@ def _checked(wanted: Webhooked, settings: Settings) -> Webhooked:
         fail(exc.message)
 
 
-def _safety(input: str | None, output: str | None, levels: list[str] | None) -> SafetyInput | None:
-    if input is None and output is None and not levels:
-        return None
-    named = dict(said.rpartition("=")[::2] for said in levels or ())
-    return SafetyInput(
-        input=UNSET if input is None else _level("--safety-input", input),
-        output=UNSET if output is None else _level("--safety-output", output),
+def _safety(team: TeamOptions) -> SafetyInput | None:
+    named = dict(said.rpartition("=")[::2] for said in team.safety_level or ())
+    wanted = SafetyInput(
+        input=UNSET if team.safety_input is None else _level("--safety-input", team.safety_input),
+        output=UNSET if team.safety_output is None else _level("--safety-output", team.safety_output),
         levels={name: _finding_level(said) for name, said in named.items()} if named else UNSET,
+        redacts=UNSET if team.safety_redacts is None else _redacts(team.safety_redacts),
     )
+    return None if wanted == SafetyInput() else wanted
 
 
 def _named_limits(meant: str, said: list[str] | None) -> dict[str, ModelLimitsInput | None]:
@@ -239,6 +242,13 @@ def _level(option: str, said: str) -> Level | None:
     if said not in LEVELS:
         fail(f"{option} takes block, flag, off or none, not {said!r}")
     return LEVELS[said]
+
+
+def _redacts(said: str) -> Redacts | None:
+    for known in get_args(Redacts):
+        if said == known:
+            return known
+    return None if said == "none" else fail(f"--safety-redacts takes input, output, both or none, not {said!r}")
 
 
 def _finding_level(said: str) -> FindingLevel | None:

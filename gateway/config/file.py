@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import asdict
 
@@ -46,6 +46,7 @@ from gateway.core.settings import (
     QueueSettings,
     QuotaSettings,
     ReaderUse,
+    Redacts,
     Retention,
     Safety,
     Settings,
@@ -206,6 +207,7 @@ _SAFETY = struct_of(
         "levels": struct_of(
             dict[str, FindingLevel], dict.fromkeys(NAMES, _LEVEL) | dict.fromkeys(REDACTABLE, _REDACTS)
         ),
+        "redacts": one_of(*get_args(Redacts)),
         "deny": list_of(_phrase, what="phrases"),
         "teams_may_loosen": switch,
         "abuse": _ABUSE,

@@ -187,6 +187,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 Level = Literal["block", "flag", "off"]  # of a stage
 FindingLevel = Literal["block", "redact", "flag", "off"]  # of what is found there
+Redacts = Literal["input", "output", "both"]  # where finds of the level "redact" are taken out
 
 
 class TeamSafety(Struct, frozen=True, kw_only=True):
@@ -195,9 +196,10 @@ class TeamSafety(Struct, frozen=True, kw_only=True):
     input: Level | None = None
     output: Level | None = None
     levels: Mapping[str, FindingLevel] = {}
+    redacts: Redacts | None = None
 
     def __hash__(self) -> int:
-        return hash((self.input, self.output, *sorted(self.levels.items())))
+        return hash((self.input, self.output, self.redacts, *sorted(self.levels.items())))
 
 
 class AbuseSettings(Struct, frozen=True, kw_only=True):
@@ -229,6 +231,7 @@ class Safety(Struct, frozen=True, kw_only=True):
     input: Level = "off"
     output: Level = "off"
     levels: Mapping[str, FindingLevel] = {}  # of a group of rules or a category, in place of the stage's
+    redacts: Redacts = "input"
     deny: tuple[str, ...] = ()  # phrases that may not pass, in lower case with single spaces
     teams_may_loosen: bool = False
     abuse: AbuseSettings = AbuseSettings()

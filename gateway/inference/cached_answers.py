@@ -148,9 +148,10 @@ class _Keeper(ReplyHook):
             self._left -= len(piece.text) + len(piece.reasoning) + sum(len(each.arguments) for each in piece.tool_calls)
         return (delta,)
 
-    async def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> WholeReply:
         """Gather an answer that came whole."""
         self._whole = whole
+        return whole
 
     def close(self, record: UsageRecord) -> None:
         """Keep it if it ended well, and with the output limit that its caller asked for."""

@@ -111,7 +111,7 @@ class Reply:
         self.account.owe_whole_only()
         if (whole := self._source.answering.whole) is not None:
             self.meter.take_whole(whole)
-            await self._show_whole(whole)
+            whole = await self._through_whole(whole)
         else:
             collector = Collector(self.call.request)
             async for events in self._events():
@@ -259,12 +259,13 @@ class Reply:
         still_open = [index for index in range(self._choices) if index not in self._finished]
         return [Delta(index, finish_reason=FinishReason.CONTENT_FILTER) for index in still_open]
 
-    async def _show_whole(self, whole: WholeReply) -> None:
+    async def _through_whole(self, whole: WholeReply) -> WholeReply:
         try:
             for hook in self._hooks:
-                await hook.whole(whole)
+                whole = await hook.whole(whole)
         except ContentPolicyViolation as exc:
             self._violation = exc
+        return whole
 
     @property
     def _broken(self) -> Status:

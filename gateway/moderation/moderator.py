@@ -115,12 +115,16 @@ class Moderator:
     async def redacted(self, call: Call) -> Call:
         """Return a call without what its policy takes out of requests; the same where that is nothing."""
         policy = self.policy_for(call)
-        if policy is None or not (groups := policy.redacted_groups()):
+        if policy is None or not (groups := policy.redacted_groups("input")):
             return call
         cleared, found = await off_loop(call.size, partial(redacted_call, call, groups))
-        if found:
-            self._note(call, "input", "redacted", found)
+        self.note_redacted(call, "input", found)
         return cleared
+
+    def note_redacted(self, call: Call, stage: Stage, found: list[Finding]) -> None:
+        """Tell what was taken out of a request or an answer, if anything was."""
+        if found:
+            self._note(call, stage, "redacted", found)
 
     async def may_leave(self, team: TeamSafety | None, request: Request, native: MessagesRequest) -> bool:
         """Whether the rules let a request out that asks for no answer."""

@@ -70,13 +70,14 @@ class OutputGuard(ReplyHook):
         passed, self._held = self._held, []
         return passed
 
-    async def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> WholeReply:
         """Judge a whole reply. Raises ContentPolicyViolation."""
         if said := "\n".join(filter(None, texts_of_reply(whole))):
             if self._may_block:
                 await self._judge(said)
             else:
                 self._moderator.keep(self._judge(said))
+        return whole
 
     async def _judge(self, said: str) -> None:
         found: list[Finding] = await self._moderator.checker.check(self._asked, said)

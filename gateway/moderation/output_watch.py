@@ -14,7 +14,7 @@ from gateway.moderation.classifier.features import PASSAGE, passages
 from gateway.moderation.classifier.plain import plain, visible
 from gateway.moderation.moderator import Moderator
 from gateway.moderation.rules.policy import CATEGORIES, Policy
-from gateway.moderation.texts import is_refused, texts_of_reply, tools_given
+from gateway.moderation.texts import is_refused, said_by, texts_of_reply, tools_given
 from protocol.chat import FinishReason
 from protocol.events import Delta
 from protocol.inference import WholeReply
@@ -71,13 +71,14 @@ class OutputWatch(ReplyHook):
             out += choice.release(everything=True)
         return out if self._may_block else ()
 
-    async def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> WholeReply:
         """Look at a whole reply; others have their turn between windows. Raises ContentPolicyViolation."""
         looking = self._look_through(whole)
         if self._may_block:
             await looking
         else:
             self._moderator.keep(looking)
+        return whole
 
     async def _look_through(self, whole: WholeReply) -> None:
         for text in texts_of_reply(whole, self._given):
@@ -128,7 +129,7 @@ class _Choice:
         """
         self.has_refused = self.has_refused or bool(delta.refusal)
         ends: list[tuple[_Part, int]] = []
-        for kind, text in _said_by(delta, self._given):
+        for kind, text in said_by(delta, self._given):
             part = self._parts.get(kind)
             if part is None:
                 part = self._parts[kind] = _Part()
@@ -188,22 +189,6 @@ class _Part:
             yield self._tail[max(0, place - WINDOW) : place]
         self._tail = self._tail[max(0, place - SHARED) :]
         self.passed = max(self.passed, self._looked - SHARED)
-
-
-def _said_by(delta: Delta, given: frozenset[str]) -> Iterator[tuple[object, str]]:
-    """Yield what a delta says, each with the part of the reply that it belongs to. A name ``given`` to a tool by the
-    caller is nothing that the model says."""
-    if delta.reasoning:
-        yield "reasoning", delta.reasoning
-    if delta.text:
-        yield "text", delta.text
-    if delta.refusal:
-        yield "refusal", delta.refusal
-    for call in delta.tool_calls:
-        if call.name and call.name not in given:
-            yield ("name", call.index), call.name
-        if call.arguments:
-            yield call.index, call.arguments
 
 
 class _Unwatched(ReplyHook):

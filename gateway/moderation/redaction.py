@@ -1,14 +1,16 @@
-# Takes what rules find out of a request before it leaves: each find becomes a name and a number, the same wherever it
-# stands again, so that a model can still tell two people apart. What cannot be taken out is for the rules to block.
+# Takes what rules find out of a request before it leaves, or of a whole answer: each find becomes a name and a number,
+# the same wherever it stands again, so that its reader can still tell two people apart. What cannot be taken out is for
+# the rules to block.
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import Raw, Struct, UnsetType
 from msgspec.structs import fields, replace
 
 from gateway.calls.call import Call
@@ -17,8 +19,9 @@ from gateway.moderation.classifier.plain import plain
 from gateway.moderation.rules.rules import places_by_rules
 from gateway.moderation.texts import PICTURE
 from gateway.upstreams.wire.signatures import is_claudes
-from protocol.chat import ThinkingBlock
-from protocol.decoding import decode
+from protocol.chat import Choice, Reasoning, ThinkingBlock
+from protocol.completions import CompletionChoice
+from protocol.decoding import NOT_JSON, decode
 from protocol.errors import ServiceError
 
 # What has to stay as it is: ids and seals, which both sides compare, and what the books and limits go by.
@@ -33,27 +36,36 @@ KEPT = frozenset(
 # prompt cached.
 GROWING = frozenset(("messages", "input"))
 LABELS = frozenset(("user", "safety_identifier", "metadata"))  # of a request
+# The same of what an upstream tells in its own words, and pictures.
+KEPT_TOLD = KEPT | {"item_id", "obfuscation", "partial_image_b64"}
+LONGEST_KNOWN = 200  # characters by which a find is known again
 
 T = TypeVar("T")
 
 
 def redacted_call(call: Call, groups: frozenset[str]) -> tuple[Call, list[Finding]]:
-    """Return a call without what rules of these groups find in it, and what that was."""
+    """Return a call without what rules of these groups find in it, and what that was. Its answer goes on with the
+    names."""
     redactor = Redactor(groups)
     changes = {"extra": redactor.take_out(call.extra)}
     changes |= {name: redactor.request(getattr(call, name)) for name in ("native", "shown", "request")}
-    found = [Finding(name, group) for name, group in sorted(redactor.found)]
-    return (replace(call, **changes) if found else call), found
+    found = redactor.findings()
+    return (replace(call, **changes, redacted=redactor.names) if found else call), found
 
 
 class Redactor:
-    """Takes finds out of the texts of one request. ``found``: names and groups of what it took."""
+    """Takes finds out of the texts of one request or answer. ``names``: what stands for a rule's name and what it
+    found; of an answer those of its request come first."""
 
-    def __init__(self, groups: frozenset[str]) -> None:
-        self.found: set[tuple[str, str]] = set()
-        self._groups = groups
-        self._stands_for: dict[tuple[str, str], str] = {}  # of a rule's name and what it found
-        self._numbers: dict[str, int] = {}
+    def __init__(self, groups: frozenset[str], names: Mapping[tuple[str, str], str] | None = None) -> None:
+        self.names = dict(names or {})
+        self.groups = groups
+        self._found: set[tuple[str, str]] = set()
+        self._numbers = Counter(name for name, _ in self.names)
+
+    def findings(self) -> list[Finding]:
+        """Return what was taken out so far."""
+        return [Finding(name, group) for name, group in sorted(self._found)]
 
     def request(self, request: T) -> T:
         """Return a request without finds, but for what it is labelled with."""
@@ -61,21 +73,44 @@ class Redactor:
 
     def take_out(self, value: Any) -> Any:
         """Return a value without finds; the very same where there are none."""
+        return self._take_out(value, frozenset())
+
+    def _take_out(self, value: Any, kept: frozenset[str]) -> Any:
+        """The same; entries of mappings that are named in ``kept`` stay."""
         match value:
             case enum.Enum() | bytes() | UnsetType():
                 return value
             case str():
                 return self.text(value)
+            case Raw():
+                return self._raw(value)
             case Struct():
                 return self._struct(value, KEPT)
             case list() | tuple():
-                kept = [self.take_out(one) for one in value]
-                return value if all(map(_is, kept, value)) else type(value)(kept)
+                left = [self._take_out(one, kept) for one in value]
+                return value if all(map(_is, left, value)) else type(value)(left)
             case Mapping():
-                pairs = {self.take_out(key): self.take_out(one) for key, one in value.items()}
-                return value if all(map(_is, pairs.values(), value.values())) and [*pairs] == [*value] else pairs
+                is_told = any(isinstance(one, Raw) for one in value.values())
+                return self._mapping(value, KEPT_TOLD if is_told else kept)
             case _:
                 return value
+
+    def _mapping(self, value: Mapping[str, Any], kept: frozenset[str]) -> Mapping[str, Any]:
+        pairs = {self.take_out(key): one if key in kept else self._take_out(one, kept) for key, one in value.items()}
+        if all(map(_is, pairs.values(), value.values())) and [*pairs] == [*value]:
+            return value
+        if kept and "logprobs" in pairs:
+            pairs["logprobs"] = Raw(b"[]")
+        return pairs
+
+    def _raw(self, data: Raw) -> Raw:
+        """Return JSON in the words of an upstream without finds, byte for byte where there are none."""
+        try:
+            left = self._take_out(said := msgspec.json.decode(data), KEPT_TOLD)
+        except NOT_JSON:  # too deep, where an upstream tells it
+            text = bytes(data).decode("utf-8", "replace")
+            return data if self._cut(text) is text else Raw(b"null")
+        return data if left is said else Raw(msgspec.json.encode(left))
 
     def text(self, text: str) -> str:
         """Return a text without finds; where they hide behind look-alikes, as its reader sees it."""
@@ -88,26 +123,37 @@ class Redactor:
     def _replaced(self, text: str) -> str:
         """Return a text without finds; JSON stays JSON, as tools read it: what cannot be taken out so is left for the
         rules to block."""
-        said = self._cut(text)
-        if said is text or (document := _document(text)) is None or _document(said) is not None:
+        if (said := self._cut_whole(text)) is not None:
             return said
-        cleared = msgspec.json.encode(self.take_out(document)).decode()
-        said = self._cut(cleared)
-        return cleared if _document(said) is None else said
+        cleared = msgspec.json.encode(self.take_out(_document(text))).decode()
+        return self._cut_whole(cleared) or cleared
+
+    def _cut_whole(self, text: str) -> str | None:
+        """Return a text without finds; ``None``, and nothing is noted, where it was JSON and would be none."""
+        if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
+            return self._cut(text)
+        noted = self.names.copy(), self._found.copy(), self._numbers.copy()
+        said = self._cut(text)
+        if said is text or _document(text) is None or _document(said) is not None:
+            return said
+        self.names, self._found, self._numbers = noted
+        return None
 
     def _cut(self, text: str) -> str:
         out, at = [], 0
-        for start, end, name, group in places_by_rules(text, self._groups):
-            out += [text[at:start], self._name_of(name, group, text[start:end])]
+        for start, end, name, group in places_by_rules(text, self.groups):
+            out += [text[at:start], self.name_of(name, group, text[start:end])]
             at = end
         return "".join((*out, text[at:])) if out else text
 
-    def _name_of(self, name: str, group: str, found: str) -> str:
-        self.found.add((name, group))
-        known = self._stands_for.get((name, found))
+    def name_of(self, name: str, group: str, found: str) -> str:
+        """Return what stands for a find, and note it."""
+        self._found.add((name, group))
+        find = name, found[:LONGEST_KNOWN]
+        known = self.names.get(find)
         if known is None:
-            self._numbers[name] = number = self._numbers.get(name, 0) + 1
-            known = self._stands_for[name, found] = f"[redacted {name} {number}]"
+            self._numbers[name] += 1
+            known = self.names[find] = f"[redacted {name} {self._numbers[name]}]"
         return known
 
     def _struct(self, struct: Any, kept: frozenset[str]) -> Any:
@@ -117,15 +163,17 @@ class Redactor:
                 value = getattr(struct, field.name)
                 if (said := self.take_out(value)) is not value:
                     changes[field.name] = said
-        if "thinking" in changes and isinstance(struct, ThinkingBlock) and is_claudes(struct):
+        if not changes:
+            return struct
+        if isinstance(struct, ThinkingBlock | Reasoning) and is_claudes(ThinkingBlock("", struct.signature)):
             changes["signature"] = ""  # it is for other words: with it, its model refuses the conversation
-        return replace(struct, **changes) if changes else struct
+        if isinstance(struct, Choice | CompletionChoice):  # the words of tokens, one by one
+            changes |= {"logprobs": None, "token_ids": None}
+        return replace(struct, **changes)
 
 
 def _document(text: str) -> Any:
     """Return the object or list of a text that is JSON and holds one, ``None`` for any other text."""
-    if text.lstrip(" \t\r\n")[:1] not in ("{", "["):
-        return None
     try:
         return decode(text.encode(), Any)
     except ServiceError:

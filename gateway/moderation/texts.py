@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from protocol.chat import ChatReply, ChatRequest, FinishReason, ImagePart, Message, RefusalPart, TextPart, ThinkingBlock
 from protocol.completions import CompletionReply, CompletionRequest
 from protocol.embeddings import EmbeddingRequest, RerankRequest
+from protocol.events import Delta
 from protocol.inference import NativeRequest, Request, WholeReply
 from protocol.media.audio import SpeechRequest, TranscriptionReply, TranscriptionRequest
 from protocol.media.images import ImageRequest
@@ -145,6 +146,22 @@ def texts_of_reply(whole: WholeReply, given: frozenset[str] = frozenset()) -> li
             return [whole.text]
         case _:
             return []
+
+
+def said_by(delta: Delta, given: frozenset[str]) -> Iterator[tuple[str | int, str]]:
+    """Yield what a delta says, each with the part of the reply that it belongs to, of a call's arguments its number. A
+    name ``given`` to a tool by the caller is nothing that the model says."""
+    if delta.reasoning:
+        yield "reasoning", delta.reasoning
+    if delta.text:
+        yield "text", delta.text
+    if delta.refusal:
+        yield "refusal", delta.refusal
+    for call in delta.tool_calls:
+        if call.name and call.name not in given:
+            yield f"name {call.index}", call.name
+        if call.arguments:
+            yield call.index, call.arguments
 
 
 def is_refused(whole: WholeReply) -> bool:

@@ -49,6 +49,7 @@ from gateway.moderation.checker import OutsideChecker
 from gateway.moderation.classifier.classifier import Classifier
 from gateway.moderation.moderator import Moderator
 from gateway.moderation.output_guard import output_guard_of
+from gateway.moderation.output_redaction import output_redaction_of
 from gateway.moderation.output_watch import output_watch_of
 from gateway.moderation.policy_events import PolicyEvents
 from gateway.overload.body_memory import BodyRoom
@@ -338,6 +339,7 @@ class _Process:
         self.tracer, self.metrics_export = _open_exports(settings.tracing, self.metrics)
         hooks: tuple[HookMaker, ...] = (
             self.metrics.watch,
+            partial(output_redaction_of, self.moderator),
             partial(output_watch_of, self.moderator),
             partial(output_guard_of, self.moderator),
             self.sampler.watch,

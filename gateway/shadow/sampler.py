@@ -117,13 +117,13 @@ class Watch(ReplyHook):
             self._length += len(delta.text)
         return (delta,)
 
-    async def whole(self, whole: WholeReply) -> None:
+    async def whole(self, whole: WholeReply) -> WholeReply:
         """Gather a reply that came whole."""
-        if not isinstance(whole, ChatReply) or len(whole.choices) != 1:
-            return
-        message = whole.choices[0].message
-        self._is_text = not (message.tool_calls or message.refusal)
-        self._texts = [message.content or ""]
+        if isinstance(whole, ChatReply) and len(whole.choices) == 1:
+            message = whole.choices[0].message
+            self._is_text = not (message.tool_calls or message.refusal)
+            self._texts = [message.content or ""]
+        return whole
 
     def close(self, record: UsageRecord) -> None:
         """Take the call if it ended well with a text, from the kind of model that was chosen for it by its score."""

@@ -368,9 +368,10 @@ def test_a_team_may_block_what_others_may_say(strict: House) -> None:
         third = change({"levels": None})
         passed = client.post("/v1/chat/completions", json=letter)
 
-    assert first["safety"] == {"input": None, "output": "block", "levels": {"contacts": "block", "deny": "block"}}
+    asked = {"input": None, "output": "block", "levels": {"contacts": "block", "deny": "block"}, "redacts": None}
+    assert first["safety"] == asked
     assert [answer.status_code for answer in refused] == [400, 200] and "email" in refused[0].text
-    assert second["safety"] == {"input": None, "output": None, "levels": {"contacts": "block"}}
+    assert second["safety"] == asked | {"output": None, "levels": {"contacts": "block"}}
     assert [one["error"]["param"] for one in wrong] == ["safety.levels.secrets", "safety.levels.spam"]
     assert (third["safety"], passed.status_code) == (None, 200)
 
@@ -393,6 +394,71 @@ def test_what_a_team_has_redacted_leaves_by_a_name_in_its_place(strict: House, u
     assert wrong.status_code == 400 and "cannot be redacted" in wrong.text
     assert "Mail [redacted email 1]." in str(upstream.requests[-1].body) and secret.status_code == 400
     assert "anna@" not in acts
+
+
+@pytest.fixture(scope="module")
+def discreet(strict: House) -> str:
+    """The key of a team that has addresses taken out of requests and of answers."""
+    key = key_with(strict, "discreet")
+    with strict.client(strict.admin_key) as admin:
+        safety = {"levels": {"contacts": "redact"}, "redacts": "both"}
+        admin.patch("/admin/teams/discreet", json={"safety": safety}).raise_for_status()
+    return key
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_what_a_team_has_redacted_is_in_no_answer(
+    strict: House, upstream: ScriptedUpstream, discreet: str, stream: str, streams: bool
+) -> None:
+    """In every dialect, native ones included, and said again under its key; the row is as without a policy."""
+    path, more, script = STREAMS[stream]
+    words = "Lima. " * 40 + "Ask anna.smith@example.com, or call +41 44 668 18 00. " + "And so on. " * 20
+    script = {name: value.replace(SECRET, "anna.smith@example.com") for name, value in script.items()}
+    upstream.script(Script(text=words, **script), model=more["model"], times=2)
+    body = {name: value for name, value in {**ASKED, **more, "stream": streams}.items() if value is not None}
+    once = {"idempotency-key": f"{stream} {streams}"}
+    with strict.client(discreet) as client, strict.client() as other:
+        answer, again = (client.post(f"/v1/{path}", json=body, headers=once) for _ in range(2))
+        as_said = other.post(f"/v1/{path}", json=body)
+    row, usual = (row_of(strict, each.headers["x-request-id"]) for each in (answer, as_said))
+
+    assert "smith@" in as_said.text and "668" in as_said.text
+    assert answer.status_code == 200 and "smith" not in answer.text and "668" not in answer.text
+    assert answer.text.count("[redacted email 1]") >= more.get("n", 1) and "[redacted phone 1]" in answer.text
+    assert again.headers["idempotent-replayed"] == "true" and again.content == answer.content
+    if path == "responses" and streams:
+        assert "[redacted email 1]" in built_response(answer.text)["output"][-1]["content"][0]["text"]
+    assert row["status"] == "answered" and float(row["cost_usd"]) > 0
+    assert [row[name] for name in ("cost_usd", "output_tokens")] == [
+        usual[name] for name in ("cost_usd", "output_tokens")
+    ]
+
+
+def test_what_is_kept_of_an_answer_is_redacted(strict: House, upstream: ScriptedUpstream, discreet: str) -> None:
+    """In the cache and as a stored response: a policy that ends brings nothing back. Audit log and metrics say what was
+    taken out."""
+    upstream.script(Script(text="Ask anna.smith@example.com, please."), model="small", times=2)
+    asked = {"model": "small", "input": "Who knows?", "temperature": 0}
+    kept = {"x-cache": "on"}
+    with strict.client(discreet) as client, strict.client(strict.admin_key) as admin:
+        stored = client.post("/v1/responses", json=asked).json()
+        until(lambda: client.post("/v1/responses", json=asked, headers=kept).headers["x-cache"] == "hit")
+        before = admin.get("/admin/teams/discreet").json()["safety"]
+        admin.patch("/admin/teams/discreet", json={"safety": None}).raise_for_status()
+        hit = client.post("/v1/responses", json=asked, headers=kept)
+        again = client.get(f"/v1/responses/{stored['id']}")
+        admin.patch("/admin/teams/discreet", json={"safety": before}).raise_for_status()
+        acts = until(lambda: "output_redacted" in (found := admin.get("/admin/audit-log").text) and found)
+        metrics = admin.get("/metrics").text
+
+    assert hit.headers["x-cache"] == "hit"
+    for answer in (hit, again):
+        assert "Ask [redacted email 1], please." in answer.text and "smith" not in answer.text
+    assert "smith" not in acts
+    assert any(
+        'finding="email"' in line and 'outcome="redacted",stage="output"' in line for line in metrics.splitlines()
+    )
 
 
 def test_a_verdict_before_the_answer_ends_the_call_at_its_upstream(

@@ -122,13 +122,18 @@ def test_a_key_is_for_endpoints() -> None:
 def test_a_team_keeps_the_safety_that_is_not_named() -> None:
     """Levels are set one by one; `none` takes one away."""
     tollgate("teams", "create", "strict", "--safety-input", "block", "--safety-level", "contacts=redact")
-    tollgate("teams", "set", "strict", "--safety-output", "flag", "--safety-level", "harm=flag")
+    tollgate(
+        "teams", "set", "strict", "--safety-output", "flag", "--safety-level", "harm=flag", "--safety-redacts", "both"
+    )
     before = as_json("teams", "show", "strict")["safety"]
     tollgate("teams", "set", "strict", "--safety-input", "none", "--safety-level", "contacts=none")
+    tollgate("teams", "set", "strict", "--safety-redacts", "none")
+    wrong = tollgate("teams", "set", "strict", "--safety-redacts", "all", exits=1).stderr
 
+    assert before.pop("redacts") == "both" and "input, output, both or none" in wrong
     assert before == {"input": "block", "output": "flag", "levels": {"contacts": "redact", "harm": "flag"}}
     after = as_json("teams", "show", "strict")["safety"]
-    assert after == {"input": None, "output": "flag", "levels": {"harm": "flag"}}
+    assert after == {"input": None, "output": "flag", "levels": {"harm": "flag"}, "redacts": None}
 
 
 def test_team_can_be_suspended_and_let_in_again() -> None:

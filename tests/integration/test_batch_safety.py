@@ -21,6 +21,7 @@ from gateway.run.worker import batch_runner_of
 from tests.support.house import House, running_house, settings_for
 from tests.support.scripted_checker import ScriptedChecker, scripted_checker
 from tests.support.scripted_upstream import ScriptedUpstream
+from tests.support.upstream_scripts import Script
 from tests.support.waiting import until_found
 
 ATTACK = (
@@ -51,7 +52,8 @@ def house(
     """A gateway whose policy lets nothing pass unjudged."""
     asked = CheckerSettings(url=checker.url, deadline=5.0, on_failure="block")
     settings = settings_for(database_url, redis_url, upstream.url, tmp_path)
-    with running_house(replace(settings, safety=Safety(input="block", checker=asked))) as house:
+    safety = Safety(input="block", output="flag", levels={"contacts": "redact"}, redacts="output", checker=asked)
+    with running_house(replace(settings, safety=safety)) as house:
         yield house
 
 
@@ -69,7 +71,7 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
     house: House, upstream: ScriptedUpstream, checker: ScriptedChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the checker fails nothing is sent; once it is back, each line leaves after it was judged, and those that
-    may not, never do. What was refused meanwhile costs nothing."""
+    may not, never do. What was refused meanwhile costs nothing; what is taken out of answers is in no result."""
     monkeypatch.setattr("gateway.batch.running.item.UNCHECKED_PAUSE", 0.5)
     approved: dict[str, float] = {}  # monotonic seconds by text: when the checker, in order again, was asked of it
 
@@ -79,6 +81,7 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
         return True
 
     checker.status, checker.waits_for = 500, approve
+    upstream.script(Script(text="Ask anna@example.com there."), model="small", times=2)
     requests = [{"model": "small", "messages": [{"role": "user", "content": text}], "max_tokens": 9} for text in LINES]
     async with httpx.AsyncClient(base_url=house.url, headers={"authorization": f"Bearer {house.team_key}"}) as client:
         batch = (await client.post("/v1/batch", json={"requests": requests})).raise_for_status().json()["batch_id"]
@@ -101,4 +104,6 @@ async def test_every_line_waits_for_its_verdict_through_a_checkers_failure(
     assert all(at > approved[text] for text, at in sent.items())
     assert [answer["response"]["status_code"] for answer in answers] == [200, 400, 200, 400]
     assert {answer["response"]["body"]["error"]["code"] for answer in answers[1::2]} == {"content_policy_violation"}
+    said = [answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers[::2]]
+    assert said == ["Ask [redacted email 1] there."] * 2
     assert LINES[3] not in checker.texts

@@ -7,10 +7,11 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from gateway.core.settings import FindingLevel, Level, Safety, TeamSafety
+from gateway.core.settings import FindingLevel, Level, Redacts, Safety, TeamSafety
 from gateway.moderation.classifier.findings import GROUPS, Finding
 
 Stage = Literal["input", "output"]
+STAGES: tuple[Stage, ...] = ("input", "output")
 
 STRICTNESS: dict[FindingLevel, int] = {"off": 0, "flag": 1, "redact": 2, "block": 3}
 REDACTABLE = ("secrets", "personal_data", "contacts")  # groups whose finds have a place in their text
@@ -34,33 +35,44 @@ class Policy(Struct, frozen=True):
     levels: Mapping[str, FindingLevel] = {}
     own: Mapping[str, FindingLevel] = {}
     floor: Policy | None = None
+    redacts: Redacts = "input"
 
     def level(self, stage: Stage, finding: Finding) -> FindingLevel:
         """Return what ``finding`` meets."""
         usual = self.input if stage == "input" else self.output
         if usual == "off":
             return "off"
-        if (own := _said(self.own, finding)) is not None:
-            return own if self.floor is None else _stricter(own, self.floor.level(stage, finding))
-        if (said := _said(self.levels, finding)) is not None:
-            return said
-        return "flag" if finding.group in ONLY_FLAGGED or finding.name in ONLY_FLAGGED else usual
+        own = _said(self.own, finding)
+        level = self._there(stage, _said(self.levels, finding) if own is None else own)
+        if level is None:
+            level = "flag" if finding.group in ONLY_FLAGGED or finding.name in ONLY_FLAGGED else usual
+        return level if self.floor is None else _stricter(level, self.floor.level(stage, finding))
+
+    def _there(self, stage: Stage, level: FindingLevel | None) -> FindingLevel | None:
+        """Return a level that was said as it holds at a stage. Where nothing is redacted, what is in an answer is
+        blocked, and a request is as if nothing had been said."""
+        if level != "redact" or self.redacts in ("both", stage):
+            return level
+        return "block" if stage == "output" else None
 
     def may_block(self, stage: Stage) -> bool:
-        """Whether anything that can be found in a request, or in an answer, is blocked."""
+        """Whether anything that can be found in a request, or in an answer, is blocked. Ways to reach a person are not
+        looked for in answers."""
         usual = self.input if stage == "input" else self.output
-        said = {usual, *self.levels.values(), *self.own.values()}
-        return usual != "off" and ("block" in said or "redact" in said)
+        if usual != "flag":
+            return usual == "block"
+        said = {*self.levels, *self.own} - ({"contacts"} if stage == "output" else set())
+        return any(self.level(stage, Finding(name, name)) in ("block", "redact") for name in said)
 
-    def redacted_groups(self) -> frozenset[str]:
-        """Return the groups whose finds are taken out of requests."""
+    def redacted_groups(self, stage: Stage) -> frozenset[str]:
+        """Return the groups whose finds are taken out of requests, or of answers."""
         if "redact" not in self.levels.values() and "redact" not in self.own.values():
             return frozenset()
-        return frozenset(group for group in REDACTABLE if self.level("input", Finding(group, group)) == "redact")
+        return frozenset(group for group in REDACTABLE if self.level(stage, Finding(group, group)) == "redact")
 
     def blocked_and_flagged(self, stage: Stage, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
         """Return the findings that are blocked, and those that are flagged. What is to be redacted and is still found
-        (hidden in another code, cut in two, in an answer) is blocked."""
+        (hidden in another code, cut in two) is blocked."""
         blocked: list[Finding] = []
         flagged: list[Finding] = []
         for finding in findings:
@@ -81,8 +93,13 @@ def policy_of(deployment: Safety, team: TeamSafety | None) -> Policy:
         _joined(deployment.output, own.output, deployment.teams_may_loosen),
         deployment.levels,
         own.levels,
-        None if deployment.teams_may_loosen else Policy(deployment.input, deployment.output, deployment.levels),
+        None if deployment.teams_may_loosen else _floor(deployment),
+        own.redacts or deployment.redacts,
     )
+
+
+def _floor(deployment: Safety) -> Policy:
+    return Policy(deployment.input, deployment.output, deployment.levels, redacts=deployment.redacts)
 
 
 def loosens(team: TeamSafety, deployment: Safety) -> tuple[str, FindingLevel] | None:
@@ -90,15 +107,15 @@ def loosens(team: TeamSafety, deployment: Safety) -> tuple[str, FindingLevel] | 
     none is."""
     if deployment.teams_may_loosen:
         return None
-    stages: tuple[Stage, ...] = ("input", "output")
-    for stage in stages:
+    for stage in STAGES:
         own, least = getattr(team, stage), getattr(deployment, stage)
         if own is not None and _stricter(own, least) != own:
             return stage, least
-    floor = Policy(deployment.input, deployment.output, deployment.levels)
-    for name, level in team.levels.items():
-        for stage in stages:
-            least = floor.level(stage, Finding(name, name))
+    floor = _floor(deployment)
+    said = Policy(floor.input, floor.output, own=team.levels, redacts=team.redacts or floor.redacts)
+    for name in team.levels:
+        for stage in STAGES:
+            level, least = said.level(stage, Finding(name, name)), floor.level(stage, Finding(name, name))
             if _stricter(level, least) != level:
                 return f"levels.{name}", least
     return None

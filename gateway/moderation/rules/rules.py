@@ -125,6 +125,26 @@ def _place_of(text: str, rule: Rule, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
+def end_so_far(place: Place, text: str) -> Place:
+    """Return a long find in a text that goes on, without what may be the line that ends its key."""
+    is_open = place.name == "private_key" and place.end == len(text)
+    return place._replace(end=max(place.start, place.end - LONGEST_END)) if is_open else place
+
+
+def end_of_open(name: str, text: str, *, is_over: bool) -> tuple[int, bool]:
+    """Return up to where a text belongs to a find of a rule that reached the end of what came before it, and whether it
+    goes on behind the text."""
+    if name == "private_key":
+        over = _KEY_ENDS.search(text)
+        if over is not None and (is_over or over.end() < len(text) or over.group().endswith("-")):
+            return over.end(), False
+        return (len(text), False) if is_over else (max(0, len(text) - LONGEST_END), True)
+    word = _REST_OF_WORD.match(text)
+    assert word is not None
+    end = len(word.group().rstrip("."))
+    return end, not is_over and word.end() == len(text) and word.end() - end <= LONGEST_END
+
+
 def holds_phrase(text: str, phrases: Iterable[str]) -> bool:
     """Whether a text holds one of the forbidden phrases, in any case and spacing, look-alikes undone in either."""
     said = foldings(text)
@@ -163,6 +183,8 @@ RULES = tuple(_rules(tomllib.loads((files("gateway") / "moderation" / "rules" / 
 
 _QUOTES = " \"'\\,;"
 _WORD_GOES_ON = re.compile(r"[\w+/=.~%-]*[\w+/=~%-]")
+_REST_OF_WORD = re.compile(r"[\w+/=.~%-]*")
+LONGEST_END = 80  # characters of the line that ends a key
 _ESCAPED = re.compile(r"[bfnrt]|u[0-9a-fA-F]{4}")  # what follows the backslash of a string of JSON
 _ASSIGNS = re.compile(r"[^=:]{0,60}?(?:=>|:=|[:=])[ \t\"'\\]*")
 _KEY_ENDS = re.compile(r"-----END [A-Z ]{1,40}-----|Private-MAC: [0-9a-fA-F]+")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.settings import Level, Safety, TeamSafety
 from gateway.moderation.classifier.findings import Finding
-from gateway.moderation.rules.policy import Policy, loosens, policy_of
+from gateway.moderation.rules.policy import STAGES, Policy, loosens, policy_of
 
 SECRET, EMAIL = Finding("aws_key", "secrets"), Finding("email", "contacts")
 
@@ -56,6 +57,39 @@ def test_a_group_or_a_category_may_have_a_level_of_its_own() -> None:
     )
     assert Policy("flag", levels={"secrets": "block"}).blocked_and_flagged("input", [SECRET]) == ([SECRET], [])
     assert Policy("off", "block", {"secrets": "block"}).blocked_and_flagged("input", [SECRET]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("house", "team", "asked", "answered"),
+    [
+        (Safety(redacts="input"), None, "redact", "block"),
+        (Safety(redacts="output"), None, "block", "redact"),
+        (Safety(redacts="both"), None, "redact", "redact"),
+        (Safety(redacts="input"), TeamSafety(redacts="output"), "block", "block"),
+        (Safety(redacts="input", teams_may_loosen=True), TeamSafety(redacts="output"), "block", "redact"),
+        (Safety(redacts="output"), TeamSafety(redacts="both", levels={"secrets": "redact"}), "block", "redact"),
+    ],
+)
+def test_what_is_redacted_on_one_side_is_not_loosened_on_the_other(
+    house: Safety, team: TeamSafety | None, asked: str, answered: str
+) -> None:
+    """What stands in an answer then is blocked; a request is as if nothing had been said. A team may not take away what
+    the house redacts."""
+    policy = policy_of(replace(house, input="block", output="block", levels={"secrets": "redact"}), team)
+    groups = [policy.redacted_groups(stage) for stage in STAGES]
+
+    assert (policy.level("input", SECRET), policy.level("output", SECRET)) == (asked, answered)
+    assert groups == [{"secrets"} if level == "redact" else set() for level in (asked, answered)]
+
+
+def test_a_team_may_redact_where_the_house_flags() -> None:
+    """On either side; what the house blocks it may not."""
+    flags = Safety(input="flag", output="flag")
+
+    assert loosens(TeamSafety(levels={"secrets": "redact"}, redacts="output"), flags) is None
+    assert loosens(TeamSafety(levels={"secrets": "redact"}), replace(flags, output="block")) is None
+    blocked = loosens(TeamSafety(levels={"secrets": "redact"}, redacts="both"), replace(flags, output="block"))
+    assert blocked == ("levels.secrets", "block")
 
 
 @pytest.mark.parametrize(
