@@ -130,7 +130,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--shared-prompts", metavar="FILE", help="JSON list of system prompts that all tenants may share in the cache")
     add("--load-format", choices=LOAD_FORMATS, help="dummy makes random weights")
     add("--speculative-method", choices=SPECULATIVE_METHODS, help="where draft tokens come from")
-    add("--speculative-model", metavar="PATH", help="for the method draft: a smaller model with the same tokenizer")
+    add(
+        "--speculative-model",
+        metavar="PATH",
+        help="for draft: a smaller model with the same tokenizer; for eagle3: a head",
+    )
     add("--num-speculative-tokens", metavar="N", help="draft tokens a step")
     add(
         "--lora-modules",

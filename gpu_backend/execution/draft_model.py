@@ -1,6 +1,9 @@
-# The draft model: a second, smaller one that drafts what the model will say. It draws with the same filters,
-# penalties, masks and noise, so that the two agree as often as they can. Its keys and values lie in a cache of its own,
-# in the same blocks.
+# The draft model: a second, smaller one that drafts what the model will say, or a head of the model's own. It draws
+# with the same filters, penalties, masks and noise, so that the two agree as often as they can. Its keys and values lie
+# in a cache of its own, in the same blocks.
+#
+# A head reads a token and what the model made of the one before: its tokens stand a place before their own. Of drafts
+# the model has made nothing yet; a head reads there what it made itself, and computes those places again afterwards.
 #
 # Each draft is computed from the one before on the device, from graphs where there are any; the host reads them when
 # all are made. Only where a draft depends on what the host knows (grammars, penalties) it looks at each.
@@ -9,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from gpu_backend.execution.device_state import DeviceState
@@ -21,14 +22,12 @@ from gpu_backend.execution.device_step import to_host
 from gpu_backend.execution.graph_sizes import draws_plainly
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.kv_format import KvFormat
-from gpu_backend.execution.loading import open_weights
 from gpu_backend.kernels.layout.grouping import Grouping
 from gpu_backend.kernels.layout.paged import PagedLayouts
-from gpu_backend.models.config.errors import UnsupportedModel
-from gpu_backend.models.config.model import ModelConfig, load_model_config
+from gpu_backend.kernels.layout.upload import upload
+from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.draft_heads import DraftHead
 from gpu_backend.models.layers import Decoder
-from gpu_backend.models.llama import load_model
-from gpu_backend.models.weights import LinearOptions
 from gpu_backend.sampling.sampler import sample
 from gpu_backend.sampling.token_counts import TokenCounts
 from gpu_backend.step.adapter import NONE
@@ -37,22 +36,25 @@ from gpu_backend.step.plan import UNKNOWN, SequenceStep, StepPlan
 from gpu_backend.step.step_tensors import build_tensors
 
 Drafts = dict[int, tuple[int, ...]]  # by sequence id
-MakeGraphs = Callable[[Decoder, Tensor, DeviceState, int], DecodeGraphs]
+MakeGraphs = Callable[[Decoder | DraftHead, Tensor, DeviceState, int], DecodeGraphs]
 
 
 class DraftModel:
-    """The draft model on the model's device. Raises ``UnsupportedModel`` for one that does not fit beside the model."""
+    """What drafts for a model that is ``target`` as a whole, on the model's device."""
 
     def __init__(
-        self, config: EngineConfig, target: ModelConfig, device: torch.device, dtype: torch.dtype, max_model_len: int
+        self,
+        config: EngineConfig,
+        target: ModelConfig,
+        model: Decoder | DraftHead,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        assert config.speculation.speculative_model is not None
-        folder = Path(config.speculation.speculative_model)
-        self.config = load_model_config(folder)
-        _check_fit(config.checkpoint.tokenizer_folder, target, folder, self.config, max_model_len)
-        linear = LinearOptions(batch_invariant=config.device.batch_invariant)
-        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, self.config.packed)
-        self.model = load_model(self.config, weights, max_model_len)
+        self.model = model
+        self.config = model.config
+        self.features = model.features if isinstance(model, DraftHead) else None
+        # That it may lack of a reply whose drafts all held: one is no draft, and a head computes all of them again.
+        self._most_lacking = config.speculation.num_speculative_tokens + 1 if self.features is not None else 2
         self._vocab_size = target.vocab_size
         self._block_size = config.cache.block_size
         self._max_num_seqs = config.steps.max_num_seqs
@@ -77,8 +79,8 @@ class DraftModel:
         self._counts = counts
         longest = -(-max_model_len // self._block_size)
         self._device_state = DeviceState(self._max_num_seqs, longest, num_blocks, self._device)
-        # Of a reply whose drafts all held the draft model lacks two tokens.
-        self.graphs = graphs(self.model, self.kv_cache, self._device_state, 1) if graphs else None
+        most_known = self._most_lacking - 1
+        self.graphs = graphs(self.model, self.kv_cache, self._device_state, most_known) if graphs else None
 
     def complete(self, plan: StepPlan) -> StepPlan:
         """Compute what a plan asks of the draft model, and return the plan with its drafts in it.
@@ -139,11 +141,13 @@ class DraftModel:
             # To a graph, known tokens before the last are computed as drafts are.
             marked = [replace(step, num_draft_tokens=len(step.token_ids) - 1) for step in plan.sequences]
             decodes = replace(plan, sequences=tuple(marked))
-            if max(step.num_draft_tokens for step in marked) <= 1 and (size := self.graphs.find(decodes)) is not None:
+            lacking = max(len(step.token_ids) for step in marked)
+            if lacking <= self._most_lacking and (size := self.graphs.find(decodes)) is not None:
                 self.graphs.fill(decodes.sequences, size)
-                tensors, _, drawing = self.graphs.replay(decodes, size)
+                tensors, hidden, drawing = self.graphs.replay(decodes, size)
                 assert drawing is not None, "they draw plainly"
                 drawing.launch()
+                self._carry(steps, hidden[size.width - 1 :: size.width])
                 return plan.sequences, last_tokens.index_select(0, tensors.sampled_to)
         tensors = build_tensors(plan, self._grouping, self._device)
         if tensors.unknown is not None:
@@ -155,12 +159,25 @@ class DraftModel:
         if not tensors.samplers:
             return (), last_tokens[:0]
         rows = hidden if tensors.sample_rows is None else hidden.index_select(0, tensors.sample_rows)
+        by_id = {step.sequence_id: step for step in steps}
+        self._carry([by_id[step.sequence_id] for step in tensors.samplers], rows)
         # Tokenizers are equal, but tables may be padded to different lengths.
-        padding = self._vocab_size - self.config.vocab_size
-        logits = F.pad(self.model.logits(rows), (0, padding), value=-torch.inf)
-        tokens = sample(logits, tensors.samplers, self._counts).token_ids
+        logits = self.model.logits(rows)
+        logits = F.pad(logits, (0, self._vocab_size - logits.shape[1]), value=-torch.inf)
+        lag = self.model.lag
+        samplers = [replace(step, start=step.start + lag) for step in tensors.samplers] if lag else tensors.samplers
+        tokens = sample(logits, samplers, self._counts).token_ids
         last_tokens.index_copy_(0, tensors.sampled_to, tokens)
         return tensors.samplers, tokens
+
+    def _carry(self, steps: list[SequenceStep], hidden: Tensor) -> None:
+        """Let a head read what it made last of each of these steps (steps, width), where it computes the next token."""
+        if self.features is None:
+            return
+        size = self._block_size
+        ends = [(step.block_table, step.start + len(step.token_ids)) for step in steps]
+        slots = [table[end // size] * size + end % size for table, end in ends]
+        self.features.put(upload(slots, self._device, torch.long), hidden)
 
     def _follow(self, step: SequenceStep, token: int, block_table: tuple[int, ...]) -> SequenceStep | None:
         """Return the step that computes a draft; None if the reply ends with it, or cannot have it."""
@@ -201,23 +218,3 @@ def _draft_step(step: SequenceStep) -> SequenceStep:
         targets=(),
         adapter=NONE,  # it drafts for all adapters as for the model alone
     )
-
-
-def _check_fit(folder: Path, model: ModelConfig, draft_folder: Path, draft: ModelConfig, max_model_len: int) -> None:
-    if draft.max_position < max_model_len:
-        raise UnsupportedModel(
-            f"the draft model knows only {draft.max_position} positions, but replies may have {max_model_len}; "
-            "lower max_model_len or take another"
-        )
-    files = [path / "tokenizer.json" for path in (folder, draft_folder)]
-    if all(file.exists() for file in files):
-        known, drafted = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
-        if known != drafted:
-            raise UnsupportedModel(
-                f"the tokenizers of {folder} and {draft_folder} differ; a draft model needs the same"
-            )
-    elif draft.vocab_size != model.vocab_size:
-        raise UnsupportedModel(
-            f"the vocabulary of {draft_folder} has {draft.vocab_size} tokens, that of {folder} {model.vocab_size}; "
-            "a draft model needs the same"
-        )

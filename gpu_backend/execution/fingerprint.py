@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 
 import torch
 
@@ -35,6 +36,10 @@ def fingerprint_of(
     files = [folder / "config.json"]
     if config.checkpoint.load_format != "dummy":
         files += sorted(folder.glob("*.safetensors"))
+    if config.speculation.has_head:  # what it reads of the model lies in the blocks
+        digest.update(config.speculation.speculative_method.encode())
+        head = Path(config.speculation.speculative_model or folder)
+        files += sorted(head.glob("*.safetensors")) if head != folder else []
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())

@@ -28,6 +28,7 @@ from gpu_backend.kernels.layout.paged import PagedLayouts
 from gpu_backend.kernels.layout.quantized_kv import KvScales
 from gpu_backend.kernels.layout.sampling_tensors import NO_PENALTIES
 from gpu_backend.kernels.layout.upload import pinned, upload
+from gpu_backend.models.draft_heads import DraftHead
 from gpu_backend.models.layers import Decoder
 from gpu_backend.sampling.sampler import draw
 from gpu_backend.sampling.token_counts import TokenCounts
@@ -69,7 +70,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | DraftHead,
         kv_cache: Tensor,
         kv_scales: Sequence[KvScales] | None,
         state: DeviceState,
@@ -285,6 +286,8 @@ class DecodeGraphs:
         if width > 1 and self._device_state.has_texts:
             propose(self._inputs_of(size), self._device_state.on_device, width)
         ops.place_decodes(self._inputs_of(size), self._device_state.on_device, rows, self._block_size)
+        if self._model.lag:
+            rows.sampling.position.add_(self._model.lag)  # the noise is that of a token's own place
         if self._ranks is not None:
             self._ranks.share(rows.token_ids)
         layout = self._layouts.place(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,7 @@ from gpu_backend.kernels.layout.paged import PagedLayouts, invariant_split
 from gpu_backend.kernels.layout.quantized_kv import KvScales, scales_from
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.draft_heads import FeatureStore
 from gpu_backend.models.layers import Decoder
 from gpu_backend.step.plan import SequenceStep, StepPlan
 from gpu_backend.step.sampling_params import SamplingParams
@@ -57,12 +59,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """How the keys and values of a model that computes in ``dtype`` are kept: as that, or with ``scales`` in float8."""
+    """How the keys and values of a model that computes in ``dtype`` are kept: as that, or with ``scales`` in float8.
+
+    Behind the model's layers there is room for the ``features`` that a draft head reads.
+    """
 
     model: ModelConfig
     block_size: int
     dtype: torch.dtype
     device: torch.device
+    features: FeatureStore | None = None
     scales: tuple[KvScales, ...] | None = None  # of each layer
 
     @property
@@ -73,12 +79,12 @@ class KvFormat:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block, all layers of it."""
-        return self.model.kv_floats_per_token * self.block_size * self.number.itemsize
+        return self._layers * math.prod(self.model.kv_shape) * self.block_size * self.number.itemsize
 
     def empty(self, num_blocks: int) -> Tensor:
         """Return a cache of zeros."""
         model = self.model
-        shape = (model.num_layers, num_blocks, self.block_size, *model.kv_shape)
+        shape = (self._layers, num_blocks, self.block_size, *model.kv_shape)
         return torch.zeros(shape, dtype=self.number, device=self.device)
 
     def in_float8(self, model: Decoder, placement: Placement, longest: int) -> KvFormat:
@@ -93,4 +99,9 @@ class KvFormat:
         step = SequenceStep(0, tokens, 0, tuple(range(blocks)), False, SamplingParams(1), 0)
         where = placement.of(self.model, blocks, count)
         model.hidden_states(build_tensors(StepPlan(0, (step,)), where, self.device), cache)
-        return replace(self, scales=tuple(scales_from(layer) for layer in cache.unbind(0)))
+        return replace(self, scales=tuple(scales_from(layer) for layer in cache[: self.model.num_layers].unbind(0)))
+
+    @property
+    def _layers(self) -> int:
+        beside = self.features.layers_beside(math.prod(self.model.kv_shape), self.number) if self.features else 0
+        return self.model.num_layers + beside

@@ -1,4 +1,5 @@
-# The part of a model that a rank computes: which layers, its share of each, and which rank hidden states go to.
+# The part of a model that a rank computes: which layers, its share of each, and which rank hidden states go to. And
+# what drafts for it, which lies whole on the first rank.
 
 from __future__ import annotations
 
@@ -7,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from tokenizers import Tokenizer
 
-from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.config.draft_heads import load_eagle_config
+from gpu_backend.models.config.errors import UnsupportedModel
+from gpu_backend.models.config.model import ModelConfig, load_model_config
 from gpu_backend.models.config.packed_format import PackedFormat
+from gpu_backend.models.draft_heads import DraftHead, FeatureReader, load_eagle_head, load_mtp_head
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.llama import load_model
 from gpu_backend.models.pixtral import load_pixtral
@@ -57,6 +62,52 @@ def load_pictures(
     checkpoint = config.checkpoint
     weights = open_weights(checkpoint.folder, checkpoint.load_format, device, dtype, LinearOptions(), part.packed)
     return PictureVectors(load_pixtral(part.vision, weights), device)
+
+
+def load_draft_model(
+    config: EngineConfig,
+    target: ModelConfig,
+    model: Decoder,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> tuple[Decoder | DraftHead, FeatureReader | None]:
+    """Load what drafts for ``model``, of which ``target`` is the whole: a smaller model, or a head, and what reads the
+    model for it. Raises ``UnsupportedModel`` for one that does not fit."""
+    method, linear = config.speculation.speculative_method, LinearOptions(batch_invariant=config.device.batch_invariant)
+    folder = Path(config.speculation.speculative_model or config.checkpoint.folder)
+    if method == "mtp":
+        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, target.packed)
+        return load_mtp_head(target, model, weights, max_model_len)
+    if method == "eagle3":
+        found = load_eagle_config(folder, target)
+        weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, found.layer.packed)
+        return load_eagle_head(found, target, model, weights, max_model_len)
+    draft = load_model_config(folder)
+    _check_fit(config.checkpoint.tokenizer_folder, target, folder, draft, max_model_len)
+    weights = open_weights(folder, config.checkpoint.load_format, device, dtype, linear, draft.packed)
+    return load_model(draft, weights, max_model_len), None
+
+
+def _check_fit(folder: Path, model: ModelConfig, draft_folder: Path, draft: ModelConfig, max_model_len: int) -> None:
+    """Raise ``UnsupportedModel`` for a draft model that has another tokenizer, or reaches less far."""
+    if draft.max_position < max_model_len:
+        raise UnsupportedModel(
+            f"the draft model knows only {draft.max_position} positions, but replies may have {max_model_len}; "
+            "lower max_model_len or take another"
+        )
+    files = [path / "tokenizer.json" for path in (folder, draft_folder)]
+    if all(file.exists() for file in files):
+        known, drafted = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+        if known != drafted:
+            raise UnsupportedModel(
+                f"the tokenizers of {folder} and {draft_folder} differ; a draft model needs the same"
+            )
+    elif draft.vocab_size != model.vocab_size:
+        raise UnsupportedModel(
+            f"the vocabulary of {draft_folder} has {draft.vocab_size} tokens, that of {folder} {model.vocab_size}; "
+            "a draft model needs the same"
+        )
 
 
 def open_weights(

@@ -19,7 +19,7 @@ from gpu_backend.execution.graph_capture import CudaGraphCapture, EagerRerun, Gr
 from gpu_backend.execution.graphs import DecodeGraphs
 from gpu_backend.execution.host_cache import HostCache
 from gpu_backend.execution.kv_format import KvFormat, Placement
-from gpu_backend.execution.loading import load_part, load_pictures
+from gpu_backend.execution.loading import load_draft_model, load_part, load_pictures
 from gpu_backend.execution.timer import Timer
 from gpu_backend.execution.warm_up import (
     compile_attention_for,
@@ -36,6 +36,7 @@ from gpu_backend.kernels.layout.upload import upload
 from gpu_backend.lora.slots import AdapterSlots, with_adapters
 from gpu_backend.models.config.errors import UnsupportedModel
 from gpu_backend.models.config.model import ModelConfig
+from gpu_backend.models.draft_heads import DraftHead
 from gpu_backend.models.layers import Decoder
 from gpu_backend.models.quantization import QuantizedLinear
 from gpu_backend.models.shards import config_of_rank, num_bytes, stage_of, tensors_of
@@ -85,59 +86,76 @@ class Runner(StepRunner):
         self._all_layers = cut
         self.model_config = stage_of(cut, ranks.stage, ranks.stages) if ranks else cut
         self._roofline: Roofline | None = None  # measured when warming up
-        requested = requested_length(config, self.model_config)
-        with torch.inference_mode():
-            self._model = load_part(config, self.model_config, ranks, self.device, self.dtype, requested)
-            self._pictures = load_pictures(config, self.model_config, self.device, self.dtype)
-            self._is_quantized = isinstance(self._model.layers[0].attention.out, QuantizedLinear)
-            self.adapters = AdapterSlots(config.lora.num_slots, config.lora.max_lora_rank)
-            if self.adapters.count:
-                self._model = with_adapters(self._model, self.adapters)
-            self._batch_invariant = config.device.batch_invariant
-            self._placement = Placement(self.block_size, self.device, self.dtype, config.device.batch_invariant)
-            self._kv = KvFormat(self.model_config, self.block_size, self.dtype, self.device)
-            if config.cache.kv_cache_dtype == "fp8":
-                self._kv = self._kv.in_float8(self._model, self._placement, requested)
-            drafts = config.speculation.speculative_method == "draft" and self._leads
-            self._draft_model = DraftModel(config, model_config, self.device, self.dtype, requested) if drafts else None
-            bytes_of_both = self._kv.block_bytes + (self._draft_model.kv.block_bytes if self._draft_model else 0)
-            self.num_blocks = config.cache.num_kv_blocks or affordable_blocks(
-                config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, requested
-            )
-            self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
-            # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
-            # block, zeros for ever, pads block tables.
-            self.kv_cache = self._kv.empty(self.num_blocks + 2)
-            self.num_host_blocks = config.cache.host_kv_bytes // self._kv.block_bytes
-            self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
-            self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
-            self.max_model_len = possible_length(config, requested, self.num_blocks * self.block_size)
-            self._grouping = self._placement.of(self.model_config, self.num_blocks + 1, self.max_model_len)
-            longest = -(-self.max_model_len // self.block_size)
-            self._device_state = DeviceState(
-                config.steps.max_num_seqs,
-                longest,
-                self.num_blocks,
-                self.device,
-                config.speculation.num_speculative_tokens,
-                _text_window(config, self.max_model_len),
-            )
-            self._counts = TokenCounts(config.steps.max_num_seqs, model_config.vocab_size, self.device)
-            self.graphs = self._make_graphs(config)
-            if self.graphs is not None and self._device_state.has_texts:
-                self.most_ahead = self.graphs.sizes.most_ahead
-            if self._draft_model is not None:
-                placement = self._placement.of(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
-                graphs = self._draft_graphs if self.graphs is not None else None
-                self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
-
         self._memory: DeviceMemory | None = None  # given back, while the engine sleeps
         self._spoilt: list[int] = []  # slots that drafts filled with what is no number
+        requested = requested_length(config, self.model_config)
+        with torch.inference_mode():
+            self._load(config, model_config, requested)
+            self._allocate(config, requested)
+            self._make_tables(config)
         first = self.model_config.layers_before
         layers = range(first, first + self.model_config.num_layers)
         # Each rank's layers, bytes of weights, and of the KV cache.
         mine = (layers, num_bytes((self._model, self._pictures and self._pictures.tower)), self.kv_cache.nbytes)
         self.parts_of_ranks: list[tuple[range, int, int]] = ranks.gather(mine) if ranks else [mine]
+
+    def _load(self, config: EngineConfig, whole: ModelConfig, max_model_len: int) -> None:
+        """Load this rank's part of the model, the tower, and on the first rank what drafts."""
+        self._model = load_part(config, self.model_config, self._ranks, self.device, self.dtype, max_model_len)
+        self._pictures = load_pictures(config, self.model_config, self.device, self.dtype)
+        self._is_quantized = isinstance(self._model.layers[0].attention.out, QuantizedLinear)
+        self.adapters = AdapterSlots(config.lora.num_slots, config.lora.max_lora_rank)
+        if self.adapters.count:
+            self._model = with_adapters(self._model, self.adapters)
+        self._draft_model: DraftModel | None = None
+        if config.speculation.has_model and self._leads:
+            draft_model, reader = load_draft_model(config, whole, self._model, self.device, self.dtype, max_model_len)
+            self._model = replace(self._model, reader=reader)
+            self._draft_model = DraftModel(config, whole, draft_model, self.device, self.dtype)
+
+    def _allocate(self, config: EngineConfig, max_model_len: int) -> None:
+        """Allocate the KV cache, its part in host memory, and the draft model's."""
+        ranks, drafts = self._ranks, self._draft_model
+        self._batch_invariant = config.device.batch_invariant
+        self._placement = Placement(self.block_size, self.device, self.dtype, config.device.batch_invariant)
+        features = drafts.features if drafts is not None else None
+        self._kv = KvFormat(self.model_config, self.block_size, self.dtype, self.device, features)
+        if config.cache.kv_cache_dtype == "fp8":
+            self._kv = self._kv.in_float8(self._model, self._placement, max_model_len)
+        bytes_of_both = self._kv.block_bytes + (drafts.kv.block_bytes if drafts is not None else 0)
+        self.num_blocks = config.cache.num_kv_blocks or affordable_blocks(
+            config, self.model_config, self.device, self.dtype.itemsize, bytes_of_both, max_model_len
+        )
+        self.num_blocks = ranks.least(self.num_blocks) if ranks else self.num_blocks
+        # Two blocks more than are handed out: one takes what graphs' unused places compute, and the last, the null
+        # block, zeros for ever, pads block tables.
+        self.kv_cache = self._kv.empty(self.num_blocks + 2)
+        if features is not None:
+            features.open(self.kv_cache[self.model_config.num_layers :])
+        self.num_host_blocks = config.cache.host_kv_bytes // self._kv.block_bytes
+        self.num_host_blocks = ranks.least(self.num_host_blocks) if ranks else self.num_host_blocks
+        self._host_cache = HostCache(self.num_host_blocks, self.kv_cache)
+        self.max_model_len = possible_length(config, max_model_len, self.num_blocks * self.block_size)
+
+    def _make_tables(self, config: EngineConfig) -> None:
+        """Make what a step is laid out by, what the device knows of sequences, and what replays graphs."""
+        self._grouping = self._placement.of(self.model_config, self.num_blocks + 1, self.max_model_len)
+        self._device_state = DeviceState(
+            config.steps.max_num_seqs,
+            -(-self.max_model_len // self.block_size),
+            self.num_blocks,
+            self.device,
+            config.speculation.num_speculative_tokens,
+            _text_window(config, self.max_model_len),
+        )
+        self._counts = TokenCounts(config.steps.max_num_seqs, self.model_config.vocab_size, self.device)
+        self.graphs = self._make_graphs(config)
+        if self.graphs is not None and self._device_state.has_texts:
+            self.most_ahead = self.graphs.sizes.most_ahead
+        if self._draft_model is not None:
+            placement = self._placement.of(self._draft_model.config, self.num_blocks + 1, self.max_model_len)
+            graphs = self._draft_graphs if self.graphs is not None else None
+            self._draft_model.make_room(self.num_blocks, self.max_model_len, placement, graphs, self._counts)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step from beginning to end."""
@@ -278,7 +296,9 @@ class Runner(StepRunner):
             counts=self._counts,
         )
 
-    def _draft_graphs(self, model: Decoder, kv_cache: Tensor, state: DeviceState, max_drafts: int) -> DecodeGraphs:
+    def _draft_graphs(
+        self, model: Decoder | DraftHead, kv_cache: Tensor, state: DeviceState, max_drafts: int
+    ) -> DecodeGraphs:
         layouts = self._placement.layouts(model.config, self.max_model_len)
         return DecodeGraphs(model, kv_cache, None, state, layouts, self._graph_capture(), max_drafts, verifies=False)
 

@@ -73,6 +73,8 @@ def memory_reserve_bytes(config: EngineConfig, model: ModelConfig, itemsize: int
         each = model.experts.intermediate_size * 3 + model.hidden_size * 2
         inner = max(inner, model.experts.per_token * each + 3 * model.experts.shared_size)
     activations = 6 * model.hidden_size + max(attention, inner)
+    if config.speculation.has_head:  # states of three layers, each by itself and together, and what is kept of them
+        activations += 8 * model.hidden_size
     # A chunk of a long prompt: what each part of its context comes to, in float32, before they are put together.
     splits = INVARIANT_SPLITS if config.device.batch_invariant else choose_splits(1, 1, 1, max_model_len, processors=0)
     parts = splits * model.num_heads * (model.head_dim + 1) * 4 if splits > 1 else 0

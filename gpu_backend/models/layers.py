@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -138,6 +138,18 @@ class DecoderLayer:
         ``turns`` are the model's ropes at the tokens' positions.
         """
         qkv, residual = self.attention.qkv.of_norm(x, residual, self.attention_norm, self.eps)
+        return self.after_qkv(qkv, residual, turns, kv_cache, kv_scales, tensors)
+
+    def after_qkv(
+        self,
+        qkv: Tensor,
+        residual: Tensor,
+        turns: Sequence[RopeTable],
+        kv_cache: Tensor,
+        kv_scales: KvScales | None,
+        tensors: StepTensors,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same, of what queries, keys and values are made of, and what they are added to."""
         attended = self.after_attention(self.whole(self.attention(qkv, turns, kv_cache, kv_scales, tensors)))
         added, residual = self.mlp.of_norm(attended, residual, self.mlp_norm, self.eps)
         return self.after_mlp(self.whole(added)), residual
@@ -162,6 +174,19 @@ class RowAdapters(Protocol):
     slot_of: dict[int, int]  # by adapters' numbers
 
 
+class StateReader(Protocol):
+    """What a draft head reads of the model, as ``draft_heads`` has it."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Into which the states go that are read; as many as there are: those that the last norm has; none: its own."""
+        ...
+
+    def keep(self, states: list[Tensor], slots: Tensor) -> None:
+        """Keep states (tokens, hidden) of tokens at these slots, as many as ``layers``, or those that are normed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A whole model: tokens to hidden states, and hidden states to logits.
@@ -169,6 +194,8 @@ class Decoder:
     Or a stage of one: where layers come before its own it ``receive``s hidden states into a tensor of their shape, and
     where some come after, it does ``send`` them; embedding and head are empty where another stage has them.
     """
+
+    lag: ClassVar[int] = 0  # places that its tokens stand before their own, as a draft head's do
 
     config: ModelConfig
     embedding: Tensor  # (vocab, hidden)
@@ -181,13 +208,15 @@ class Decoder:
     receive: Callable[[Tensor], None] | None = None
     send: Callable[[Tensor], None] | None = None
     adapters: RowAdapters | None = None
+    reader: StateReader | None = None
 
     def hidden_states(
         self, tensors: StepTensors, kv_cache: Tensor, kv_scales: Sequence[KvScales] | None = None
     ) -> Tensor:
         """Return the hidden states (tokens, hidden) after the last layer, and store the step's keys and values.
 
-        ``kv_cache`` is (layers, blocks, block_size, *config.kv_shape); one of float8 has scales for each layer.
+        ``kv_cache`` is (layers, blocks, block_size, *config.kv_shape); one of float8 has scales for each layer. Layers
+        behind the model's are not read here.
         """
         if self.batch_invariant and not ops.uses_triton(kv_cache.device):
             # Libraries add in another order for other shapes, so there is but one shape.
@@ -205,14 +234,23 @@ class Decoder:
         turns = [rope.at(tensors.positions) for rope in self.ropes]
         residual: Tensor | None = None
         all_scales = kv_scales or (None,) * len(self.layers)
-        for layer, layer_cache, scales in zip(self.layers, kv_cache.unbind(0), all_scales, strict=True):
+        states: list[Tensor] = []
+        read = self.reader.layers if self.reader is not None else ()
+        caches = kv_cache[: len(self.layers)].unbind(0)
+        for index, (layer, layer_cache, scales) in enumerate(zip(self.layers, caches, all_scales, strict=True)):
+            if index in read:
+                states.append(x if residual is None else x + residual)
             x, residual = layer(x, residual, turns, layer_cache, scales, tensors)
         if self.send is not None:
             assert residual is not None, "a stage has layers"
             x = x + residual
             self.send(x)
             return x
-        return ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)[0]
+        hidden, summed = ops.add_rms_norm(x, residual, self.norm, self.config.rms_norm_eps)
+        if self.reader is not None:
+            states += [summed] * (len(self.layers) in read)
+            self.reader.keep(states or [hidden], tensors.slots)
+        return hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return what goes into the first layer."""

@@ -51,7 +51,7 @@ def load_model(config: ModelConfig, weights: WeightSource, max_model_len: int) -
     )
     if weights.linear.is_smoothed and weights.packed is None:
         return replace(model, layers=tuple(_load_smoothed(model, weights)))
-    return replace(model, layers=tuple(_load_layer(config, weights, index) for index in range(config.num_layers)))
+    return replace(model, layers=tuple(load_layer(config, weights, index) for index in range(config.num_layers)))
 
 
 def distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
@@ -59,7 +59,9 @@ def distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
     return list(dict.fromkeys(config.ropes))
 
 
-def _load_attention(config: ModelConfig, weights: WeightSource, index: int, prefix: str) -> Attention | LatentAttention:
+def _load_attention(
+    config: ModelConfig, weights: WeightSource, index: int, prefix: str, inputs: int | None = None
+) -> Attention | LatentAttention:
     """Load one layer's projections, and its norms of queries and keys, which are applied to all heads in one go."""
     own = max(index, 0)  # of a layer before a stage's own, as of its first
     rope = distinct_ropes(config).index(config.ropes[own])
@@ -77,7 +79,7 @@ def _load_attention(config: ModelConfig, weights: WeightSource, index: int, pref
             _load_norm(config, weights, f"{prefix}.{of}_norm", size) for of, size in (("q", queries), ("k", keys))
         )
     return Attention(
-        qkv=load_linear(weights, names, (queries, keys, keys), config.hidden_size, config.qkv_bias),
+        qkv=load_linear(weights, names, (queries, keys, keys), inputs or config.hidden_size, config.qkv_bias),
         out=load_linear(weights, (f"{prefix}.o_proj",), (config.hidden_size,), queries, config.out_bias),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -105,12 +107,13 @@ def _load_smoothed(model: Decoder, weights: WeightSource) -> Iterator[DecoderLay
         model = replace(model, embedding=weights.get("model.embed_tokens.weight", *shape))
     passage = begin_passage(model)
     for index in range(-config.layers_before, config.num_layers):
-        layer, passage = smooth(_load_layer(config, weights, index), passage, method)
+        layer, passage = smooth(load_layer(config, weights, index), passage, method)
         if index >= 0:
             yield rounded(layer, method)
 
 
-def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
+def load_layer(config: ModelConfig, weights: WeightSource, index: int, inputs: int | None = None) -> DecoderLayer:
+    """Load one layer; ``inputs``: so many numbers, normed before, its queries, keys and values are made of."""
     prefix = f"model.layers.{config.layers_before + index}"
     names = ARCHITECTURES[config.architecture].norms
 
@@ -118,8 +121,8 @@ def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Decod
         return None if name is None else _load_norm(config, weights, f"{prefix}.{name}", config.hidden_size)
 
     return DecoderLayer(
-        attention_norm=norm(names.before_attention),
-        attention=_load_attention(config, weights, index, f"{prefix}.self_attn"),
+        attention_norm=norm(names.before_attention) if inputs is None else None,
+        attention=_load_attention(config, weights, index, f"{prefix}.self_attn", inputs),
         attention_out_norm=norm(names.after_attention),
         mlp_norm=norm(names.before_mlp),
         mlp_out_norm=norm(names.after_mlp),

@@ -16,6 +16,8 @@ RENAMED = [
     for pattern, by in (
         (r"^model\.language_model\.", "model."),  # of a model that sees
         (r"^language_model\.(?=model\.|lm_head\.)", ""),
+        (r"^(midlayer|layers\.0)\.", "model.layers.0."),  # of an EAGLE-3 head
+        (r"^(?=embed_tokens\.|norm\.)", "model."),
         (r"^model\.(?=vision_tower\.|multi_modal_projector\.)", ""),
         (r"\.block_sparse_moe\.", ".mlp."),  # Mixtral's and Granite's mixtures of experts
         (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),

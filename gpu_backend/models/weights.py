@@ -61,6 +61,10 @@ class WeightSource(ABC):
         """Return float32 scales of that shape; one of a whole matrix is each row's. Raises ``UnsupportedModel``."""
         raise UnsupportedModel(f"these weights have no {name}")
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor of that name is there."""
+        return False
+
     def is_packed(self, name: str) -> bool:
         """Whether the matrix of that name, of a module, is there packed, or rounded."""
         return False
@@ -117,6 +121,10 @@ class Checkpoint(WeightSource):
         if tensor.numel() not in (1, math.prod(shape)):
             raise UnsupportedModel(f"tensor {name} has shape {tuple(tensor.shape)}; scales of {shape} are needed")
         return (tensor.reshape(shape) if tensor.numel() > 1 else tensor.reshape(()).expand(shape)).to(self._device)
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor of that name is there."""
+        return name in self._file_of
 
     def is_packed(self, name: str) -> bool:
         """Whether a matrix is there packed, or rounded: its tensors tell. What config.json calls those that are not are

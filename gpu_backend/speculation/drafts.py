@@ -49,9 +49,11 @@ def draft_offers(
     blocks: BlockManager,
     most_for: MostFor,
     most: int,
+    lag: int = 0,
 ) -> tuple[list[Offer], dict[int, SequenceStep], int]:
     """Offer what the draft model can draft, once it has computed what it lacks: ``most`` such tokens in this step.
 
+    A head's tokens stand ``lag`` places before their own: it reads what the model made of those there.
     Returns the offers, the steps of those that lack more, with a part of it, and how many tokens are lacking in both.
     """
     offers: list[Offer] = []
@@ -59,16 +61,16 @@ def draft_offers(
     lacking = 0
     for step in decodes:
         sequence = running[step.sequence_id]
-        if not (length := most_for(sequence)):
+        if step.start < lag or not (length := most_for(sequence)):
             continue
-        start = num_drafted(blocks, sequence.block_table, step.start)
-        missing = step.start - start
+        start = num_drafted(blocks, sequence.block_table, step.start - lag, lag)
+        missing = step.start - lag - start
         if missing <= most:
-            known = tuple(sequence.token_ids[start:])
+            known = tuple(sequence.token_ids[start + lag :])
             offers.append(Offer(replace(step, draft_ids=known, draft_start=start), length, _trust(sequence)))
         elif most:
             missing = most
-            part = tuple(sequence.token_ids[start : start + most])
+            part = tuple(sequence.token_ids[start + lag : start + lag + most])
             changed[step.sequence_id] = replace(step, draft_ids=part, draft_start=start)
         else:
             continue
@@ -140,13 +142,19 @@ def lengthen(offer: Offer, length: int, sequence: Sequence, blocks: BlockManager
     return replace(step, token_ids=step.token_ids + drafts, block_table=covering, num_draft_tokens=length)
 
 
-def num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int) -> int:
-    """Return how many leading tokens of a table, at most that many, the draft model has computed."""
+def num_drafted(blocks: BlockManager, block_table: tuple[int, ...], most: int, lag: int = 0) -> int:
+    """Return how many leading tokens of a table, at most that many, the draft model has computed.
+
+    The last places of a block, as many as a head's tokens ``lag``, are of the block behind it, which may be another
+    sequence's.
+    """
     drafted = 0
     for block in block_table:
         drafted += blocks.num_drafted[block]
         if blocks.num_drafted[block] < blocks.block_size:
             break
+    if drafted % blocks.block_size == 0:
+        drafted = max(0, drafted - lag)
     return min(drafted, most)
 
 

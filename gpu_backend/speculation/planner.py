@@ -28,8 +28,8 @@ from gpu_backend.step.sequence import Sequence
 class Speculator:
     """Adds drafts to step plans while they pay, by ``economics``, and learns from what became of them.
 
-    ``draft_source`` makes drafts, at most as many as it is told; without it the draft model does, a pass of which takes
-    ``draft_share`` of a step.
+    ``draft_source`` makes drafts, at most as many as it is told; without it the draft model does, or a head, a pass of
+    which takes ``draft_share`` of a step.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Speculator:
         self.num_draft_tokens = 0  # drafts
         self.num_held_at = [0] * self._most  # drafts that held, by their place
         self.economics = DraftEconomics(cost, config.steps.step_stretch, self._most, draft_share)
+        self._lag = 1 if config.speculation.has_head else 0
         self._prior = DraftPrior()
         self._steps = config.steps
         self._max_model_len = max_model_len
@@ -91,7 +92,7 @@ class Speculator:
                 offers = text_offers(decodes, running, self._most_for, self.draft_source)
             else:
                 most = self.economics.most_catching_up(frame, left, blocks.block_size)
-                offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most)
+                offers, changed, missing = draft_offers(decodes, running, blocks, self._most_for, most, self._lag)
                 left -= missing
             lengths = self.economics.choose(frame, offers, left, number, is_alone=len(steps) == 1)
             batch_left = self._batch_tier_left(steps, running)
@@ -141,7 +142,8 @@ class Speculator:
     def learn(self, sequence: Sequence, step: SequenceStep, num_gained: int, blocks: BlockManager) -> None:
         """Take note of how many tokens a step with drafts gained; none: its drafts did harm, and it gets no more."""
         if step.draft_ids:
-            drafted = step.draft_start + len(step.draft_ids) + max(step.num_to_draft - 1, 0)
+            # What a head made of its own drafts is not what it makes of the model's states: that is computed again.
+            drafted = step.draft_start + len(step.draft_ids) + (0 if self._lag else max(step.num_to_draft - 1, 0))
             note_drafted(blocks, sequence.block_table, step.draft_start, min(drafted, step.start + num_gained))
         num_draft_tokens = step.num_draft_tokens or step.num_to_draft
         if not num_draft_tokens:

@@ -14,7 +14,9 @@ DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float32")
 ROLES = ("both", "prefill", "decode")
 LOAD_FORMATS = ("auto", "dummy")
-SPECULATIVE_METHODS = ("off", "ngram", "draft")
+SPECULATIVE_METHODS = ("off", "ngram", "draft", "eagle3", "mtp")
+HEADS = ("eagle3", "mtp")  # those that read what the model made of its tokens
+OF_MODELS = ("draft", "eagle3")  # those that need a checkpoint of their own
 MOST_SPECULATIVE_TOKENS = 16
 QUANTIZATIONS = ("fp8", "int8", "w8a8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -205,18 +207,29 @@ class SpeculationConfig:
     """Where draft tokens come from."""
 
     speculative_method: str = "off"  # ngram: the tokens that followed the same text before are drafted and verified
-    speculative_model: str | None = None  # draft: folder of a smaller checkpoint with the same tokenizer, which drafts
+    # draft: folder of a smaller checkpoint with the same tokenizer; eagle3: of a head that was trained for this model.
+    speculative_model: str | None = None
     num_speculative_tokens: int = 4  # drafts for one sequence in one step, at most
 
     def __post_init__(self) -> None:
         _one_of("speculative_method", self.speculative_method, SPECULATIVE_METHODS)
-        if (self.speculative_method == "draft") != (self.speculative_model is not None):
+        if (self.speculative_method in OF_MODELS) != (self.speculative_model is not None):
             raise ValueError(
                 f"speculative_method is {self.speculative_method!r} and speculative_model {self.speculative_model!r}; "
-                "the method draft, and no other, needs a model"
+                "the methods draft and eagle3, and no others, need a model"
             )
         drafts, most = self.num_speculative_tokens, MOST_SPECULATIVE_TOKENS
         _is(f"1 to {most}", "num_speculative_tokens", drafts, 1 <= drafts <= most)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a second model drafts, or a head of the model's own."""
+        return self.speculative_method not in ("off", "ngram")
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head drafts, which reads what the model made of its tokens."""
+        return self.speculative_method in HEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +298,11 @@ class EngineConfig:
             raise ValueError(
                 "KV blocks are exchanged by engines of one process; leave out kv_transfer_address, or "
                 "tensor_parallel_size and pipeline_parallel_size"
+            )
+        if self.speculation.speculative_method == "eagle3" and self.device.pipeline_parallel_size > 1:
+            raise ValueError(
+                "an EAGLE-3 head reads layers that lie in several stages; leave out pipeline_parallel_size, or take "
+                f"another speculative_method: {', '.join(name for name in SPECULATIVE_METHODS if name != 'eagle3')}"
             )
         if self.transfer.kv_transfer_address is not None and not self.prefixes.prefix_caching:
             raise ValueError("KV blocks that come from other engines are found by their prefix: prefix_caching is off")

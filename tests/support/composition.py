@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 EXACT = {
     "temperature": "each place of a draft is sampled with the noise of its own position",
     "top_p": "a function of the place's logits",
@@ -45,6 +47,8 @@ OFF = {"embeddings": "nothing is generated"}
 ENGINE_FEATURES = {
     "ngram": "--speculative-method ngram",
     "draft": "--speculative-method draft",
+    "eagle3": "--speculative-method eagle3",
+    "mtp": "--speculative-method mtp",
     "overlap": "a step is launched before the last one's tokens are known",
     "prefix cache": "blocks of equal beginnings are computed once",
     "host cache": "--host-kv-bytes: evicted blocks go to host memory and come back",
@@ -61,11 +65,12 @@ ENGINE_FEATURES = {
     "pipeline parallel": "--pipeline-parallel-size: several processes have some of the layers",
 }
 # Every pair of features gives the tokens that a reply has alone in a plain engine, but for these, which exclude each
-# other. tests/integration/gpu_backend/test_composition.py has a test for each pair.
+# other. tests/integration/gpu_backend/test_composition.py has a test for each pair, test_draft_heads.py those of heads.
 APART: dict[frozenset[str], str] = {
     frozenset(("n", "resume_token_ids")): "a reply is resumed alone: refused unless n is 1",
     frozenset(("grammar", "tools")): "a reply has one grammar: a response format beside a forced tool is refused",
-    frozenset(("ngram", "draft")): "an engine has one method",
+    **{frozenset(pair): "an engine has one method" for pair in combinations(("ngram", "draft", "eagle3", "mtp"), 2)},
+    frozenset(("eagle3", "pipeline parallel")): "it reads layers that lie in several stages: refused",
     frozenset(("kv transfer", "tensor parallel")): "blocks are exchanged by engines of one process: refused",
     frozenset(("kv transfer", "pipeline parallel")): "blocks are exchanged by engines of one process: refused",
 }

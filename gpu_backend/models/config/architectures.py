@@ -42,6 +42,7 @@ class Architecture:
     turns_part: bool = False  # of a head's numbers, where partial_rotary_factor says so
     interleaves: bool = False  # in what turns, neighbours are a pair
     has_sinks: bool = False  # each head has a score of its own that every softmax counts and that adds nothing
+    has_mtp: bool = False  # layers behind its own draft, where num_nextn_predict_layers says so
     is_latent: bool = False  # keys and values of all heads are made of one vector (MLA)
     scales_queries: bool = False  # by how often their position has the original context, as Llama 4 does
     rope_kinds: tuple[str, ...] = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
@@ -112,6 +113,7 @@ _DEEPSEEK_3 = Architecture(
     mlp_bias=False,
     interleaves=True,
     is_latent=True,
+    has_mtp=True,
     defaults=_LATENT
     | {
         "first_k_dense_replace": 3,
@@ -192,6 +194,7 @@ ARCHITECTURES = {
         out_bias=False,
         mlp_bias=False,
         turns_part=True,
+        has_mtp=True,
         defaults={"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "use_qk_norm": False},
         mixture=Mixture(begins_dense=True, shared="whole", is_sigmoid=True),
     ),

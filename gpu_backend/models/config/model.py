@@ -62,6 +62,7 @@ class ModelConfig:
     qk_norm: str = "none"  # of queries and keys, as ``Architecture`` says
     has_sinks: bool = False  # each head has a score of its own, which adds nothing
     vision: VisionConfig | None = None  # what reads pictures; None: nothing does
+    num_mtp_layers: int = 0  # behind the model's own, which draft
     # Of a pipeline's stage, which has ``num_layers`` of them: those that other stages compute.
     layers_before: int = 0
     layers_after: int = 0
@@ -114,15 +115,15 @@ class ModelConfig:
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read config.json, and the files beside it where there are some. Raises ``UnsupportedModel``."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path) if generation_path.exists() else {}
     return replace(parse_model_config(config, generation), vision=_vision_of(folder, config))
 
 
 def load_vision_config(folder: Path) -> VisionConfig | None:
     """Read what reads pictures; None: nothing does. Raises ``UnsupportedModel``."""
-    return _vision_of(folder, _read_json(folder / "config.json"))
+    return _vision_of(folder, read_json(folder / "config.json"))
 
 
 def _vision_of(folder: Path, config: Mapping[str, Any]) -> VisionConfig | None:
@@ -130,7 +131,7 @@ def _vision_of(folder: Path, config: Mapping[str, Any]) -> VisionConfig | None:
     processor: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).exists():
-            found = _read_json(folder / name)
+            found = read_json(folder / name)
             processor |= found | (found.get("image_processor") or {})
     return vision_config(config, processor)
 
@@ -192,6 +193,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any] 
         experts=experts_config(config, does.mixture, num_layers),
         qk_norm=does.qk_norm if config.get("use_qk_norm", True) else "none",
         has_sinks=does.has_sinks,
+        num_mtp_layers=int(config.get("num_nextn_predict_layers") or 0) if does.has_mtp else 0,
     )
 
 
@@ -304,7 +306,7 @@ def _whole(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -306,8 +306,9 @@ def test_every_feature_is_here() -> None:
     """Whatever composition.py declares, of requests and of engines."""
     elsewhere = {"adapter", "pictures"}  # in test_lora.py and test_pictures.py
     assert {*FEATURES, "prefix cache", "preemption", *elsewhere} == EXACT.keys()
-    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS} == ENGINE_FEATURES.keys()
-    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS}
+    heads = {"eagle3", "mtp"}  # in test_draft_heads.py
+    assert {*METHODS, *ALWAYS, *MORE, *ALL_KINDS, EXCHANGE, *RANKS, *heads} == ENGINE_FEATURES.keys()
+    assert {feature for pair in APART for feature in pair} <= {*FEATURES, *METHODS, EXCHANGE, *RANKS, *heads}
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,11 @@ from gpu_backend.step.config import engine_config
         ({"kv_transfer_address": "[::]:0"}, r"it is an address by which others reach"),
         ({"num_kv_blocks": 0}, r"num_kv_blocks is 0"),
         ({"num_speculative_tokens": 0}, r"num_speculative_tokens is 0; it is 1 to 16"),
-        ({"speculative_method": "draft"}, r"the method draft, and no other, needs a model"),
-        ({"speculative_method": "ngram", "speculative_model": "x"}, r"the method draft, and no other, needs a model"),
+        ({"speculative_method": "draft"}, r"the methods draft and eagle3, and no others, need a model"),
+        (
+            {"speculative_method": "ngram", "speculative_model": "x"},
+            r"the methods draft and eagle3, and no others, need a model",
+        ),
         ({"gpu_memory_share": 1.5}, r"a share between 0 and 1"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, r"raise the first or lower the second"),
     ],
