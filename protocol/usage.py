@@ -5,10 +5,16 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-# Fields of a Usage that count no tokens, and cost.
+# Parts of the tokens of a Usage that have a price of their own where they are heard, seen or said.
+MEDIA_TOKENS = (
+    *("audio_input_tokens", "cached_audio_tokens", "image_input_tokens", "cached_image_tokens"),
+    "audio_output_tokens",
+)
+# Fields of a Usage that rows have beside its tokens: what costs and is no token, and MEDIA_TOKENS.
 UNITS = (
     *("extra_requests", "web_searches", "file_searches", "containers"),
     *("search_units", "images", "characters", "audio_seconds"),
+    *MEDIA_TOKENS,
 )
 
 
@@ -37,6 +43,12 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     audio_seconds: int = 0  # of recordings that were written down
     file_searches: int = 0  # in files that lie at the upstream, made there for the model
     containers: int = 0  # in which the model's code ran at the upstream
+    # Of a conversation by voice:
+    audio_input_tokens: int = 0  # parts of ``input_tokens``,
+    cached_audio_tokens: int = 0  # of these, and of ``cached_input_tokens``
+    image_input_tokens: int = 0
+    cached_image_tokens: int = 0
+    audio_output_tokens: int = 0  # a part of ``output_tokens``
 
     @property
     def total_tokens(self) -> int:
@@ -61,6 +73,11 @@ class Usage(Struct, frozen=True, omit_defaults=True):
             self.audio_seconds + other.audio_seconds,
             self.file_searches + other.file_searches,
             self.containers + other.containers,
+            self.audio_input_tokens + other.audio_input_tokens,
+            self.cached_audio_tokens + other.cached_audio_tokens,
+            self.image_input_tokens + other.image_input_tokens,
+            self.cached_image_tokens + other.cached_image_tokens,
+            self.audio_output_tokens + other.audio_output_tokens,
         )
 
     def at_least(self, other: Usage) -> Usage:

@@ -39,16 +39,23 @@ class Rates(Struct, frozen=True, kw_only=True):
     cache_write: NanoDollars | None = None  # kept for five minutes,
     cache_write_1h: NanoDollars | None = None  # or for an hour: ``kept_an_hour`` has it in the place of the other
     reasoning: NanoDollars | None = None
+    # Of a conversation by voice; ``None``: as words. What was cached without a price of its own costs what is not.
+    audio_input: NanoDollars | None = None
+    cached_audio: NanoDollars | None = None
+    image_input: NanoDollars | None = None
+    cached_image: NanoDollars | None = None
+    audio_output: NanoDollars | None = None
 
     @property
     def dearest_input(self) -> int:
         """What a token of the prompt costs at the most, whichever kind it turns out to be."""
-        return max(self.input, self.cached_input or 0, self.cache_write or 0)
+        words = max(self.input, self.cached_input or 0, self.cache_write or 0)
+        return max(words, self.audio_input or 0, self.cached_audio or 0, self.image_input or 0, self.cached_image or 0)
 
     @property
     def dearest_output(self) -> int:
         """What a token of the answer costs at the most."""
-        return max(self.output, self.reasoning or 0)
+        return max(self.output, self.reasoning or 0, self.audio_output or 0)
 
 
 class PriceStep(Rates, frozen=True, kw_only=True):
@@ -107,6 +114,9 @@ def cost_of(usage: Usage, price: Price, *, batch: bool = False, at: float | None
         per_million += written * (0 if rates.cache_write is None else rates.cache_write - rates.input)
     if usage.reasoning_tokens and rates.reasoning is not None:
         per_million += min(max(0, usage.reasoning_tokens), output) * (rates.reasoning - rates.output)
+    if usage.audio_input_tokens or usage.image_input_tokens or usage.audio_output_tokens:
+        tokens = sum([count * rate for _, count, rate in _tokens_of(usage, rates)])
+        per_million = tokens + price.request * requests * MILLION
     for count, rate, _ in _units_of(usage, price):
         per_million += count * rate * MILLION
     return _charge(per_million, discount if batch else 1.0)
@@ -126,18 +136,9 @@ def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | N
     nano-dollar a line above it."""
     discount = price.batch_discount if batch else 1.0
     price = price if at is None else price_at(price, at)
-    prompt, output, requests = max(0, usage.input_tokens), max(0, usage.output_tokens), 1 + max(0, usage.extra_requests)
-    rates = rates_for(-(-prompt // requests), price)
-    cached = min(max(0, usage.cached_input_tokens), prompt)
-    written = min(max(0, usage.cache_write_tokens), prompt - cached)
-    reasoning = min(max(0, usage.reasoning_tokens), output)
-    kinds = (
-        ("input", prompt - cached - written, rates.input),
-        ("cached_input", cached, rates.input if rates.cached_input is None else rates.cached_input),
-        ("cache_write", written, rates.input if rates.cache_write is None else rates.cache_write),
-        ("output", output - reasoning, rates.output),
-        ("reasoning", reasoning, rates.output if rates.reasoning is None else rates.reasoning),
-    )
+    requests = 1 + max(0, usage.extra_requests)
+    rates = rates_for(-(-max(0, usage.input_tokens) // requests), price)
+    kinds = _tokens_of(usage, rates)
     lines = [CostLine(kind, count, rate, _charge(count * rate, discount)) for kind, count, rate in kinds if count]
     if price.request:
         fee = _charge(requests * price.request * MILLION, discount)
@@ -145,6 +146,33 @@ def cost_lines(usage: Usage, price: Price, *, batch: bool = False, at: float | N
     for count, rate, kind in _units_of(usage, price):
         lines.append(CostLine(kind, count, rate, _charge(count * rate * MILLION, discount)))
     return lines
+
+
+def _tokens_of(usage: Usage, rates: Rates) -> Iterator[tuple[str, int, NanoDollars]]:
+    """Yield how many tokens there are of each kind, and what a million of them costs: each token is of one kind."""
+    prompt, output = max(0, usage.input_tokens), max(0, usage.output_tokens)
+    cached = min(max(0, usage.cached_input_tokens), prompt)
+    written = min(max(0, usage.cache_write_tokens), prompt - cached)
+    fresh, reasoning, spoken = prompt - cached - written, min(max(0, usage.reasoning_tokens), output), 0
+    for kind, count, kept in (
+        ("audio", usage.audio_input_tokens, usage.cached_audio_tokens),
+        ("image", usage.image_input_tokens, usage.cached_image_tokens),
+    ):
+        rate, kept_rate = getattr(rates, f"{kind}_input"), getattr(rates, f"cached_{kind}")
+        if rate is not None:
+            kept = min(max(0, kept), max(0, count), cached)
+            count = min(max(0, count) - kept, fresh)
+            cached, fresh = cached - kept, fresh - count
+            yield f"{kind}_input", count, rate
+            yield f"cached_{kind}", kept, rate if kept_rate is None else kept_rate
+    if rates.audio_output is not None:
+        spoken = min(max(0, usage.audio_output_tokens), output - reasoning)
+        yield "audio_output", spoken, rates.audio_output
+    yield "input", fresh, rates.input
+    yield "cached_input", cached, rates.input if rates.cached_input is None else rates.cached_input
+    yield "cache_write", written, rates.input if rates.cache_write is None else rates.cache_write
+    yield "output", output - reasoning - spoken, rates.output
+    yield "reasoning", reasoning, rates.output if rates.reasoning is None else rates.reasoning
 
 
 def _units_of(usage: Usage, price: Price) -> Iterator[tuple[int, NanoDollars, str]]:

@@ -30,6 +30,8 @@ PROVIDERS_DISCOUNT = 0.5  # of the Batch APIs of OpenAI, Anthropic, Google and A
 NOTHING = Price(input=NanoDollars(0), output=NanoDollars(0))  # lets the check of a faulty file go on
 OWN_CAPABILITIES = (Capability.CHAT, Capability.COMPLETIONS, Capability.JSON, Capability.LOGPROBS)
 SIZE = re.compile(r"[0-9]+x[0-9]+")  # of a picture
+KINDS = ("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning")  # of tokens,
+MEDIA_KINDS = ("audio_input", "cached_audio", "image_input", "cached_image", "audio_output")  # and those of a voice
 WORDLESS = {Capability.EMBEDDINGS, Capability.RERANK}  # answers have no tokens
 PIECES = {
     Capability.RERANK: "search_unit",
@@ -205,7 +207,7 @@ def _price(
 def _written_price(node: Node, faults: Faults, abilities: set[Capability], discount: float) -> Price:
     """Read what the file says. A tier names every kind that the price below it names: a gap would be a guess."""
     fields = Fields(node, node.path, faults)
-    kinds = dict.fromkeys(("input", "output", "cached_input", "cache_write", "cache_write_1h", "reasoning"), dollars)
+    kinds = dict.fromkeys((*KINDS, *MEDIA_KINDS), dollars)
     needed = _needed(fields, abilities)
     named = [kind for kind in kinds if kind in needed or fields.has(kind)]
     given = {kind: fields.need(kind, dollars, NOTHING.input, "every price needs it") for kind in named}

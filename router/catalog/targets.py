@@ -22,6 +22,7 @@ class Capability(StrEnum):
     IMAGES = "images"
     SPEECH = "speech"
     TRANSCRIPTION = "transcription"
+    REALTIME = "realtime"
     TOOLS = "tools"
     JSON = "json"
     LOGPROBS = "logprobs"

@@ -41,6 +41,7 @@ STEPPED = Price(
         PriceStep(above=500_000, input=to_nano(1), output=to_nano(2)),
     ),
 )
+MEDIA = ("audio_input", "cached_audio", "image_input", "cached_image", "audio_output")
 JULY, AUGUST = 1_782_864_000.0, 1_785_542_400.0  # 2026-07-01 and 2026-08-01, midnight UTC
 
 
@@ -49,6 +50,23 @@ def usages(draw: st.DrawFn) -> Usage:
     """Draw a usage whose parts fit into its wholes."""
     cached, written, plain, reasoning, said = (draw(COUNTS) for _ in range(5))
     return Usage(cached + written + plain, cached, reasoning + said, reasoning, written)
+
+
+@st.composite
+def spoken_usages(draw: st.DrawFn) -> Usage:
+    """Draw the usage of a conversation by voice: prompt and answer have parts that are no words."""
+    words, heard, seen, kept_words, kept_heard, kept_seen, said, spoken = (draw(COUNTS) for _ in range(8))
+    cached = kept_words + kept_heard + kept_seen
+    return Usage(
+        words + heard + seen + cached,
+        cached,
+        said + spoken,
+        audio_input_tokens=heard + kept_heard,
+        cached_audio_tokens=kept_heard,
+        image_input_tokens=seen + kept_seen,
+        cached_image_tokens=kept_seen,
+        audio_output_tokens=spoken,
+    )
 
 
 @st.composite
@@ -70,6 +88,12 @@ def prices(draw: st.DrawFn) -> Price:
     )
 
 
+@st.composite
+def spoken_prices(draw: st.DrawFn) -> Price:
+    """Draw a price with or without rates for what is heard, seen and said."""
+    return replace(Price(**draw(rates())), **{kind: draw(st.none() | NANOS) for kind in MEDIA})
+
+
 @given(usages(), prices(), st.booleans())
 def test_cost_is_the_exact_sum_rounded_up_once(usage: Usage, price: Price, batch: bool) -> None:
     """The least whole number of nano-dollars that is not below the exact cost, discount included."""
@@ -85,6 +109,32 @@ def test_cost_is_the_exact_sum_rounded_up_once(usage: Usage, price: Price, batch
     exact *= Fraction(str(price.batch_discount)) if batch else 1
 
     assert exact <= cost_of(usage, price, batch=batch) < exact + 1
+
+
+@given(spoken_usages(), spoken_prices())
+def test_a_conversation_by_voice_costs_what_its_kinds_cost(usage: Usage, price: Price) -> None:
+    """Each token at the rate of its kind: what was heard, seen and said by voice at its own, where the price has one;
+    what was cached of it without one at that of what was not. No hold for as many tokens is passed."""
+    at = price
+    words = usage.input_tokens - usage.audio_input_tokens - usage.image_input_tokens
+    kept = usage.cached_input_tokens - usage.cached_audio_tokens - usage.cached_image_tokens
+    cached_words = at.input if at.cached_input is None else at.cached_input
+    priced = [(words - kept, at.input), (kept, cached_words)]
+    for count, kept_of, rate, kept_rate in (
+        (usage.audio_input_tokens, usage.cached_audio_tokens, at.audio_input, at.cached_audio),
+        (usage.image_input_tokens, usage.cached_image_tokens, at.image_input, at.cached_image),
+    ):
+        fresh_rate = at.input if rate is None else rate
+        rate_of_kept = cached_words if rate is None else rate if kept_rate is None else kept_rate
+        priced += [(count - kept_of, fresh_rate), (kept_of, rate_of_kept)]
+    spoken = at.output if at.audio_output is None else at.audio_output
+    priced += [(usage.audio_output_tokens, spoken), (usage.output_tokens - usage.audio_output_tokens, at.output)]
+    exact = Fraction(sum(tokens * rate for tokens, rate in priced), 1_000_000)
+    lines = cost_lines(usage, price)
+
+    assert exact <= cost_of(usage, price) < exact + 1
+    assert cost_of(usage, price) <= most_cost(Usage(usage.input_tokens, output_tokens=usage.output_tokens), price)
+    assert sum(line.count for line in lines) == usage.total_tokens
 
 
 @given(usages(), prices(), st.integers(2, 16), st.booleans())
